@@ -2,6 +2,7 @@
 """Commands: the processor time of those that only ask, and what a short job costs beside ``sbatch --wait``.
 
 python -m benchmarks.commands asking [--repeat 7]
+python -m benchmarks.commands history [--repeat 7] [--jobs 100000] [--days 100]
 python -m benchmarks.commands short-job [--repeat 7] [--files 20]
 """
 
@@ -9,16 +10,22 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.common import PYTHONPATH, Row, command_cost, in_turns, main, medians, slurm_site
+from koala_adapter.outcome import EndReason, JobOutcome, JobState
+from koala_adapter.report.values import ComponentReport
 from tests.local_koala import Koala
 from tests.real.systems import SlurmCluster
+from tests.unit.api.jobreports import job_report, keep_reports
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from koala_adapter.report.values import JobReport
 
 
 def asking(*, repeat: int = 7) -> list[Row]:
@@ -47,6 +54,56 @@ def asking(*, repeat: int = 7) -> list[Row]:
             koala.close()
     click = times["import click"]
     return [{"": name, "processor, s": used, "ratio": used / click} for name, used in times.items()]
+
+
+def history(*, repeat: int = 7, jobs: int = 100_000, days: int = 100) -> list[Row]:
+    """Processor time of questions about kept jobs over that of ``koala --version``.
+
+    No service runs. So many jobs have ended in so many days, every tenth of them badly. The least of several runs
+    counts, as for ``asking``.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        koala = Koala(Path(directory))
+        now, step = time.time(), days * 86_400 / jobs
+        keep_reports(koala.state, (_ended(number, now - (jobs - number) * step) for number in range(1, jobs + 1)))
+        questions = (
+            "--version", "history", "history --since 1d", "history --since 1d --failed --name train-*",
+            "history --name other", "status",
+        )  # fmt: skip
+        times = {
+            words: min(
+                command_cost(koala.command(*words.split()), koala.environment)["processor, s"] for _ in range(repeat)
+            )
+            for words in questions
+        }
+    return [{"": name, "processor, s": used, "ratio": used / times["--version"]} for name, used in times.items()]
+
+
+def _ended(number: int, at: float) -> JobReport:
+    """Return the report of a job on four nodes."""
+    state = JobState.COMPLETED if number % 10 else JobState.FAILED
+    part = ComponentReport(
+        name="main",
+        command=("./simulate", "--steps", str(number)),
+        cluster="alpha",
+        processors=4,
+        held=0,
+        queued=0,
+        lrm_ids=tuple(f"{number}_{index}" for index in range(4)),
+        hosts=tuple(f"node{index:03}" for index in range(4)),
+        first_rank=0,
+        waited=9.0,
+    )
+    return job_report(
+        id=str(number),
+        name=f"train-{number % 7}",
+        state=state,
+        submitted_at=at - 60,
+        launched_at=at - 50,
+        finished_at=at,
+        components=(part,),
+        outcome=JobOutcome(state=state, reason=EndReason.EXITED, exit_code=int(state is JobState.FAILED)),
+    )
 
 
 class Bench:
@@ -115,4 +172,4 @@ def short_job(*, repeat: int = 7, files: int = 20) -> list[Row]:
 
 
 if __name__ == "__main__":
-    main(asking, short_job)
+    main(asking, history, short_job)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from koala_adapter.api import protocol
 from koala_adapter.api.protocol import from_json
-from koala_adapter.api.statedirectory import LOG_NAME, socket_path, start_in_background
+from koala_adapter.api.statedirectory import JOURNAL_NAME, LOG_NAME, socket_path, start_in_background
 from koala_adapter.config.locations import SiteFileState
 from koala_adapter.errors import (
     JobTimeoutError,
@@ -28,7 +28,7 @@ from koala_adapter.report.sitevalues import (
     PlanReport,
     SampleSubmission,
 )
-from koala_adapter.report.values import JobReport
+from koala_adapter.report.values import JobReport, in_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.api.protocol import Reply, Request
     from koala_adapter.model import Job
+    from koala_adapter.report.selection import JobSelection
 
 
 # -- The client ----------------------------------------------------------------------------------------------
@@ -45,6 +46,8 @@ SHORTEST = 0.001
 """Seconds of a time-out that is over already: 0 would mean something else to a socket."""
 LOOK_AGAIN = 0.2
 """Seconds between two attempts to reach a service that is expected."""
+MOST_JOBS = 1_000_000
+"""Jobs that have not ended, when all of them are asked for."""
 AGAIN = 30.0
 """Seconds for which a submission that was not answered is sent again."""
 
@@ -140,10 +143,21 @@ class Client:
         """Return the report of a job. Raises JobNotFoundError."""
         return from_json(JobReport, self._ask(protocol.Request(operation="job", job_id=job_id)))
 
-    def jobs(self, limit: int = 50) -> list[JobReport]:
-        """Return the latest jobs in order of submission."""
-        found = self._ask(protocol.Request(operation="jobs", limit=limit))
-        return [from_json(JobReport, one) for one in found]
+    def jobs(self, limit: int = 50, selection: JobSelection | None = None) -> list[JobReport]:
+        """Return the latest jobs, or those of a selection, in order of submission."""
+        found = self._ask(protocol.Request(operation="jobs", limit=limit, selection=selection))
+        if selection is None:
+            return [from_json(JobReport, one) for one in found]
+        from koala_adapter.api.archive import with_kept  # noqa: PLC0415 - few callers need sqlite
+
+        # The archive is read here, because that may take long, and the service is to answer others meanwhile.
+        return with_kept(self.directory / JOURNAL_NAME, found, selection, limit)
+
+    def unfinished(self, selection: JobSelection) -> list[JobReport]:
+        """Return the jobs of a selection that have not ended, in order of submission."""
+        found = self._ask(protocol.Request(operation="jobs", limit=MOST_JOBS, selection=selection))
+        reports = [from_json(JobReport, one) for one in found]
+        return sorted((one for one in reports if one.outcome is None), key=in_order)
 
     def clusters(self) -> list[ClusterReport]:
         """Return the clusters."""

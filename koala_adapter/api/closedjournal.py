@@ -7,13 +7,11 @@ Most commands that run without a service ask for jobs that are over, so of the s
 from __future__ import annotations
 
 import sqlite3
-import time
-from contextlib import closing, suppress
-from dataclasses import replace
+from contextlib import closing
 from typing import TYPE_CHECKING
 
-from koala_adapter.api.protocol import from_json, parse
-from koala_adapter.report.values import JobReport, of_the_past
+from koala_adapter.api.archive import kept_report, open_read_only, with_kept
+from koala_adapter.report.selection import JobSelection
 from koala_adapter.service.records import SCHEMA_VERSION, schema_version, unfinished_at_close
 
 if TYPE_CHECKING:
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.api.offline import JournalView
     from koala_adapter.report.sitevalues import NegotiationReport
+    from koala_adapter.report.values import JobReport
 
 
 class ClosedJournal:
@@ -46,35 +45,20 @@ class ClosedJournal:
 
     def job(self, job_id: str) -> JobReport:
         """Return the report of a job, however long ago it ended. Raises JobNotFoundError."""
-        found = self._reports("WHERE id = ?", job_id)
-        if not found or job_id in self._incomplete:
-            return self._whole().job(job_id)
-        return _as_of_now(found[0][1])
+        found = None if job_id in self._incomplete else kept_report(self._path, job_id)
+        return self._whole().job(job_id) if found is None else found
 
-    def jobs(self, limit: int) -> list[JobReport]:
-        """Return the latest jobs in order of submission."""
-        latest = self._reports("ORDER BY CAST(id AS INTEGER) DESC, id DESC LIMIT ?", limit)
-        if self.unfinished or any(job_id in self._incomplete for job_id, _ in latest):
-            return self._whole().jobs(limit)
-        return [_as_of_now(text) for _, text in reversed(latest)]
+    def jobs(self, limit: int, selection: JobSelection | None = None) -> list[JobReport]:
+        """Return the latest jobs, or those of a selection, in order of submission."""
+        if not self.unfinished:
+            found = with_kept(self._path, (), selection or JobSelection(), limit)
+            if not any(one.id in self._incomplete for one in found):
+                return found
+        return self._whole().jobs(limit, selection)
 
     def negotiations(self, *, job_id: str = "", number: int = 0, limit: int = 50) -> list[NegotiationReport]:
         """Return the latest negotiations; as `Client.negotiations`."""
         return self._whole().negotiations(job_id=job_id, number=number, limit=limit)
-
-    def _reports(self, which: str, value: object) -> list[tuple[str, str]]:
-        """Return ids and reports (JSON). Nothing where the journal cannot be read: who reads all of it says why."""
-        with suppress(sqlite3.Error), closing(_opened(self._path)) as database:
-            return database.execute(f"SELECT id, body FROM finished {which}", (value,)).fetchall()  # noqa: S608 - constants
-        return []
-
-
-def _as_of_now(text: str) -> JobReport:
-    return replace(of_the_past(from_json(JobReport, parse(text))), reported_at=time.time())
-
-
-def _opened(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
 
 
 def closed_journal(path: Path, whole: Callable[[], JournalView]) -> ClosedJournal | None:
@@ -84,7 +68,7 @@ def closed_journal(path: Path, whole: Callable[[], JournalView]) -> ClosedJourna
     ``whole`` knows more.
     """
     try:
-        with closing(_opened(path)) as database:
+        with closing(open_read_only(path)) as database:
             database.execute("BEGIN")
             if schema_version(database.execute) != SCHEMA_VERSION:
                 return None

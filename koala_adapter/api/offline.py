@@ -14,13 +14,14 @@ import signal
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 
+from koala_adapter.api.archive import with_kept
 from koala_adapter.api.reporting import BY_THEMSELVES, job_report, largest_of, negotiated, takes_nothing
 from koala_adapter.api.statedirectory import JOURNAL_NAME, LOG_NAME, ownership, require_not_cleaned
 from koala_adapter.driver.store import rebuilt
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.lrm import Capabilities, Lrm, PluginDefinition
     from koala_adapter.model import ClusterName, Job, JobId
+    from koala_adapter.report.selection import JobSelection
     from koala_adapter.report.sitevalues import CleanReport, NegotiationReport, SampleSubmission
     from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.service.clusters import ClusterReading
@@ -196,11 +198,14 @@ class JournalView:
                 wall_offset=self.clock.offset,
             )
 
-    def jobs(self, limit: int) -> list[JobReport]:
-        """Return the latest jobs in order of submission."""
+    def jobs(self, limit: int, selection: JobSelection | None = None) -> list[JobReport]:
+        """Return the latest jobs, or those of a selection, in order of submission."""
         if not (self.directory / JOURNAL_NAME).exists():
             return []
         with Journal(self.directory / JOURNAL_NAME, read_only=True) as journal:
+            if selection is not None:
+                live = [asdict(self._job(journal, job_id)) for job_id in self.scheduler.state.jobs]
+                return with_kept(self.directory / JOURNAL_NAME, live, selection, limit)
             kept = [adapter_of(JobReport).validate_json(text) for text in journal.finished.latest(limit)]
             reports = {report.id: of_the_past(report) for report in kept}
             for job_id in sorted(self.scheduler.state.jobs, key=by_number)[-limit:]:

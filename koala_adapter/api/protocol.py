@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origi
 
 from koala_adapter import errors
 from koala_adapter.errors import KoalaError, ProtocolError
+from koala_adapter.report.selection import JobSelection  # noqa: TC001 - its type is read at run time
 
 if TYPE_CHECKING:
     from koala_adapter.model import Job
@@ -145,7 +146,8 @@ class Request:
     """What a client asks.
 
     ``submit`` (job: text of a job as JSON; submission: a name that the client gave it, or empty: sent again, it is
-    answered with the same job), ``cancel``, ``resize`` (component, processors), ``job``, ``jobs``,
+    answered with the same job), ``cancel``, ``resize`` (component, processors), ``job``, ``jobs``
+    (the latest ones; with a selection, those of it that the scheduler still has: callers read the archive themselves),
     ``watch`` (a reply at each change until the job is over; without one, of all jobs, until the service ends),
     ``clusters``, ``plan``, ``script``, ``negotiate`` (how a program gets to do so for a job), ``negotiations`` (of the
     job, if one is named; number, if one is), ``defects`` (of koala itself, one sentence each), ``clean`` (older,
@@ -168,6 +170,7 @@ class Request:
     """Seconds since the end of a job."""
     dry_run: bool = False
     submission: str = ""
+    selection: JobSelection | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +195,8 @@ def encode(message: Request | Reply) -> bytes:
     if isinstance(message, Request):
         defaults = {one.name: one.default for one in fields(message)}
         members = {name: value for name, value in members.items() if value != defaults[name]}
+        if message.selection is not None:
+            members["selection"] = asdict(message.selection)
     return json.dumps(members, separators=(",", ":")).encode() + b"\n"
 
 

@@ -10,6 +10,7 @@ import math
 import os
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -267,7 +268,7 @@ class Server:
             case "job":
                 return _json(self._report(request.job_id))
             case "jobs":
-                return [_json(report) for report in self._reports(request.limit)]
+                return self._jobs(request)
             case "clusters":
                 now = service.now()
                 offset = service.clock.offset
@@ -342,6 +343,12 @@ class Server:
         archived = [of_the_past(adapter_of(JobReport).validate_json(text)) for text in texts]
         reports = [report for report in archived if report.id not in known] + live
         return sorted(reports, key=in_order)[-limit:]
+
+    def _jobs(self, request: Request) -> Any:  # noqa: ANN401 - JSON
+        if request.selection is None:
+            return [_json(report) for report in self._reports(request.limit)]
+        newest_first = (_json(live_report(self._service, job_id)) for job_id in reversed(self._service.state.jobs))
+        return list(islice(filter(request.selection.takes, newest_first), request.limit))
 
     async def _watch(self, request: Request) -> AsyncIterator[protocol.Reply]:
         """Yield the report at each change, and once more when there was none for a while.

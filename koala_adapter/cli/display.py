@@ -9,6 +9,7 @@ existence of a directory of output is looked up.
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import closing as closing_reports
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -22,11 +23,13 @@ from rich.text import Text
 
 from koala_adapter.api.statedirectory import LogPrinter
 from koala_adapter.cli.console import AsWritten
+from koala_adapter.cli.listing import COLUMNS, NOW_COLUMNS, Kind, short_time
 from koala_adapter.cli.session import abandon_output
 from koala_adapter.config.tomlfile import printable, show_duration, show_size
 from koala_adapter.errors import ServiceUnavailableError
 from koala_adapter.outcome import JobState
 from koala_adapter.python.jobs import Progress, one_line
+from koala_adapter.report.values import run_time, waiting_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
+    from koala_adapter.cli.listing import Column
     from koala_adapter.cli.session import Session
     from koala_adapter.report.sitevalues import ClusterReport
     from koala_adapter.report.values import ComponentReport, JobReport
@@ -57,12 +61,12 @@ def sizes_over_time(report: JobReport, points: int) -> list[int]:
         return []
     until = report.finished_at or report.reported_at
     span = max(0.0, until - report.launched_at)
-    times = [report.launched_at + span * (number + 1) / points for number in range(points)]
+    moments = [report.launched_at + span * (number + 1) / points for number in range(points)]
     places = {(one.name, one.cluster) for one in report.components if one.cluster}
     size = sum(report.size_at_last(name, cluster) for name, cluster in places)
     sizes, changes = [], list(report.size_changes)
-    for time in reversed(times):
-        while changes and changes[-1].at > time:
+    for moment in reversed(moments):
+        while changes and changes[-1].at > moment:
             change = changes.pop()
             size -= change.after - change.before
         sizes.append(size)
@@ -174,18 +178,6 @@ def bar(part: int, whole: int) -> str:
     """Return a bar of ``part`` of ``whole``."""
     full = BAR if whole <= 0 else round(BAR * min(part, whole) / whole)
     return f"[green]{'━' * full}[/][dim]{'╌' * (BAR - full)}[/]"
-
-
-def run_time(report: JobReport) -> float | None:
-    """Return the seconds from launch to the end, or until now."""
-    if report.launched_at is None:
-        return None
-    return (report.finished_at or report.reported_at) - report.launched_at
-
-
-def waiting_time(report: JobReport) -> float:
-    """Return the seconds from submission to launch, or until now."""
-    return (report.launched_at or report.finished_at or report.reported_at) - report.submitted_at
 
 
 def components_table(report: JobReport) -> FittingTable:
@@ -309,24 +301,24 @@ def _listed(names: Sequence[str], number: int) -> str:
     return ", ".join(printable(name) for name in shown) + more
 
 
-def jobs_table(reports: Sequence[JobReport]) -> FittingTable:
+def jobs_table(reports: Sequence[JobReport], columns: Sequence[str] = NOW_COLUMNS) -> FittingTable:
     """Return one line for each job."""
-    table = FittingTable()
-    for heading in ("id", "name", "state", "processors", "clusters", "waited", "ran", "exit"):
-        table.add_column(heading)
+    table = FittingTable(*columns)
     for report in reports:
-        placed = sorted({component.cluster for component in report.components if component.cluster})
-        table.add_row(
-            report.id,
-            escape(report.name),
-            styled(report.state) + sweep_state(report),
-            str(sum(component.processors * component.slot.threads for component in report.components)),
-            ", ".join(placed) or "-",
-            seconds(waiting_time(report)),
-            seconds(run_time(report)),
-            "-" if report.outcome is None else str(report.outcome.exit_code),
-        )
+        table.add_row(*(_cell(COLUMNS[name], report) for name in columns))
     return table
+
+
+def _cell(column: Column, report: JobReport) -> str:
+    value = column.value(report)
+    match column.kind:
+        case Kind.STATE:
+            return styled(value) + sweep_state(report)
+        case Kind.SECONDS:
+            return seconds(value)
+        case Kind.TIME if value is not None:
+            return short_time(value, time.time())
+    return "-" if value in {None, ""} else escape(str(value))
 
 
 def clusters_table(reports: Sequence[ClusterReport], now: float) -> FittingTable:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala status``, ``cancel``, ``resize``, ``explain``, ``clusters``, ``logs`` and ``metrics``: asking about jobs.
+"""Commands about jobs: ``status``, ``history``, ``cancel``, ``resize``, ``explain``, ``clusters``, ``logs`` and others.
 
 ``cancel`` and ``resize`` change a job. Without a service, those that only ask read the journal and say so. What a
 service counts (``metrics``) is in no journal: it is asked of a running one.
@@ -7,6 +7,7 @@ service counts (``metrics``) is in no journal: it is asked of a running one.
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -16,13 +17,14 @@ import click
 
 from koala_adapter.api.client import Client
 from koala_adapter.api.statedirectory import LogPrinter
+from koala_adapter.cli.listing import NOW_COLUMNS, PAST_COLUMNS, Listing, listing_options, write_csv
 from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.config.locations import SiteFileState, locate_site_file
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceUnavailableError
 from koala_adapter.report.values import where_output_is
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from koala_adapter.api.closedjournal import ClosedJournal
     from koala_adapter.api.offline import JournalView
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
 PATIENCE = 30.0
 """Seconds to wait for a service that went away to come back."""
-QUEUE_LIMIT = 50
 
 
 def job_information(session: Session) -> Client | ClosedJournal | JournalView:
@@ -57,48 +58,84 @@ def job_information(session: Session) -> Client | ClosedJournal | JournalView:
 
 @click.command()
 @click.argument("job_id", metavar="[ID]", required=False)
-@click.option(
-    "--limit", "-n", type=click.IntRange(min=1), default=QUEUE_LIMIT, show_default=True,
-    help="Most jobs shown, the latest ones.",
-)  # fmt: skip
+@listing_options
 @click.option("--watch", "-w", is_flag=True, help="Show it anew at each change: one job to its end, all until Ctrl-C.")
-@json_option
 @pass_session
 @command_body
-def status(session: Session, job_id: str | None, limit: int, watch: bool, as_json: bool) -> None:
+def status(session: Session, job_id: str | None, listing: Listing, watch: bool) -> None:
     r"""Show the jobs, or one job in detail.
 
-    Without a service it shows what the journal says, and says so.
+    Without a service it shows what the journal says, and says so. `koala history` shows the dates of jobs.
 
     \b
     Examples:
       koala status 12
+      koala status --state running --cluster alpha
       koala status --watch
     """
+    if (job_id is not None or watch) and not listing.is_plain:
+        raise click.UsageError(
+            "neither beside an ID nor beside --watch can it be said which jobs and columns are shown"
+        )
     if watch:
-        _watch(session, job_id, limit, as_json=as_json)
+        _watch(session, job_id, listing)
         return
     source = job_information(session)
     for defect in source.defects():
         session.remark(defect)
     if job_id is None:
-        if source is session.client and not as_json:
+        if source is session.client and not (listing.as_json or listing.as_csv):
             _tell_site_file(session)
-        reports = source.jobs(limit)
-        if as_json:
-            session.print_json([asdict(report) for report in reports])
-        else:
-            from koala_adapter.cli.display import jobs_table
-
-            session.console.print(jobs_table(reports) if reports else "no jobs")
+        reports = source.jobs(listing.limit) if listing.takes_all else _selected(session, source, listing)
+        _show_jobs(session, reports, listing, NOW_COLUMNS)
         return
     report = source.job(job_id)
-    if as_json:
+    if listing.as_json:
         session.print_json(asdict(report))
     else:
         from koala_adapter.cli.display import job_lines
 
         session.console.print(*job_lines(report), sep="\n", soft_wrap=True)
+
+
+@click.command()
+@listing_options
+@pass_session
+@command_body
+def history(session: Session, listing: Listing) -> None:
+    r"""Show all jobs that are kept, with their dates.
+
+    They are kept until `koala clean` removes them. TIME is a date (2026-11-26), a time (14:30), both
+    (2026-11-26T14:30), a span before now (90m, 2h, 3d), today or yesterday; --until a date means its end.
+
+    \b
+    Examples:
+      koala history --since yesterday --failed
+      koala history --since 2026-11-01 --until 2026-11-30 --name 'train-*' --csv > november.csv
+      koala history --since 8h --columns id,name,hosts,why
+    """
+    _show_jobs(session, _selected(session, job_information(session), listing), listing, PAST_COLUMNS)
+
+
+def _selected(session: Session, source: Client | ClosedJournal | JournalView, listing: Listing) -> list[JobReport]:
+    """Return the latest jobs of a listing; remark it when there are more."""
+    found = source.jobs(listing.limit + 1, listing.selection)
+    if len(found) > listing.limit:
+        session.remark(f"the latest {listing.limit} of more jobs; --limit shows more")
+    return found[-listing.limit :]
+
+
+def _show_jobs(session: Session, reports: list[JobReport], listing: Listing, columns: Sequence[str]) -> None:
+    """Print jobs in the form that is wanted; ``columns``: unless others are."""
+    columns = listing.columns or columns
+    if listing.as_json:
+        session.print_json([asdict(report) for report in reports])
+    elif listing.as_csv:
+        write_csv(reports, columns, sys.stdout)
+    else:
+        from koala_adapter.cli.display import jobs_table
+
+        session.console.print(jobs_table(reports, columns) if reports else "no jobs")
 
 
 def _tell_site_file(session: Session) -> None:
@@ -117,14 +154,14 @@ def _of_present(in_force: SiteFileState, present: SiteFileState) -> str:
     return ", which has changed since: `koala serve --reload` takes it up" if changed else ""
 
 
-def _watch(session: Session, job_id: str | None, limit: int, *, as_json: bool) -> None:
+def _watch(session: Session, job_id: str | None, listing: Listing) -> None:
     from koala_adapter.cli.display import watch_all, watch_one
 
-    if as_json:
+    if listing.as_json:
         raise click.UsageError("--json prints one document and --watch goes on: use one of them")
     session.check_site_option()
     if job_id is None:
-        watch_all(session, limit)
+        watch_all(session, listing.limit)
     else:
         watch_one(session, job_id)
 

@@ -318,7 +318,7 @@ SHAPES = {
         commands=("run", "sweep", "status ID", "cancel", "resize"),
         kind=JobReport,
     ),
-    "job-list": Shape(version=1, commands=("status",), kind=list[JobReport]),
+    "job-list": Shape(version=1, commands=("status", "history"), kind=list[JobReport]),
     "submitted": Shape(version=1, commands=("submit JOB",), kind=Submitted),
     "submitted-files": Shape(version=1, commands=("submit JOB JOB",), kind=SubmittedFiles),
     "explanation": Shape(version=1, commands=("explain ID",), kind=JobExplanation),

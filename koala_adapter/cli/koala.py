@@ -99,6 +99,11 @@ SECTIONS = {
         ("plan", "run", "Show where a job would go now."),
         ("script", "run", "Show exactly what would be submitted to a cluster."),
         ("status", "jobs", "Show the jobs, or one job in detail."),
+        (
+            "history",
+            "jobs",
+            "Show all jobs that are kept, with their dates.",
+        ),
         ("top", "top", "Watch clusters, jobs, changes of size and negotiations on one screen."),
         ("explain", "jobs", "Say why a job waits, what it holds, and what would let it start."),
         ("logs", "jobs", "Print what the processes of a job wrote."),

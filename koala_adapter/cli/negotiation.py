@@ -15,7 +15,8 @@ import click
 from rich.markup import escape
 
 from koala_adapter.cli.display import FittingTable
-from koala_adapter.cli.jobs import QUEUE_LIMIT, job_information
+from koala_adapter.cli.jobs import job_information
+from koala_adapter.cli.listing import LIMIT
 from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.negotiation.schema import EXTENSION, PUBLISHED, read, schema_path, to_object
 from koala_adapter.negotiation.templates import LARGEST_TEMPLATE
@@ -47,7 +48,7 @@ _ENDED = ("done", "rejected", "withdrawn", "expired", "broken", "over")
 @click.argument("number", metavar="[ID]", type=click.IntRange(min=1), required=False)
 @click.option("--job", "-j", "job_id", metavar="JOB", default="", help="Only those of this job.")
 @click.option(
-    "--limit", "-n", type=click.IntRange(min=1), default=QUEUE_LIMIT, show_default=True,
+    "--limit", "-n", type=click.IntRange(min=1), default=LIMIT, show_default=True,
     help="Most that are shown, the latest ones.",
 )  # fmt: skip
 @click.option("--templates", "-t", is_flag=True, help="Print the templates that were exchanged, too.")

@@ -26,19 +26,18 @@ from rich.text import Text
 
 from koala_adapter.cli.display import (
     held,
-    run_time,
     seconds,
     size_now,
     sizes_over_time,
     sparkline,
     state_style,
-    waiting_time,
 )
 from koala_adapter.cli.session import command_body, pass_session
 from koala_adapter.config.tomlfile import printable
 from koala_adapter.errors import ConfigurationError, KoalaError
 from koala_adapter.model import JobKind
 from koala_adapter.outcome import JobState
+from koala_adapter.report.values import run_time, waiting_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -234,6 +234,18 @@ class JobReport:
         return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":"))
 
 
+def run_time(report: JobReport) -> float | None:
+    """Return the seconds from launch to the end, or until now."""
+    if report.launched_at is None:
+        return None
+    return (report.finished_at or report.reported_at) - report.launched_at
+
+
+def waiting_time(report: JobReport) -> float:
+    """Return the seconds from submission to launch, or until now."""
+    return (report.launched_at or report.finished_at or report.reported_at) - report.submitted_at
+
+
 def in_order(report: JobReport) -> tuple[int, str]:
     """Return what sorts reports by submission, whatever was done to the time of day between two jobs."""
     return by_number(report.id)

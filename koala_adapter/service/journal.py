@@ -28,6 +28,7 @@ from koala_adapter.scheduler.context import NumberedBatch, batch_number
 from koala_adapter.scheduler.events import EVENT_TYPES, Event
 from koala_adapter.scheduler.records import BatchRecord, ClusterRecord, JobRecord, PlaceholderRecord, State
 from koala_adapter.service.records import (
+    INDEXES,
     SCHEMA_VERSION,
     TABLES,
     FinishedJobs,
@@ -254,6 +255,9 @@ class Journal:
         if found is None and not read_only:
             version = f"INSERT OR REPLACE INTO meta VALUES ('schema', '{SCHEMA_VERSION}');"  # noqa: S608 - a constant
             self._database.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}{TABLES}{version}COMMIT;")
+        if not read_only:
+            with suppress(sqlite3.Error):  # a disk that is full, for example: the answers are the same without them
+                self._database.executescript(INDEXES)
         self.negotiations = NegotiationStore(self._execute)
         """What applications and koala said to each other."""
         self.finished = FinishedJobs(self._execute, self.negotiations)

@@ -4,10 +4,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from koala_adapter.api.statedirectory import JOURNAL_NAME, prepare_directory
 from koala_adapter.outcome import JobState
 from koala_adapter.report.values import JobReport
+from koala_adapter.service.journal import Journal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
 
 _WAITING = JobReport(
     id="1",
@@ -34,3 +40,13 @@ _WAITING = JobReport(
 
 def job_report(**changes: Any) -> JobReport:  # noqa: ANN401 - whatever fields there are
     return replace(_WAITING, **changes)
+
+
+def keep_reports(directory: Path, reports: Iterable[JobReport]) -> None:
+    """Leave a state directory as a service does that has ended after these jobs."""
+    prepare_directory(directory)
+    with Journal(directory / JOURNAL_NAME) as journal:
+        journal.instance()
+        for report in reports:
+            journal.finished.keep(report.id, report.finished_at or 0.0, report.to_json())
+        journal.leave_closing_note([])

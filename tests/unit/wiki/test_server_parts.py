@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import SocketStream
 
+    from koala_adapter.report.selection import JobSelection
     from koala_adapter.report.values import JobReport
 
 pytestmark = pytest.mark.anyio
@@ -455,7 +456,7 @@ def test_a_name_without_separators() -> None:
 class EmptyQueue(Client):
     """A service without jobs."""
 
-    def jobs(self, limit: int = 50) -> list[JobReport]:  # noqa: ARG002 - as its base
+    def jobs(self, limit: int = 50, selection: JobSelection | None = None) -> list[JobReport]:  # noqa: ARG002 - as its base
         """Return none."""
         return []
 

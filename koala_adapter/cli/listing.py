@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Listings of jobs: times as people give them, the options that choose jobs and columns, the columns, and CSV.
+
+``koala status`` and ``koala history`` have these in common.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from datetime import date, datetime, time, timedelta
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from koala_adapter.cli.session import json_option
+from koala_adapter.outcome import JobState
+from koala_adapter.report.selection import JobSelection
+from koala_adapter.report.values import run_time, waiting_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import IO
+
+    from koala_adapter.report.values import JobReport
+
+R = TypeVar("R")
+
+# -- Times as people give them -------------------------------------------------------------------------------
+
+MOMENTS = (
+    "a date (2026-11-26), a time (14:30, the latest one), both (2026-11-26T14:30), a span before now (90m, 2h, 3d), "
+    "today or yesterday"
+)
+_DAYS_AGO = {"today": 0, "yesterday": 1}
+
+
+def span_of(text: str, now: datetime) -> tuple[float, float]:
+    """Return first and last second of the time that a text means, since the epoch: those of a day, or twice the same.
+
+    ``now``: local, without a time zone. Raises ValueError for a text that means none.
+    """
+    if text in _DAYS_AGO:
+        return _day(now.date() - timedelta(days=_DAYS_AGO[text]))
+    with suppress(ValueError, OverflowError):
+        return _day(date.fromisoformat(text))
+    with suppress(ValueError, OverflowError):
+        return _instant(datetime.fromisoformat(text))
+    if ":" in text:
+        with suppress(ValueError):
+            latest = datetime.combine(now, time.fromisoformat(text))
+            return _instant(latest if latest <= now else latest - timedelta(days=1))
+    from koala_adapter.config.fields import parse_duration
+
+    try:
+        return _instant(now - timedelta(seconds=float(str(parse_duration(text)))))
+    except (ValueError, OverflowError):
+        raise ValueError(MOMENTS) from None
+
+
+def _instant(at: datetime) -> tuple[float, float]:
+    return at.timestamp(), at.timestamp()
+
+
+def _day(day: date) -> tuple[float, float]:
+    begin, end = (datetime.combine(one, time()).timestamp() for one in (day, day + timedelta(days=1)))
+    return begin, end - 1
+
+
+def _time_option(at: int) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
+    """Return what reads a time; ``at``: 0 for its first second, 1 for its last one."""
+
+    def read(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
+        try:
+            return None if value is None else span_of(value, datetime.now())[at]  # noqa: DTZ005 - local time, as people say it
+        except ValueError as error:
+            raise click.BadParameter(f"found {value!r}, allowed is {error}", context, option) from None
+
+    return read
+
+
+# -- Columns -------------------------------------------------------------------------------------------------
+
+
+class Kind(Enum):
+    """How the values of a column are shown."""
+
+    TEXT = auto()
+    STATE = auto()
+    TIME = auto()
+    """Seconds since the epoch."""
+    SECONDS = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a listing of jobs."""
+
+    value: Callable[[JobReport], Any]
+    """What it has of a job; None: nothing."""
+    kind: Kind = Kind.TEXT
+
+
+COLUMNS = {
+    "id": Column(lambda job: job.id),
+    "name": Column(lambda job: job.name),
+    "user": Column(lambda job: job.user),
+    "state": Column(lambda job: job.state, Kind.STATE),
+    "processors": Column(lambda job: sum(one.processors * one.slot.threads for one in job.components)),
+    "clusters": Column(lambda job: _joined(one.cluster for one in job.components)),
+    "hosts": Column(lambda job: _joined(host for one in job.components for host in one.hosts)),
+    "submitted": Column(lambda job: job.submitted_at, Kind.TIME),
+    "started": Column(lambda job: job.launched_at, Kind.TIME),
+    "ended": Column(lambda job: job.finished_at, Kind.TIME),
+    "waited": Column(waiting_time, Kind.SECONDS),
+    "ran": Column(run_time, Kind.SECONDS),
+    "walltime": Column(lambda job: float(job.walltime), Kind.SECONDS),
+    "tries": Column(lambda job: job.tries),
+    "exit": Column(lambda job: None if job.outcome is None else job.outcome.exit_code),
+    "why": Column(lambda job: job.explanation if job.outcome is None else job.outcome.detail),
+    "command": Column(lambda job: "; ".join(dict.fromkeys(" ".join(one.command) for one in job.components))),
+    "output": Column(lambda job: job.output_directory),
+}
+NOW_COLUMNS = ("id", "name", "state", "processors", "clusters", "waited", "ran", "exit")
+"""Of jobs as they are now."""
+PAST_COLUMNS = ("id", "name", "state", "processors", "clusters", "submitted", "started", "ended", "ran", "exit")
+"""Of jobs with their dates."""
+
+
+def _joined(names: Iterable[str | None]) -> str:
+    return ", ".join(sorted({name for name in names if name}))
+
+
+def short_time(at: float, now: float) -> str:
+    """Return a time of day, with its date when it was not today; local."""
+    then, today = datetime.fromtimestamp(at), datetime.fromtimestamp(now)  # noqa: DTZ006 - local time, as people say it
+    if then.date() == today.date():
+        return f"{then:%H:%M:%S}"
+    return f"{then.day} {then:%b %H:%M}" if then.year == today.year else f"{then.day} {then:%b %Y}"
+
+
+def write_csv(reports: Iterable[JobReport], columns: Sequence[str], file: IO[str]) -> None:
+    """Write a line for each job below a line of headings: times as ISO 8601 with the offset, durations in seconds."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(columns)
+    for report in reports:
+        writer.writerow([_plain(COLUMNS[name], report) for name in columns])
+
+
+def _plain(column: Column, report: JobReport) -> object:
+    value = column.value(report)
+    if value is None:
+        return ""
+    if column.kind is Kind.TIME:
+        return datetime.fromtimestamp(value).astimezone().isoformat(timespec="seconds")
+    return round(value, 3) if column.kind is Kind.SECONDS else value
+
+
+# -- Options -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Which jobs a command lists, and how."""
+
+    selection: JobSelection
+    columns: tuple[str, ...]
+    """Empty: those of the command."""
+    limit: int
+    as_csv: bool
+    as_json: bool
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether the latest jobs are wanted, whichever they are."""
+        return self.selection == JobSelection()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is said of which jobs and columns there are to be."""
+        return self.takes_all and not self.columns and not self.as_csv
+
+
+def _columns(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in value.split(",")) if value else ()
+    if unknown := [name for name in names if name not in COLUMNS]:
+        raise click.BadParameter(f"found {', '.join(unknown)!r}, allowed is {', '.join(COLUMNS)}", context, option)
+    return names
+
+
+LIMIT = 50
+
+
+def listing_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Have a command take which jobs it lists and how, as its argument ``listing``: Listing."""
+
+    @click.option("--since", metavar="TIME", callback=_time_option(0), help="Jobs that had not ended before.")
+    @click.option("--until", metavar="TIME", callback=_time_option(1), help="Jobs that were submitted by then.")
+    @click.option("--user", metavar="NAME", default="", help="Jobs of this user.")
+    @click.option("--name", metavar="PATTERN", default="", help="Jobs of this name, with *, ? and [...] as in a shell.")
+    @click.option(
+        "--state", "states", multiple=True, metavar="STATE", type=click.Choice([one.value for one in JobState]),
+        help="Jobs in this state; may be given several times.",
+    )  # fmt: skip
+    @click.option("--cluster", "-c", metavar="NAME", default="", help="Jobs with a component on this cluster.")
+    @click.option("--failed", is_flag=True, help="Jobs that failed, were lost, refused or not placed.")
+    @click.option(
+        "--search", "word", metavar="TEXT", default="",
+        help="Jobs with this text in their name, command, hosts, ids of batch systems, or explanation.",
+    )  # fmt: skip
+    @click.option("--columns", metavar="NAMES", callback=_columns, help=f"Of {', '.join(COLUMNS)}.")
+    @click.option(
+        "--limit", "-n", type=click.IntRange(min=1), default=LIMIT, show_default=True,
+        help="Most jobs shown, the latest ones.",
+    )  # fmt: skip
+    @click.option("--csv", "as_csv", is_flag=True, help="Print CSV for spreadsheets.")
+    @json_option
+    @functools.wraps(function)
+    def with_listing(*args: object, **options: Any) -> R:  # noqa: ANN401 - as click has checked
+        own = {name: options.pop(name) for name in ("columns", "limit", "as_csv", "as_json")}
+        if own["as_csv"] and own["as_json"]:
+            raise click.UsageError("--csv and --json are two forms of the same: use one of them")
+        states = tuple(map(JobState, options.pop("states")))
+        names = [one.name for one in fields(JobSelection) if one.name != "states"]
+        selection = JobSelection(states=states, **{name: options.pop(name) for name in names})
+        return function(*args, listing=Listing(selection=selection, **own), **options)
+
+    return with_listing

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Listings of jobs: times, columns and options, on an archive without a service."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from koala_adapter.api.statedirectory import JOURNAL_NAME
+from koala_adapter.cli.koala import koala
+from koala_adapter.cli.listing import COLUMNS, PAST_COLUMNS, short_time, span_of
+from koala_adapter.outcome import EndReason, JobOutcome, JobState
+from koala_adapter.service.journal import Journal
+from tests.unit.api.jobreports import job_report, keep_reports
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from click.testing import Result
+
+    from koala_adapter.report.values import JobReport
+
+NOW = datetime(2026, 11, 26, 14, 30)  # noqa: DTZ001 - local time, as people say it
+DAY = 86_400.0
+
+
+def local(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "last"),
+    [
+        ("2h", "2026-11-26T12:30", "2026-11-26T12:30"),
+        ("3d", "2026-11-23T14:30", "2026-11-23T14:30"),
+        ("14:00", "2026-11-26T14:00", "2026-11-26T14:00"),
+        ("14:31", "2026-11-25T14:31", "2026-11-25T14:31"),
+        ("01:30:00", "2026-11-26T01:30", "2026-11-26T01:30"),
+        ("2026-11-01", "2026-11-01T00:00", "2026-11-01T23:59:59"),
+        ("2026-11-01T08:15", "2026-11-01T08:15", "2026-11-01T08:15"),
+        ("2026-11-01 08:15:30", "2026-11-01T08:15:30", "2026-11-01T08:15:30"),
+        ("2026-11-01T08:15Z", "2026-11-01T08:15Z", "2026-11-01T08:15Z"),
+        ("today", "2026-11-26T00:00", "2026-11-26T23:59:59"),
+        ("yesterday", "2026-11-25T00:00", "2026-11-25T23:59:59"),
+    ],
+)
+def test_a_time_is_what_people_mean(text: str, first: str, last: str) -> None:
+    assert span_of(text, NOW) == (local(first), local(last))
+
+
+@pytest.mark.parametrize("text", ["", "12", "soon", "25:00", "2026-13-01", "999999d", "0001-01-01"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a date"):
+        span_of(text, NOW)
+
+
+def test_times_are_shown_short() -> None:
+    now = NOW.timestamp()
+    shown = [short_time(local(one), now) for one in ("2026-11-26T09:05:01", "2026-11-03T09:05", "2025-12-24T09:05")]
+    assert shown == ["09:05:01", "3 Nov 09:05", "24 Dec 2025"]
+
+
+def ended(number: int, *, at: float, failed: bool = False, name: str = "train") -> JobReport:
+    state = JobState.FAILED if failed else JobState.COMPLETED
+    outcome = JobOutcome(state=state, reason=EndReason.EXITED, exit_code=int(failed), detail="of memory" * failed)
+    return job_report(
+        id=str(number),
+        name=name,
+        state=state,
+        submitted_at=at - 90,
+        launched_at=at - 60,
+        finished_at=at,
+        outcome=outcome,
+    )
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A state directory whose service has ended, with jobs of nine days, one a day; every third one failed."""
+    now = time.time()
+    jobs = [ended(number, at=now - (9 - number) * DAY - 1, failed=number % 3 == 0) for number in range(1, 10)]
+    keep_reports(tmp_path / "s", [*jobs, ended(10, at=now - 3 * DAY, name="[bold]x,y[/]")])
+    return tmp_path / "s"
+
+
+def asked(state: Path, *words: str) -> Result:
+    return CliRunner().invoke(koala, ["--state", str(state), *words])
+
+
+def ids(state: Path, *words: str) -> list[str]:
+    done = asked(state, *words, "--json")
+    assert done.exit_code == 0, done.stderr
+    return [one["id"] for one in json.loads(done.stdout)]
+
+
+def test_history_is_filtered(state: Path) -> None:
+    assert ids(state, "history") == [str(number) for number in range(1, 11)]
+    assert ids(state, "history", "--since", "60h") == ["7", "8", "9"]
+    assert ids(state, "history", "--since", "7d", "--failed") == ["3", "6", "9"]
+    assert ids(state, "history", "--until", "6d", "--name", "tr*") == ["1", "2", "3"]
+    assert ids(state, "history", "--state", "failed", "--limit", "2") == ["6", "9"]
+    assert ids(state, "history", "--search", "OF MEM", "--since", "30h") == ["9"]
+    assert ids(state, "status", "--failed") == ["3", "6", "9"]
+    assert ids(state, "status", "-n", "3") == ["7", "8", "9"]
+
+
+def test_history_shows_dates(state: Path) -> None:
+    done = asked(state, "history", "--limit", "3")
+    heading, *rows = done.stdout.splitlines()
+    assert tuple(heading.split()) == PAST_COLUMNS
+    assert len(rows) == 3
+    assert "--limit shows more" in done.stderr
+    assert asked(state, "history", "--name", "none").stdout == "no jobs\n"
+
+
+def test_csv_has_plain_values(state: Path) -> None:
+    done = asked(state, "history", "--search", "x,y", "--csv", "--columns", ",".join(COLUMNS))
+    (row,) = csv.DictReader(done.stdout.splitlines())
+    assert (row["id"], row["name"], row["waited"], row["ran"], row["exit"]) == (
+        "10",
+        "[bold]x,y[/]",
+        "30.0",
+        "60.0",
+        "0",
+    )
+    assert datetime.fromisoformat(row["ended"]).timestamp() == pytest.approx(time.time() - 3 * DAY, abs=600)
+    assert datetime.fromisoformat(row["ended"]).tzinfo is not None
+
+
+def test_a_name_is_no_markup(state: Path) -> None:
+    assert "[bold]x,y[/]" in asked(state, "history", "--columns", "name,ended").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["history", "--since", "soon"], "a span before now"),
+        (["history", "--columns", "id,size"], "found 'size', allowed is id, name"),
+        (["history", "--json", "--csv"], "use one of them"),
+        (["history", "--state", "bad"], "not one of"),
+        (["status", "3", "--failed"], "beside an ID"),
+        (["status", "--watch", "--csv"], "beside --watch"),
+    ],
+)
+def test_what_cannot_be_is_refused(state: Path, words: list[str], complaint: str) -> None:
+    done = asked(state, *words)
+    assert done.exit_code == 2
+    assert complaint in " ".join(done.stderr.split())
+
+
+def test_an_index_answers_and_is_made_where_it_is_missing(state: Path) -> None:
+    """Also in a journal that an earlier version has written."""
+
+    def plan() -> str:
+        with Journal(state / JOURNAL_NAME, read_only=True) as journal:
+            asked_for: list[str] = []
+            journal._database.set_trace_callback(asked_for.append)
+            list(journal.finished.ended_since(1.0))
+            rows = journal._database.execute(f"EXPLAIN QUERY PLAN {asked_for[0]}").fetchall()
+        return " ".join(row[3] for row in rows)
+
+    assert plan() == "SEARCH finished USING INDEX finished_by_end (<expr>>?)"
+    with Journal(state / JOURNAL_NAME) as journal:
+        journal._database.executescript("DROP INDEX finished_by_end; DROP INDEX finished_by_service_clock;")
+    assert plan().startswith("SCAN finished")
+    assert len(ids(state, "history")) == 10
+    Journal(state / JOURNAL_NAME).close()
+    assert "USING INDEX" in plan()
