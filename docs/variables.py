@@ -55,6 +55,7 @@ GROUPS = {
             "KOALA_RANK_SHELL": "In an adaptive MPI job that spawns: what `sh` runs for a process that it spawns.",
             "KOALA_TASK": "In a sweep: the number of the task, from 0.",
             "KOALA_ATTEMPT": "In a sweep: which try of the task this is.",
+            "KOALA_ARRAY_INDEX": "In a job with `array`: the index of the task.",
         }
     ),
     "inside": Group(

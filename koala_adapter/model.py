@@ -159,6 +159,8 @@ class Sweep:
     """How often a task that fails is tried again."""
     continues: JobId | None = None
     """The first of the jobs of this sweep, where an earlier one was stopped."""
+    is_array: bool = False
+    """It was written as an array: its parameter is the index of the task."""
 
 
 class AfterEnd(StrEnum):

@@ -43,10 +43,11 @@ def clusters_of(cluster: KoalaCluster) -> set[str]:
     return {name.rpartition("-")[0] for name in map(str, cluster.observed)}
 
 
-def breathe(many: int, few: int) -> None:
+def breathe(many: int, few: int, threads: int = 1) -> None:
     """Compute with ``many`` workers, then with ``few``, when koala has taken the others; whatever there was is kept."""
-    with KoalaCluster(minimum=1, maximum=many) as cluster, Client(cluster) as client:
+    with KoalaCluster(minimum=1, maximum=many, threads=threads) as cluster, Client(cluster) as client:
         until(lambda: len(cluster.observed) == many)
+        print("threads", *set(client.nthreads().values()), flush=True)
         print("many on", *sorted(clusters_of(cluster)), flush=True)
         scattered = client.scatter([b"a" * 1000, b"b" * 1000])
         before = client.map(square, range(TASKS))

@@ -18,6 +18,7 @@ from koala_adapter.config.tomlfile import toml_of
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import Notified
 from koala_adapter.python.description import SLOT_NAMES, WALLTIME, Component, Job
+from koala_adapter.tasks.sweep import MOST_LAUNCHERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -158,6 +159,7 @@ class JobArguments:
     slot: SlotKeys
     environment: ProgramEnvironment = ProgramEnvironment()
     ranks_per_slot: int | None = None
+    array: str | None = None
     after: tuple[str, ...] = ()
     """Jobs that must have ended before, besides those of a job file."""
     notify: tuple[str, ...] = ()
@@ -199,7 +201,7 @@ class JobArguments:
 
     @property
     def _given(self) -> bool:
-        given = (self.processors, self.ranks_per_slot, self.walltime, self.cluster, self.save)
+        given = (self.processors, self.ranks_per_slot, self.array, self.walltime, self.cluster, self.save)
         words = self.mpi or self.split or self.environment.is_given or bool(self.slot)
         return words or any(one is not None for one in given)
 
@@ -208,6 +210,7 @@ class JobArguments:
             self.words,
             processors=1 if self.processors is None else self.processors,
             ranks_per_slot=self.ranks_per_slot,
+            array=self.array,
             launcher="mpi" if self.mpi else None,
             walltime=self.walltime or WALLTIME,
             cluster=self.cluster,
@@ -266,6 +269,7 @@ def job_arguments(function: Callable[..., R]) -> Callable[..., R]:
     @click.option("--cluster", "-C", metavar="NAME", help="Cluster that PROGRAM must run in.")
     @click.option("--split", is_flag=True, help="Several clusters may share N, where one has not enough.")
     @click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Write the job file this stands for.")
+    @click.option("--array", metavar="I-J[%N]", help="A task for each index, such as 1-100, at most N at once.")
     @click.option("--after", multiple=True, metavar="JOB[:ok|failed|any]", help="Start when JOB has ended so.")
     @click.option(
         "--notify", multiple=True, type=click.Choice([one.value for one in Notified]), help="Have that told ([notify])."
@@ -284,8 +288,6 @@ def job_arguments(function: Callable[..., R]) -> Callable[..., R]:
 # -- A program and the values of its parameters --------------------------------------------------------------
 
 SEPARATOR = ":::"
-MOST_LAUNCHERS = 1000
-"""Launchers of a sweep at most, where the user does not say how many."""
 REPEATS = 2
 """New tries of a task that fails, unless the user says otherwise."""
 _WORD = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)

@@ -49,7 +49,16 @@ from koala_adapter.model import (
     Sweep,
     SweepAxis,
 )
-from koala_adapter.tasks.sweep import MOST_TASKS, count_tasks, lines_of, list_axis, places_in, range_axis
+from koala_adapter.tasks.sweep import (
+    MOST_LAUNCHERS,
+    MOST_TASKS,
+    array_axis,
+    count_tasks,
+    lines_of,
+    list_axis,
+    places_in,
+    range_axis,
+)
 from koala_adapter.wire.messages import adapter_of
 
 if TYPE_CHECKING:
@@ -332,6 +341,8 @@ def sweep_problems(
     header: JobHeader, components: Sequence[tuple[int, ComponentTable]], data: object, directory: Path
 ) -> Iterator[tuple[KeyPath, str]]:
     """Yield what does not fit together, by the place in the file. ``data``: the table, as it is in the file."""
+    if header.array is not None:
+        return
     if header.runner is not RunnerName.SWEEP:
         if data is not None:
             yield ("sweep",), f'found with runner = "{header.runner}", allowed with runner = "sweep" only'
@@ -395,8 +406,42 @@ def _file_problems(table: SweepTable, directory: Path) -> Iterator[tuple[KeyPath
         yield ("sweep", "parameters"), f"found {total:,} tasks, allowed are at most {MOST_TASKS:,}"
 
 
-def sweep_of(table: SweepTable, directory: Path) -> Sweep:
-    """Return the sweep that a table describes which has no problems. Raises OSError."""
+_OF_ARRAY = {"kind": JobKind.MALLEABLE, "runner": RunnerName.SWEEP}
+"""How a job with an array runs."""
+
+
+def array_problems(
+    components: Sequence[tuple[int, ComponentTable]], data: Mapping[str, object]
+) -> Iterator[tuple[KeyPath, str]]:
+    """Yield what a job with an array cannot have, by the place in the file. ``data``: the whole file."""
+    for key in ("kind", "runner", "sweep"):
+        if key in data:
+            yield (key,), "given together with array: allowed is one of them, as an array is a sweep of its own"
+    if len(components) > 1:
+        yield ("components",), f"found {len(components)}, allowed with array is one: each task is one process"
+    for index, component in components[:1]:
+        for key in ("processors", "minimum", "maximum"):
+            if getattr(component, key) not in {None, 1}:
+                text = f"found {getattr(component, key)}, allowed with array is 1: each task is one process"
+                yield ("components", index, key), f"{text}, with as many processors as threads says"
+        if component.output_files:
+            text = "not with array: what a task prints is kept; let it write files below working_directory"
+            yield ("components", index, "output_files"), text
+
+
+def _launchers(array: str, components: Sequence[tuple[int, ComponentTable]]) -> list[tuple[int, ComponentTable]]:
+    """Return components in the size that launchers of an array have."""
+    _, most = array_axis(array)
+    size = {"processors": None, "minimum": 1, "maximum": most or MOST_LAUNCHERS}
+    return [(index, one.model_copy(update={**size, "flexible": one.cluster is None})) for index, one in components]
+
+
+def _sweep_of(job: JobTable, directory: Path) -> Sweep | None:
+    """Return the sweep of a job that has no problems; None: it has none. Raises OSError."""
+    if job.array is not None:
+        return Sweep(axes=(array_axis(job.array)[0],), repeats=0, is_array=True)
+    if (table := job.sweep) is None:
+        return None
     axes = [_axis(name, values, directory) for name, values in table.parameters.items()]
     return Sweep(axes=(*axes, *_table_axis(table)), together=table.combine == "together", repeats=table.repeats)
 
@@ -572,6 +617,10 @@ def _table(
             problems.add(("notify",), "allowed where the site file says how to tell: write [notify] there")
         problems.add_all(unknown_clusters(components, [cluster.name for cluster in site.clusters]))
     if header is not None:
+        if header.array is not None:
+            problems.add_all(array_problems(components, document.data))
+            components = _launchers(header.array, components)
+            header = header.model_copy(update=_OF_ARRAY)
         problems.add_all(malleability_problems(header, components))
         problems.add_all(sweep_problems(header, components, document.data.get("sweep"), directory))
         problems.add_all(environment_problems(header, components, site))
@@ -579,6 +628,8 @@ def _table(
     problems.refuse()
     if table is None:
         raise AssertionError("a job that is not valid has problems")
+    if table.array is not None:
+        table = table.model_copy(update={**_OF_ARRAY, "components": tuple(one for _, one in components)})
     return table, files
 
 
@@ -703,7 +754,7 @@ def _job(document: Document, name: str, directory: Path, *, user: str, site: Sit
         )
         for index, component in enumerate(table.components)
     )
-    sweep = None if table.sweep is None else sweep_of(table.sweep, directory)
+    sweep = _sweep_of(table, directory)
     return Job(
         id=NEW,
         name=table.name or name,

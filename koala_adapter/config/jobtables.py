@@ -50,7 +50,7 @@ from koala_adapter.config.fields import (
 from koala_adapter.config.slottable import SlotTable
 from koala_adapter.config.tomlfile import LONGEST_SHOWN
 from koala_adapter.model import JobKind, Launcher, Notified, RunnerName
-from koala_adapter.tasks.sweep import range_axis
+from koala_adapter.tasks.sweep import array_axis, range_axis
 
 if TYPE_CHECKING:
     from koala_adapter.config.tomlfile import KeyPath
@@ -365,6 +365,14 @@ class ComponentTable(SlotTable, frozen=True, extra="forbid", defer_build=True):
         return self
 
 
+def _array(value: str) -> str:
+    try:
+        array_axis(value)
+    except ValueError as error:
+        raise NotAllowedError(str(error)) from None
+    return value
+
+
 class JobHeader(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """The keys at the top of a job file."""
 
@@ -382,6 +390,12 @@ class JobHeader(BaseModel, frozen=True, extra="forbid", defer_build=True):
         "and maximum) that come and go while it runs. adaptive: programs whose processes compute in step and use "
         "koala_app (the components with minimum and maximum); all processes change together. sweep: the command of the "
         "one component is run with each combination of the values in [sweep], by launchers that come and go.",
+    )
+    array: Annotated[str, AfterValidator(_array)] | None = Field(
+        default=None,
+        description="Runs the command of the one component once for each of these indices, as a sweep: numbers and "
+        'ranges, such as "1-100", "0-99:3" or "1,5,7-9"; "1-100%10" has at most ten tasks at once. A task finds its '
+        "index in KOALA_ARRAY_INDEX, and {index} in the command stands for it.",
     )
     placement: PlacementName | None = Field(
         default=None,

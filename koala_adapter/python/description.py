@@ -181,6 +181,8 @@ class Job(SlotKeywords):
     """``rigid``, ``moldable``, ``malleable`` or ``evolving``."""
     runner: str | None = None
     """``ranks``, ``workers``, ``adaptive`` or ``sweep``."""
+    array: str | None = None
+    """A task for each of these indices, such as "1-100", with "%10" for at most ten at once."""
     placement: str | None = None
     notify: Sequence[str] = ()
     """What of it is told as the site file says: ``start``, ``end`` or ``fail``."""

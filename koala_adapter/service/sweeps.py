@@ -32,7 +32,7 @@ from koala_adapter.report.values import MOST_NAMED, SweepProgress, said
 from koala_adapter.scheduler.events import RankEnded
 from koala_adapter.tasks.launcher import SETTINGS
 from koala_adapter.tasks.server import TOKEN_BYTES, Puller, PullServer, listening_socket, node_files, send
-from koala_adapter.tasks.sweep import Assignment, Book, Entry, Expansion, Pace, filled, lines_of
+from koala_adapter.tasks.sweep import INDEX, Assignment, Book, Entry, Expansion, Pace, filled, lines_of
 from koala_adapter.vjm import certificate
 from koala_adapter.vjm.channel import LaunchFile
 
@@ -168,7 +168,7 @@ class SweepFiles:
             raise
 
     def keep_output(self, task: int, out: bytes, err: bytes) -> dict[str, str | None]:
-        """Keep what a task has printed; return where, below the directory. Raises OSError."""
+        """Keep what a task has printed, under its number; return where, below the directory. Raises OSError."""
         kept: dict[str, str | None] = {"stdout": None, "stderr": None}
         if not out and not err:
             return kept
@@ -317,6 +317,7 @@ class RunningSweep:
             raise AssertionError("a job with a sweep")
         self._job_id = job.id
         self._command = job.components[0].command
+        self._is_array = job.sweep.is_array
         self._files = files
         self._expansion = expansion
         self._changed = changed
@@ -369,7 +370,7 @@ class RunningSweep:
             done=book.done,
             failed=len(book.failed),
             running=book.out,
-            first_failed=tuple(task for task, _ in zip(book.failed, range(MOST_NAMED), strict=False)),
+            first_failed=tuple(self._number(task) for task, _ in zip(book.failed, range(MOST_NAMED), strict=False)),
             seconds_left=self._pace.left(tasks=book.left, launchers=launchers),
             directory=str(self._files.directory),
         )
@@ -387,7 +388,12 @@ class RunningSweep:
             return None
         launcher.given = given
         argv = list(filled(self._command, self._expansion.row(given.task)))
-        return json.dumps({"task": given.task, "attempt": given.attempt, "argv": argv}).encode()
+        index = str(self._number(given.task)) if self._is_array else None
+        return json.dumps({"task": given.task, "attempt": given.attempt, "argv": argv, "index": index}).encode()
+
+    def _number(self, task: int) -> int:
+        """Return the number that people know a task by: in an array its index."""
+        return int(self._expansion.row(task)[INDEX]) if self._is_array else task
 
     def heard(self, puller: Puller, frame: bytes) -> None:
         """Take in what a launcher says. Raises ConnectionError when it is invalid or cannot be kept."""
@@ -421,7 +427,7 @@ class RunningSweep:
                 "cluster": launcher.cluster,
                 "host": launcher.host,
                 "at": now(),
-                **self._files.keep_output(given.task, answer.out, answer.err),
+                **self._files.keep_output(self._number(given.task), answer.out, answer.err),
             }
             self._enter(given.task, entry, told)
             self._pace.note(answer.seconds)

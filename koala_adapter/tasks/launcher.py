@@ -192,6 +192,8 @@ class Launcher:
             self._ended = True
             return 0
         environment = dict(self._environment, KOALA_TASK=str(task["task"]), KOALA_ATTEMPT=str(task["attempt"]))
+        if task.get("index") is not None:  # a service of an earlier version says nothing of it
+            environment["KOALA_ARRAY_INDEX"] = task["index"]
         try:
             self._process = started(self._before + task["argv"], environment, out, err)
         except OSError as error:

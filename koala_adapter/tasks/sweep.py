@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 # -- Parameters and their values -----------------------------------------------------------------------------
 
 MOST_TASKS = 1_000_000
+MOST_LAUNCHERS = 1000
+"""Launchers of a sweep at most, where nothing says how many."""
 _NUMBER = r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?:\.\.({_NUMBER}))?")
 _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -50,6 +53,39 @@ def range_axis(name: str, text: str) -> SweepAxis | None:
 def list_axis(name: str, values: Sequence[str]) -> SweepAxis:
     """Return values that are written one by one."""
     return SweepAxis(names=(name,), count=len(values), rows=tuple((value,) for value in values))
+
+
+INDEX = "index"
+"""Parameter of the tasks of an array."""
+MOST_LISTED = 10_000
+"""Indices of an array that is not one range."""
+ARRAY_WORDS = (
+    'numbers and ranges, such as "1-100", "0-99:3" or "1,5,7-9", in all with %N behind them for at most N tasks at once'
+)
+_ARRAY = re.compile(r"(?P<ranges>[0-9,:-]+)(?:%(?P<most>[1-9][0-9]{0,6}))?")
+_INDICES = re.compile(r"(?P<first>[0-9]{1,9})(?:-(?P<last>[0-9]{1,9})(?::(?P<step>[1-9][0-9]{0,8}))?)?")
+
+
+def array_axis(text: str) -> tuple[SweepAxis, int | None]:
+    """Return the indices of an array, and how many of its tasks may run at once; None: any number.
+
+    Raises ValueError with what is allowed.
+    """
+    array = _ARRAY.fullmatch(text)
+    found = [_INDICES.fullmatch(part) for part in array["ranges"].split(",")] if array else []
+    ranges = [
+        range(int(one["first"]), int(one["last"] or one["first"]) + 1, int(one["step"] or 1)) for one in found if one
+    ]
+    if array is None or len(ranges) < len(found) or not all(ranges):
+        raise ValueError(ARRAY_WORDS)
+    most = MOST_TASKS if len(ranges) == 1 else MOST_LISTED
+    if sum(map(len, ranges)) > most:
+        raise ValueError(f"at most {MOST_TASKS:,} indices in one range, or {MOST_LISTED:,} in several")
+    limit = int(array["most"]) if array["most"] else None
+    if len(ranges) > 1:
+        return list_axis(INDEX, [str(index) for index in dict.fromkeys(chain(*ranges))]), limit
+    first, step = str(ranges[0].start), str(ranges[0].step)
+    return SweepAxis(names=(INDEX,), count=len(ranges[0]), first=first, step=step), limit
 
 
 def lines_of(content: bytes) -> list[str]:

@@ -4,20 +4,25 @@
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from koala_adapter.outcome import JobState
+from tests.daskprogram import DaskProgram
 from tests.real.lrms import placeholders
 from tests.real.systems import SlurmCluster
-from tests.real.systems.requirements import missing_for_slurm, require
+from tests.real.systems.mpi import compile_program
+from tests.real.systems.processes import PATIENCE, wait_until
+from tests.real.systems.requirements import missing_for_mpi, missing_for_slurm, require
 from tests.real.user import part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-    from tests.real.conftest import NewUser
+    from tests.real.conftest import NewGridEngine, NewUser
     from tests.real.user import KoalaUser
 
 pytestmark = [pytest.mark.real("slurmctld", "slurmd"), pytest.mark.timeout(600)]
@@ -61,13 +66,49 @@ def completed(user: KoalaUser, *parts: str, **header: Any) -> list[str]:  # noqa
     return [user.output_of(job, name, rank).decode() for name, rank in ranks]
 
 
-@pytest.mark.real("slurmctld", "slurmd", "mpiexec.hydra")
-def test_an_mpi_world_of_ranks_with_two_threads_each(user: KoalaUser) -> None:
-    """Two ranks on each of two clusters: each has two processors of a node, and OpenMP is told so."""
-    program = ("sh", "-c", "echo rank $PMI_RANK of $PMI_SIZE, $OMP_NUM_THREADS threads, $KOALA_THREADS")
-    parts = [part(name, 2, *program, threads=2) for name in ("plain", "gpus")]
-    lines = completed(user, *parts, launcher="mpi")
-    assert lines == [f"rank {rank} of 4, 2 threads, 2\n" for rank in range(4)]
+@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster", "mpiexec.hydra")
+def test_an_mpi_world_of_ranks_with_two_threads_each(
+    systems: tuple[SlurmCluster, SlurmCluster], new_user: NewUser, new_grid_engine: NewGridEngine, programs: Path
+) -> None:
+    """Two ranks on Slurm, each with two processors of a node, and two in one job of Grid Engine; OpenMP uses both."""
+    require(missing_for_mpi())
+    plain, _ = systems
+    cell = new_grid_engine("cell")
+    cell.add_environment("smp", rule="$pe_slots")
+    user = new_user(plain, cell)
+    user.wait_available(8, 4)
+    program = str(compile_program("hybrid", programs))
+    shares = {"plain": 1, "cell": 2}
+    parts = [part(name, 2, program, threads=2, ranks_per_slot=ranks) for name, ranks in shares.items()]
+    job = user.submit(user.job_file(*parts, launcher="mpi"))
+    report = user.wait_over(job)
+    assert report.state is JobState.COMPLETED, report
+    assert [(one.name, one.processors) for one in report.components] == [("c1", 2), ("c2", 1)]
+    lines = [user.output_of(job, name, rank).decode() for name in ("c1", "c2") for rank in range(2)]
+    assert lines == [f"rank={rank} size=4 threads=2 of=8\n" for rank in range(4)]
+
+
+def test_an_array_of_fifty(user: KoalaUser) -> None:
+    """One job; never are more of its tasks at work than it allows, and as many as that."""
+    log, go = user.directory / "log", user.directory / "go"
+    wait = f"until [ -e {go} ]; do sleep 0.1; done"
+    command = f"echo begin >>{log}; {wait}; echo end >>{log}; echo $KOALA_ARRAY_INDEX {{index}}"
+    job = user.submit(user.job_file(part(None, 1, "sh", "-c", command), array="1-99:2%5"))
+    wait_until(
+        lambda: log.exists() and len(log.read_text().splitlines()) == 5,
+        seconds=PATIENCE,
+        what="five tasks are at work",
+        details=user.details,
+    )
+    go.touch()
+    report = user.wait_over(job)
+    assert (report.state, report.sweep and report.sweep.done) == (JobState.COMPLETED, 50), report
+    at_work = accumulate(1 if line == "begin" else -1 for line in log.read_text().splitlines())
+    assert max(at_work) == 5
+    found = user.state / "jobs" / job / "sweep" / "tasks" / "000"
+    assert {one.name: one.read_text() for one in found.iterdir()} == {
+        f"{index}.out": f"{index} {index}\n" for index in range(1, 100, 2)
+    }
 
 
 def test_gpus_choose_the_cluster(user: KoalaUser) -> None:
@@ -100,21 +141,22 @@ def test_memory_of_slots_is_counted(user: KoalaUser) -> None:
     assert asked.code == 0, asked.stderr
 
 
-def test_workers_with_slots_come_and_go(user: KoalaUser, systems: tuple[SlurmCluster, SlurmCluster]) -> None:
-    """A malleable job grows by whole slots: seven idle processors are three workers of two threads."""
+def test_dask_workers_of_two_threads_come_and_go(user: KoalaUser, systems: tuple[SlurmCluster, SlurmCluster]) -> None:
+    """They are whole slots: seven idle processors are three workers, of which two make room for a job of five."""
+    plain, gpus = systems
+    plain.submit("#!/bin/sh\nsleep 1000\n")
+    gpus.submit("#!/bin/sh\nsleep 1000\n", "-n4")
+    user.wait_available(7, 0)
     go = user.directory / "go"
-    until = ("sh", "-c", f"until [ -e {go} ]; do sleep 0.2; done")
-    head = part("plain", 1, *until)
-    values = '\n[[components]]\nname = "workers"\nminimum = 1\nmaximum = 9\ncluster = "plain"\nthreads = 2\n'
-    workers = f'{values}command = ["sh", "-c", "sleep 1000"]\nretire_grace = 1\n'
-    job = user.submit(user.job_file(head, workers, kind="malleable", runner="workers"))
-    user.wait(
-        job,
-        lambda report: [component.processors for component in report.components] == [1, 3],
-        what="has three workers",
-    )
-    plain, _ = systems
-    assert len(placeholders(plain)) == 4
-    assert sorted(cpus for (cpus,) in plain.squeue("--states=RUNNING", form="%C")) == ["1", "2", "2", "2"]
-    go.touch()
-    assert user.wait_over(job).state is JobState.COMPLETED
+    with DaskProgram(user.directory, user.environment(), "breathe", 3, 1, 2, site=user.site, state=user.state) as dask:
+        assert dask.until_said("many on") == "plain"
+        assert dask.until_said("threads") == "2"
+        assert len(placeholders(plain)) == 3
+        assert sorted(cpus for (cpus,) in plain.squeue("--states=RUNNING", form="%C")) == ["1", "2", "2", "2"]
+        rigid = user.submit(user.job_file(part("plain", 5, "sh", "-c", f"until [ -e {go} ]; do sleep 0.2; done")))
+        dask.until_said("during")
+        user.wait(rigid, lambda report: report.state is JobState.RUNNING, what="runs where workers were")
+        go.touch()
+        dask.until_said("closed")
+        assert dask.ended() == 0
+    assert "lost 0" in dask.results

@@ -16,6 +16,6 @@ def compile_program(name: str, directory: Path) -> Path:
     Raises CommandError with the compiler's words when it does not compile.
     """
     program = directory / name
-    argv = ["mpicc", "-O2", "-Wall", "-Werror", "-o", str(program), str(PROGRAMS / f"{name}.c")]
+    argv = ["mpicc", "-O2", "-Wall", "-Werror", "-fopenmp", "-o", str(program), str(PROGRAMS / f"{name}.c")]
     run_command(argv, environment=base_environment())
     return program

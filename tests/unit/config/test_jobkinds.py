@@ -19,7 +19,7 @@ from koala_adapter.config.jobfile import check_job, explained, load_job, load_jo
 from koala_adapter.config.sitefile import NoSettings, SiteConfig, load_site_text
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.lrm import load_plugins
-from koala_adapter.model import Job, JobId, MpiResize, RunnerName
+from koala_adapter.model import Job, JobId, JobKind, MpiResize, RunnerName
 from koala_adapter.tasks.sweep import Expansion, filled
 from koala_adapter.vjm.agent.results import NamePattern, Patterns
 from tests.unit.config.toml_text import plugin
@@ -101,6 +101,65 @@ def test_tables(tmp_path: Path) -> None:
 def test_what_is_refused(text: str, refusal: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=refusal):
         load(text, tmp_path)
+
+
+ARRAY = '[[components]]\ncommand = ["p"]\nprocessors = 1\n'
+
+
+@pytest.mark.parametrize(
+    ("array", "indices", "most"),
+    [
+        ("1-3", ["1", "2", "3"], 3),
+        ("1-9:4%2", ["1", "5", "9"], 2),
+        ("7", ["7"], 1),
+        ("1,5,7-9,8%4", ["1", "5", "7", "8", "9"], 4),
+        ("0-999999", None, 1000),
+    ],
+)
+def test_an_array_is_a_sweep_of_its_indices(array: str, indices: list[str] | None, most: int, tmp_path: Path) -> None:
+    job = load(f'walltime = 60\narray = "{array}"\n{ARRAY}', tmp_path)
+    assert (job.kind, job.runner) == (JobKind.MALLEABLE, RunnerName.SWEEP)
+    (component,) = job.components
+    assert (component.minimum, component.maximum, component.flexible) == (1, most, True)
+    assert job.sweep is not None
+    assert job.sweep.is_array
+    tasks = Expansion(job.sweep, {})
+    assert (indices is None and len(tasks) == 10**6) or [tasks.row(n)["index"] for n in range(len(tasks))] == indices
+
+
+INDICES = 'allowed is numbers and ranges, such as "1-100"'
+
+
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        ('array = "5-1"\n' + ARRAY, f'job:2: array: found "5-1", {INDICES}'),
+        ('array = "1-"\n' + ARRAY, f'job:2: array: found "1-", {INDICES}'),
+        ('array = "1-5%0"\n' + ARRAY, f'job:2: array: found "1-5%0", {INDICES}'),
+        ('array = "1-5:0"\n' + ARRAY, f'job:2: array: found "1-5:0", {INDICES}'),
+        ('array = "0-1000000"\n' + ARRAY, "allowed is at most 1,000,000 indices in one range, or 10,000"),
+        ('array = "0-9999,20000"\n' + ARRAY, "allowed is at most 1,000,000 indices in one range, or 10,000"),
+        (
+            'array = "1-5"\nkind = "moldable"\n' + ARRAY,
+            "job:3: kind: given together with array: allowed is one",
+        ),
+        ('array = "1-5"\n' + ARRAY + SWEEP, "job:6: sweep: given together with array: allowed is one"),
+        ('array = "1-5"\n' + ARRAY + ARRAY, "job:3: components: found 2, allowed with array is one: each task is"),
+        (
+            'array = "1-5"\n' + ARRAY.replace("1\n", "2\n"),
+            "components[0].processors: found 2, allowed with array is 1",
+        ),
+        (
+            'array = "1-5"\nlauncher = "mpi"\n' + ARRAY,
+            'components[0].launcher: found "mpi", allowed with runner',
+        ),
+        ('array = "1-5"\n' + ARRAY + 'output_files = ["x"]', "components[0].output_files: not with array: what a task"),
+    ],
+)
+def test_what_an_array_cannot_be(text: str, refusal: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load("walltime = 60\n" + text, tmp_path)
+    assert refusal in refused.value.message
 
 
 KINDS = r'allowed is a range such as "1\.\.100" or "0\.\.1\.\.0\.25", a list of values, or \{ file = "FILE" \}'
