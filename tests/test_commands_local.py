@@ -420,6 +420,28 @@ def test_cancel_ends_a_run_of_somebody_else(koala: Koala, monkeypatch: pytest.Mo
     assert koala.placeholders() == []
 
 
+def test_several_jobs_are_chosen(koala: Koala) -> None:
+    """By id, by a range of ids and by name; what is not cancelled is told, with the reason."""
+    koala.serve()
+    koala.inside("submit", koala.job("sleep 300", processors=4))
+    for name in ("x-1", "x-2", "y"):
+        koala.inside("submit", koala.job("sleep 300", name=name, processors=4))
+    eventually(lambda: koala.state_of("1") == "running")
+    done = koala.inside("cancel", "1", "2-4", "99", "--name", "x-*", check=240)
+    assert done.stdout.splitlines() == [
+        "job 2: cancelled",
+        "job 3: cancelled",
+        "job 1: not cancelled: its name is job",
+        "job 99: not cancelled: no job '99'",
+    ]
+    assert [one["id"] for one in koala.json("history", "--state", "running")] == ["1"]
+    assert [one["id"] for one in koala.json("history", "--state", "cancelled", "--since", "1h")] == ["2", "3"]
+    assert koala.inside("cancel", "--name", "y").stdout == "job 4: cancelled\n"
+    assert "is meant by 2-4 x-*" in koala.inside("cancel", "2-4", "--name", "x-*", check=240).stderr
+    assert koala.json("cancel", "1", "2")["left"] == {"2": "it had ended already: cancelled"}
+    assert koala.placeholders() == []
+
+
 def test_stopping_the_service_inside_a_run(koala: Koala) -> None:
     process = koala.start("run", koala.job("echo started; sleep 300"))
     assert process.stdout is not None
@@ -487,6 +509,8 @@ def test_plan_script_and_reap_with_a_service(koala: Koala) -> None:
     eventually(lambda: koala.client.clusters()[0].idle == 1)
     done = koala.inside("plan", koala.job("true", processors=1, name="small"))
     assert "would start at once" in done.stdout
+    done = koala.inside("plan", "-n", "9", "--", "true", check=240)
+    assert "at most 4" in done.stdout
     shown = koala.json("script", koala.job("true"), "-c", "alpha")
     assert '"port": ' in shown["submissions"][0]["script"]
     assert koala.inside("reap").stdout == "no placeholder is without an owner\n"

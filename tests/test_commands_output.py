@@ -52,6 +52,8 @@ def koala(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Koala]:
         ("job-report", "status 2"),
         ("job-report", "cancel 3"),
         ("job-list", "status"),
+        ("job-list", "history --name f*"),
+        ("cancelled-jobs", "cancel 1 4-5"),
         ("explanation", "explain 1"),
         ("cluster-list", "clusters"),
         ("checks", "check --no-submit"),

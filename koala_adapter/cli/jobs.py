@@ -7,6 +7,7 @@ service counts (``metrics``) is in no journal: it is asked of a running one.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from dataclasses import asdict
@@ -21,6 +22,7 @@ from koala_adapter.cli.listing import NOW_COLUMNS, PAST_COLUMNS, Listing, listin
 from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.config.locations import SiteFileState, locate_site_file
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceUnavailableError
+from koala_adapter.report.selection import JobSelection
 from koala_adapter.report.values import where_output_is
 
 if TYPE_CHECKING:
@@ -167,31 +169,86 @@ def _watch(session: Session, job_id: str | None, listing: Listing) -> None:
 
 
 @click.command()
-@click.argument("job_id", metavar="ID")
+@click.argument("words", metavar="[ID | FIRST-LAST] ...", nargs=-1)
+@click.option(
+    "--name", metavar="PATTERN", default="", help="Only jobs of this name, with *, ? and [...] as in a shell."
+)
 @click.option("--no-wait", is_flag=True, help="Do not wait until its placeholders are gone.")
 @json_option
 @pass_session
 @command_body
-def cancel(session: Session, job_id: str, no_wait: bool, as_json: bool) -> None:
-    r"""End a job and everything of it in all batch systems.
+def cancel(session: Session, words: tuple[str, ...], name: str, no_wait: bool, as_json: bool) -> None:
+    r"""End a job, or several, and everything of it in all batch systems.
 
-    Returns when nothing of it is left there. A job that has ended already is left as it is.
+    Returns when nothing of it is left there. A job that has ended already is left as it is. FIRST-LAST are all jobs
+    with these ids, and --name without an ID all jobs of that name, that have not ended.
 
     \b
-    Example:
+    Examples:
       koala cancel 12
+      koala cancel 3 5-9
+      koala cancel --name 'train-*'
     """
+    if not words and not name:
+        raise click.UsageError("name jobs by ID, FIRST-LAST or --name")
     session.check_site_option()
-    report = session.client.cancel(job_id)
-    if not no_wait and not report.over:
+    single = len(words) == 1 and not name and _IDS.fullmatch(words[0]) is None
+    chosen, left, unknown = (words, {}, None) if single else _to_cancel(session, words, name)
+    reports = [session.client.cancel(job_id) for job_id in chosen]
+    if not no_wait and not all(report.over for report in reports):
         with session.progress.status("cancelling") as display:
-            for report in _until_over(session, job_id):
-                display.update(f"cancelling: {report.placeholders_left} placeholders left")
+            reports = [report if report.over else _ended(session, report, display.update) for report in reports]
     if as_json:
-        session.print_json(asdict(report))
+        several = {"cancelled": list(map(asdict, reports)), "left": left}
+        session.print_json(asdict(reports[0]) if single else several)
     else:
-        left = f", {report.placeholders_left} placeholders still ending" if report.placeholders_left else ""
-        session.console.print(f"job {report.id}: {report.state.value}{left}")
+        for report in reports:
+            ending = f", {report.placeholders_left} placeholders still ending" if report.placeholders_left else ""
+            session.console.print(f"job {report.id}: {report.state.value}{ending}")
+        for job_id, why in left.items():
+            session.console.print(f"job {job_id}: not cancelled: {why}", markup=False, soft_wrap=True)
+    if unknown is not None:
+        sys.exit(unknown.exit_code)
+
+
+_IDS = re.compile(r"([0-9]+)-([0-9]+)")
+
+
+def _to_cancel(
+    session: Session, words: Sequence[str], name: str
+) -> tuple[Sequence[str], dict[str, str], JobNotFoundError | None]:
+    """Return the ids of the jobs that words and a name choose and that have not ended, and why others are left.
+
+    Also returns the first error about an id that there is not. Raises JobNotFoundError when nothing is chosen.
+    """
+    unfinished = {report.id: report for report in session.client.unfinished(JobSelection(name=name))}
+    left: dict[str, str] = {}
+    unknown: JobNotFoundError | None = None
+    chosen: list[str] = [] if words else list(unfinished)
+    for word in words:
+        if found := _IDS.fullmatch(word):
+            numbers = range(int(found[1]), int(found[2]) + 1)
+            chosen += [job_id for job_id in unfinished if job_id.isdecimal() and int(job_id) in numbers]
+        elif word in unfinished:
+            chosen.append(word)
+        else:
+            try:
+                report = session.client.job(word)
+                ended = f"it had ended already: {report.state.value}"
+                left[word] = f"its name is {report.name}" if report.outcome is None else ended
+            except JobNotFoundError as error:
+                left[word], unknown = error.message, unknown or error
+    if not chosen and not left:
+        raise JobNotFoundError(f"no job that has not ended is meant by {' '.join((*words, name)).strip()}")
+    return list(dict.fromkeys(chosen)), left, unknown
+
+
+def _ended(session: Session, report: JobReport, tell: Callable[[str], None]) -> JobReport:
+    """Return the report of a job that is being cancelled, once it is over."""
+    latest = report
+    for latest in _until_over(session, report.id):
+        tell(f"cancelling job {latest.id}: {latest.placeholders_left} placeholders left")
+    return latest
 
 
 @click.command()

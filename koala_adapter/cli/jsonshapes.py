@@ -61,6 +61,15 @@ class SubmittedFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CancelledJobs:
+    """What became of several jobs that were to be cancelled."""
+
+    cancelled: tuple[JobReport, ...]
+    left: dict[str, str]
+    """Why a job was not cancelled, by its id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobExplanation:
     """Why a job waits, or what became of it."""
 
@@ -315,12 +324,13 @@ class Shape:
 SHAPES = {
     "job-report": Shape(
         version=1,
-        commands=("run", "sweep", "status ID", "cancel", "resize"),
+        commands=("run", "sweep", "status ID", "cancel ID", "resize"),
         kind=JobReport,
     ),
     "job-list": Shape(version=1, commands=("status", "history"), kind=list[JobReport]),
     "submitted": Shape(version=1, commands=("submit JOB",), kind=Submitted),
     "submitted-files": Shape(version=1, commands=("submit JOB JOB",), kind=SubmittedFiles),
+    "cancelled-jobs": Shape(version=1, commands=("cancel ID ID",), kind=CancelledJobs),
     "explanation": Shape(version=1, commands=("explain ID",), kind=JobExplanation),
     "local-explanation": Shape(version=1, commands=("explain CLUSTER:ID",), kind=LocalExplanation),
     "cluster-list": Shape(version=1, commands=("clusters",), kind=list[ClusterReport]),

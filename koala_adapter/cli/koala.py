@@ -108,7 +108,7 @@ SECTIONS = {
         ("explain", "jobs", "Say why a job waits, what it holds, and what would let it start."),
         ("logs", "jobs", "Print what the processes of a job wrote."),
         ("resize", "jobs", "Bring a running malleable job to another size."),
-        ("cancel", "jobs", "End a job and everything of it in all batch systems."),
+        ("cancel", "jobs", "End a job, or several, and everything of it in all batch systems."),
         ("clusters", "jobs", "Show the clusters: what is idle, what we hold, how often we ask."),
         ("report", "report", "Draw what a job, or all jobs of some time, had where and when."),
         ("negotiations", "negotiation", "Show who offered what when in the negotiations of jobs, and how each ended."),

@@ -165,6 +165,7 @@ JSON_SHAPES = (
     "job-list",
     "submitted",
     "submitted-files",
+    "cancelled-jobs",
     "explanation",
     "local-explanation",
     "cluster-list",

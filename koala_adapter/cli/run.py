@@ -406,24 +406,26 @@ EXIT_CODES = {"placed": 0, "insufficient": EXIT_NOT_PLACED, "infeasible": EXIT_R
 
 
 @click.command()
-@job_argument
+@job_arguments
 @json_option
 @pass_session
 @command_body
-def plan(session: Session, job_file: Path, as_json: bool) -> None:
+def plan(session: Session, wanted: JobArguments, as_json: bool) -> None:
     r"""Show where a job would go now. Nothing is submitted.
 
-    Asks the service when one runs, and the clusters themselves when none does.
+    JOB is a job file, or a program as for `koala run`. Asks the service when one runs, and the clusters themselves when
+    none does.
 
     \b
     Exit codes:
       0 it would be placed, 241 not now, 240 never
 
     \b
-    Example:
+    Examples:
       koala plan job.toml
+      koala plan -n 64 --memory 4GiB -- ./program --steps 100
     """
-    job = session.job(job_file)
+    job = wanted.job(session)
     with session.progress.status("looking at the clusters") as status:
         report = session.here.plan(job, lambda names: status.update(f"asking {names}"))
     if as_json:
