@@ -488,8 +488,11 @@ def test_plan_and_script_without_a_service_submit_nothing(koala: Koala) -> None:
     assert report["result"] == "placed"
     assert {one["cluster"]: one["idle"] for one in report["components"]} == {"alpha": 4, "beta": 4}
     shown = koala.json("script", job, "--cluster", "beta")
-    assert [one["component"] for one in shown["submissions"]] == ["left", "right"]
+    assert [one["component"] for one in shown["submissions"]] == ["right"]
     assert "THE-ONE-TIME-TOKEN-GOES-HERE" in shown["submissions"][0]["script"]
+    Path(job).write_text(Path(job).read_text().replace('"beta"', '"alpha"'))
+    refused = koala.inside("script", job, "--cluster", "beta", check=245)
+    assert "nothing of this job is ever submitted to beta: component 'left': the component asks for" in refused.stderr
     assert koala.json("clusters")[0]["idle"] == 4
     assert koala.placeholders() == []
 

@@ -498,6 +498,9 @@ def script(session: Session, job_file: Path, cluster: str, as_json: bool) -> Non
         return
     for sample in samples:
         show_sample(sample, cluster, session.console)
+    shown = {sample.component for sample in samples}
+    for name in [one.name for one in job.components if one.name not in shown]:
+        session.remark(f"component {name} never goes to {cluster}, so nothing is submitted there for it")
     if note:
         session.remark(note)
 

@@ -28,6 +28,7 @@ from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.report.sitevalues import SampleSubmission
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import SubmitPlaceholders
+from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest
 from koala_adapter.service.opening import (
     token_path,
     words_directory,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.lrm import Lrm
-    from koala_adapter.model import Job, PlaceholderId
+    from koala_adapter.model import Component, Job, PlaceholderId
     from koala_adapter.scheduler import actions as act
     from koala_adapter.service.applications import Applications, Archive
     from koala_adapter.service.clusters import ClusterDriver
@@ -113,14 +114,21 @@ def sample_submissions(
 ) -> list[SampleSubmission]:
     """Return exactly what would be submitted for a job to a cluster, with another text in the place of the token.
 
-    Raises LrmRejectedError when the cluster's directives cannot be applied.
+    Components that never go there are left out. Raises ConfigurationError when all of them are, and LrmRejectedError
+    when the cluster's directives cannot be applied.
     """
     parameters = scripts.site.parameters
+    never = {one.name: _never(one, config, int(job.walltime + parameters.launch_margin)) for one in job.components}
+    if all(never.values()):
+        said = "; ".join(f"component {name!r}: {why}" for name, why in never.items())
+        raise ConfigurationError(f"nothing of this job is ever submitted to {config.name}: {said}")
     walltime = int(job.walltime + parameters.launch_margin + parameters.placeholder_life)
     if (limit := config.parameters.walltime_limit) is not None:
         walltime = min(walltime, limit)
     samples = []
     for number, component in enumerate(job.components, start=1):
+        if never[component.name] is not None:
+            continue
         action = SubmitPlaceholders(
             batch=BatchKey(f"koala-{instance}-{number}"),
             cluster=ClusterName(config.name),
@@ -142,6 +150,22 @@ def sample_submissions(
             )
         )
     return samples
+
+
+def _never(component: Component, config: ClusterConfig, walltime: int) -> str | None:
+    """Return why the site file keeps a component from a cluster; None: it does not. The nodes are not looked at."""
+    parameters = config.parameters
+    view = ClusterView(
+        name=parameters.name,
+        capacity=None,
+        room=0,
+        available=0,
+        load_free=0,
+        walltime_limit=parameters.walltime_limit,
+        software=parameters.software,
+        container_runtime=parameters.container_runtime,
+    )
+    return ComponentRequest(component=component, walltime=walltime).never(view)
 
 
 def leave_token(path: Path, token: str) -> None:

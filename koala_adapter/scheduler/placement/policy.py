@@ -390,7 +390,7 @@ def _joint_infeasibility(requests: Sequence[ComponentRequest], views: Mapping[Cl
             return f"its components need {needs} on {name} together, at most {most} can be used there"
     if len(requests) < 2 or any(view.capacity is None for view in views.values()):  # noqa: PLR2004 - one fits alone
         return None
-    rooms = {name: most_ever(view) or 0 for name, view in views.items()}
+    rooms = {name: most_ever(view) or 0 for name, view in views.items() if _usable(requests, view)}
     total = sum(request.component.minimum for request in requests)
     if total > sum(rooms.values()):
         needs = slots_said(requests[0].component, total)
@@ -402,6 +402,11 @@ def _joint_infeasibility(requests: Sequence[ComponentRequest], views: Mapping[Cl
         fitting = listed(f"{name}: {room}" for name, room in rooms.items())
         return f"its components ({sizes} processors) do not fit into the clusters at the same time ({fitting})"
     return None
+
+
+def _usable(requests: Sequence[ComponentRequest], view: ClusterView) -> bool:
+    """Tell whether one of several components can ever run on a cluster."""
+    return any(request.never(view) is None for request in requests)
 
 
 def most_ever(view: ClusterView) -> int | None:
@@ -516,7 +521,7 @@ def shortage(requests: Sequence[ComponentRequest], views: Mapping[ClusterName, C
             said = listed(f"{view.name}: {view.closed or _room(view)}" for view in asked if request.never(view) is None)
             return f"component {component.name!r} needs {slots_said(component, component.minimum)} ({said})"
     total = sum(request.component.minimum for request in requests)
-    said = listed(f"{view.name}: {view.closed or _room(view)}" for view in views.values())
+    said = listed(f"{view.name}: {view.closed or _room(view)}" for view in views.values() if _usable(requests, view))
     if len(requests) == 1:
         return f"component {requests[0].component.name!r} needs {slots_said(requests[0].component, total)} ({said})"
     return f"its {len(requests)} components need {slots_said(requests[0].component, total)} together ({said})"

@@ -239,7 +239,7 @@ async def test_defaults_do_no_harm() -> None:
 # The contract has the capabilities that are asked for, and the manual's table has the same.
 
 ROOT = Path(__file__).parents[3]
-CONTRACT = ROOT / "koala_adapter" / "plugin" / "contract.py"
+CONTRACT = ROOT / "koala_adapter" / "lrm" / "contract.py"
 NAMES = [field.name for field in fields(Capabilities)]
 
 

@@ -262,6 +262,16 @@ def test_not_now_tells_the_room_there_is() -> None:
             [request("c", 4), request("d", 4), request("e", 4)],
             "its components (4, 4, 4 processors) do not fit into the clusters at the same time (a: 6; b: 6)",
         ),
+        (  # what a cluster has that neither may use does not count, and is not told as room
+            site(view("a", 6), view("b", 90)),
+            [request("c", 4, excluded=("b",)), request("d", 4, excluded=("b",))],
+            "the job needs 8 processors at once, all clusters together have 6 to use",
+        ),
+        (
+            site(view("a", 6), view("b", 90), view("c", 6)),
+            [request(name, 4, excluded=("b",)) for name in "cde"],
+            "its components (4, 4, 4 processors) do not fit into the clusters at the same time (a: 6; c: 6)",
+        ),
     ],
 )
 def test_never_says_why(views: Views, asked: list[ComponentRequest], reason: str) -> None:
