@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # importing typing would take longer than all the rest
     from koala_adapter.python.localsite import local_site
     from koala_adapter.python.site import Site, clusters, job, jobs, run, submit
     from koala_adapter.report.sitevalues import ClusterReport
-    from koala_adapter.report.values import ComponentReport, JobReport
+    from koala_adapter.report.values import ComponentReport, JobReport, UsageReport
 
 __version__ = "0.2.0"
 
@@ -47,6 +47,7 @@ __all__ = [
     "KoalaError",
     "ServiceUnavailableError",
     "Site",
+    "UsageReport",
     "aio",
     "clusters",
     "job",
@@ -76,6 +77,7 @@ _HOME = {
     "JobResult": "python.jobs",
     "JobState": "outcome",
     "Site": "python.site",
+    "UsageReport": "report.values",
     "aio": "python.aio",
     "clusters": "python.site",
     "job": "python.site",

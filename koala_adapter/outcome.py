@@ -7,8 +7,9 @@ status. Kept apart from :mod:`koala_adapter.model` and without heavy imports, be
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from math import inf
 
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_LOST, EXIT_NOT_PLACED, EXIT_REFUSED, EXIT_WALLTIME
 
@@ -34,6 +35,34 @@ class EndReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskUsage:
+    """What a process and those below it have used on their node. Raises ValueError for what no process uses."""
+
+    user_seconds: float
+    """Processor time in the program."""
+    system_seconds: float
+    """Processor time in the kernel."""
+    memory_bytes: int
+    """Largest resident memory."""
+    read_bytes: int
+    """By all calls that read, whatever they read from."""
+    written_bytes: int
+    gpu_seconds: float | None = None
+    """Time for which its GPUs were busy, all together, estimated; None: not known."""
+
+    def __post_init__(self) -> None:
+        """Check that each number is finite and none is negative."""
+        for value in (getattr(self, one.name) for one in fields(self)):
+            if value is not None and not 0 <= value < inf:
+                raise ValueError(f"a usage of {value}")
+
+    @property
+    def processor_seconds(self) -> float:
+        """Processor time in all."""
+        return self.user_seconds + self.system_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEnd:
     """How a process that an agent ran came to its end."""
 
@@ -43,6 +72,8 @@ class TaskEnd:
     signal: int | None = None
     """Signal number when it was killed by one."""
     detail: str = ""
+    usage: TaskUsage | None = field(default=None, compare=False, repr=False)
+    """What it has used until then; None: not known, as by agents of an earlier version."""
 
     @property
     def ok(self) -> bool:

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from collections import Counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from koala_adapter.model import RunnerName
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.report.sitevalues import ClusterReport, PlannedComponent, PlanReport
-from koala_adapter.report.values import ComponentReport, HoldReport, JobReport, SizeChangeReport
+from koala_adapter.report.values import (
+    RANKS_LISTED,
+    ComponentReport,
+    HoldReport,
+    JobReport,
+    RankUsage,
+    SizeChangeReport,
+    UsageReport,
+)
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.placement.policy import Placed
@@ -162,6 +170,7 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
         files=files_report(record, files),
         sweep=sweep,
         concluded=concluded,
+        usage=_usage(record, now),
         size_changes=tuple(
             SizeChangeReport(
                 at=one.at + wall_offset,
@@ -175,6 +184,41 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
             for one in record.size_changes
         ),
     )
+
+
+def _usage(record: JobRecord, now: float) -> UsageReport | None:
+    held = record.held_for(now)
+    if not held and not record.usages:
+        return None
+    every = [
+        RankUsage(rank=rank, component=record.ranks[rank].component, used=used) for rank, used in record.usages.items()
+    ]
+    every.sort(key=lambda one: (one.used.processor_seconds, one.rank))
+    few = RANKS_LISTED // 2
+    largest = max(every, key=lambda one: one.used.memory_bytes, default=None)
+    gpus = [one.used.gpu_seconds for one in every if one.used.gpu_seconds is not None]
+    return UsageReport(
+        held_seconds=held,
+        held_before_launch_seconds=held if record.launched_at is None else record.held_before_launch,
+        used_seconds=sum(one.used.processor_seconds for one in every),
+        system_seconds=sum(one.used.system_seconds for one in every),
+        memory_bytes=0 if largest is None else largest.used.memory_bytes,
+        memory_rank=None if largest is None else largest.rank,
+        memory_asked_bytes=0 if largest is None else _memory_of(record, largest.rank),
+        read_bytes=sum(one.used.read_bytes for one in every),
+        written_bytes=sum(one.used.written_bytes for one in every),
+        gpu_seconds=sum(gpus) if gpus else None,
+        measured=len(every),
+        ranks=len(record.ranks),
+        by_rank=tuple(every if len(every) <= RANKS_LISTED else every[:few] + every[-few:]),
+    )
+
+
+def _memory_of(record: JobRecord, rank: int) -> int:
+    """Return the bytes of memory that were asked for a rank, or its part of those of its slot; 0: none."""
+    where = record.ranks[rank]
+    slot = record.job.component(where.component).slot_on(cast("ClusterName", where.cluster))
+    return slot.memory_mib * 2**20 // slot.ranks
 
 
 def _component(state: State, record: JobRecord, claim: Claim, now: float, former: int) -> ComponentReport:

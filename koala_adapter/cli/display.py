@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from koala_adapter.cli.listing import Column
     from koala_adapter.cli.session import Session
     from koala_adapter.report.sitevalues import ClusterReport
-    from koala_adapter.report.values import ComponentReport, JobReport
+    from koala_adapter.report.values import ComponentReport, JobReport, UsageReport
 
 
 # -- Size of a job over time ---------------------------------------------------------------------------------
@@ -219,6 +219,7 @@ def job_lines(report: JobReport) -> list[str | FittingTable]:
             f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}, tries {report.tries}, "
             f"handed back {report.hand_backs} times"
         ),
+        *usage_lines(report),
         output_place(report),
     ]
     return lines + [escape(line) for line in (*sweep_lines(report), *files_lines(report))]
@@ -249,6 +250,61 @@ def sweep_state(report: JobReport) -> str:
     left = f", {seconds(sweep.seconds_left)} left" if sweep.seconds_left and report.outcome is None else ""
     failed = f", {sweep.failed} failed" if sweep.failed else ""
     return f" {sweep.done}/{sweep.total}{failed}{left}"
+
+
+SHORTEST_MEASURED = 5.0
+"""Seconds that a job has run, below which what it has used says nothing."""
+
+
+def usage_line(report: JobReport) -> str:
+    """Return how much a job has used of what it held, in one line; empty while that says nothing."""
+    usage, ran = report.usage, run_time(report)
+    if usage is None or not usage.measured or report.outcome is None or ran is None or ran < SHORTEST_MEASURED:
+        return ""
+    before = usage.held_before_launch_seconds / usage.held_seconds if usage.held_seconds else 0.0
+    claimed = f" ({_percent(before)} of that time before its launch)" if before >= WORTH_TELLING else ""
+    missing = usage.ranks - usage.measured
+    uncounted = f"; {_counted(missing, 'rank')} of {usage.ranks} not counted" if missing > 0 else ""
+    return f"used {_percent(usage.share)} of the processors it held{claimed}, {_memory(usage)}{uncounted}"
+
+
+WORTH_TELLING = 0.1
+"""Part of the time that a job held processors, below which its launch was soon enough."""
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.0f} %"
+
+
+def _memory(usage: UsageReport) -> str:
+    shown, where = show_size(usage.memory_bytes), " in its largest rank" if usage.ranks > 1 else ""
+    if not usage.memory_asked_bytes:
+        return f"{shown} of memory{where}"
+    most = show_size(usage.memory_asked_bytes)
+    return f"{shown.removesuffix(most.partition(' ')[2]).rstrip()} of {most}{where}"
+
+
+def usage_lines(report: JobReport) -> list[str | FittingTable]:
+    """Return what a job has used, in detail; nothing before a rank of it has ended."""
+    usage = report.usage
+    if usage is None or not usage.measured:
+        return []
+    gpus = "" if usage.gpu_seconds is None else f", GPUs busy {seconds(usage.gpu_seconds)}"
+    used = (
+        f"processor time {seconds(usage.used_seconds)} ({seconds(usage.system_seconds)} of it in the kernel) of "
+        f"{seconds(usage.held_seconds)} held, read {show_size(usage.read_bytes)}, "
+        f"written {show_size(usage.written_bytes)}{gpus}"
+    )
+    lines: list[str | FittingTable] = [*filter(None, [usage_line(report)]), used]
+    if usage.measured == 1:
+        return lines
+    table = FittingTable("rank", "component", "processor time", "memory", "read", "written")
+    for one in usage.by_rank:
+        each = one.used
+        sizes = map(show_size, (each.memory_bytes, each.read_bytes, each.written_bytes))
+        table.add_row(str(one.rank), escape(one.component), seconds(each.processor_seconds), *sizes)
+    left = usage.measured - len(usage.by_rank)
+    return [*lines, table, *([f"and {left:,} ranks in between"] if left else [])]
 
 
 def changes_table(report: JobReport) -> FittingTable:
@@ -495,7 +551,7 @@ def closing(report: JobReport, console: Console, *, where: bool = True) -> None:
     output = f"; {output_place(report)}" if where else ""
     times = f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}"
     console.print(f"{times}, exit code {code}{output}", soft_wrap=True)
-    for line in (*sweep_lines(report), *files_lines(report)):
+    for line in (*filter(None, [usage_line(report)]), *sweep_lines(report), *files_lines(report)):
         console.print(line, markup=False, soft_wrap=True)
     if report.placeholders_left and not report.concluded:
         console.print(

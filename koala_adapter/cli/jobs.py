@@ -324,7 +324,10 @@ def explain(session: Session, job_id: str, cluster: str | None, as_json: bool) -
         session.print_json({"id": report.id, "state": report.state.value, "explanation": report.explanation})
     else:
         # One line for programs, whole words for people.
-        session.console.print(report.explanation, markup=False, soft_wrap=not session.console.is_terminal)
+        from koala_adapter.cli.display import usage_line
+
+        used = f" It {line}." if (line := usage_line(report)) else ""
+        session.console.print(report.explanation + used, markup=False, soft_wrap=not session.console.is_terminal)
 
 
 def _explain_local(session: Session, cluster: str, job_id: str, *, as_json: bool) -> None:

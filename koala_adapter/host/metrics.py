@@ -120,6 +120,10 @@ JOBS = _gauge("jobs", "Jobs that have not ended.", "state")
 JOB_WAITING = _histogram("job_waiting_seconds", "Time of each job from submission until its launch.", bounds=LONG)
 JOB_STARTS = _counter("job_starts", "Jobs that were launched.")
 JOB_ENDS = _counter("job_ends", "Jobs that have ended.", "outcome")
+PROCESSOR_SECONDS_HELD = _counter("processor_seconds_held", "Processor seconds that jobs held until their ends.")
+PROCESSOR_SECONDS_USED = _counter("processor_seconds_used", "Processor time of ranks, counted when each has ended.")
+BYTES_READ = _counter("bytes_read", "Bytes that ranks read by all calls, counted likewise.")
+BYTES_WRITTEN = _counter("bytes_written", "Bytes that ranks wrote, likewise.")
 SIZE_CHANGES = _counter("size_changes", "Changes of the size of running jobs.", "cluster", "direction")
 SIZE_CHANGE_PROCESSORS = _counter(
     "size_change_processors", "Processors that running jobs took in or gave back.", "cluster", "direction"
@@ -169,6 +173,10 @@ SERVE = (
     JOB_WAITING,
     JOB_STARTS,
     JOB_ENDS,
+    PROCESSOR_SECONDS_HELD,
+    PROCESSOR_SECONDS_USED,
+    BYTES_READ,
+    BYTES_WRITTEN,
     SIZE_CHANGES,
     SIZE_CHANGE_PROCESSORS,
     JOURNAL_BLOCKED,

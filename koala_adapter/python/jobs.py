@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from koala_adapter.api.offline import JournalView
     from koala_adapter.outcome import JobState
     from koala_adapter.python.description import Job
-    from koala_adapter.report.values import ComponentReport, JobReport
+    from koala_adapter.report.values import ComponentReport, JobReport, UsageReport
 
 
 # -- Showing a job: one line, or a table that a notebook updates ---------------------------------------------
@@ -198,6 +198,11 @@ class JobResult:
     def detail(self) -> str:
         """Why it ended as it did, in one sentence; empty when there is nothing to say."""
         return "" if self.report.outcome is None else self.report.outcome.detail
+
+    @property
+    def usage(self) -> UsageReport | None:
+        """What it has used of the processors and the memory that it held; None: it has held no processor."""
+        return self.report.usage
 
     @property
     def directory(self) -> Path:

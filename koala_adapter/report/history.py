@@ -212,8 +212,8 @@ def job_table(reports: Sequence[JobReport], found: Sequence[Occupation], zone: t
         name="jobs",
         title="Jobs",
         columns=(
-            *("job", "name", "state", "processors", "waited (s)", "ran (s)", "used (processor hours)", "exit"),
-            *("submitted", "launched", "ended", "reason"),
+            *("job", "name", "state", "processors", "waited (s)", "ran (s)", "used (processor hours)"),
+            *("processor time (%)", "memory (MiB)", "exit", "submitted", "launched", "ended", "reason"),
         ),
         rows=[
             (
@@ -224,6 +224,7 @@ def job_table(reports: Sequence[JobReport], found: Sequence[Occupation], zone: t
                 report.waited,
                 report.ran,
                 hours[report.id],
+                *_usage(report),
                 None if report.outcome is None else report.outcome.exit_code,
                 *(moment(at, zone) for at in (report.submitted_at, report.launched_at, report.finished_at)),
                 reason(report),
@@ -262,3 +263,11 @@ def usage_table(found: Sequence[Occupation], zone: tzinfo | None) -> Table:
         columns=("cluster", "from", "processors"),
         rows=[(name, moment(at, zone), level) for name, some in by_cluster(found).items() for at, level in used(some)],
     )
+
+
+def _usage(report: JobReport) -> tuple[float | None, float | None]:
+    """Return the processor time of a job in per cent of that held, and the largest memory of a rank in MiB."""
+    usage = report.usage
+    if usage is None or not usage.measured:
+        return None, None
+    return 100 * usage.share, usage.memory_bytes / 2**20

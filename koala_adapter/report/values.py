@@ -14,6 +14,7 @@ from koala_adapter.outcome import (
     JobKind,
     JobOutcome,
     JobState,
+    TaskUsage,
 )
 from koala_adapter.slots import PLAIN, Slot, ranks_of
 
@@ -89,6 +90,60 @@ class FilesReport:
 
 
 NO_FILES = FilesReport()
+
+
+# -- Usage of a job ------------------------------------------------------------------------------------------
+
+RANKS_LISTED = 16
+"""Most ranks whose usage a report lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankUsage:
+    """What one rank has used."""
+
+    rank: int
+    component: str
+    used: TaskUsage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageReport:
+    """What a job has used of the processors and the memory that it held.
+
+    Agents tell of a rank when it ends: a rank that runs, or whose agent was lost, is not counted in.
+    """
+
+    held_seconds: float
+    """Processor seconds held: of each processor, from when its agent reported until it was given back."""
+    held_before_launch_seconds: float
+    """Those of them before the launch of the job, while it waited for further processors."""
+    used_seconds: float = 0.0
+    """Processor time, in the program and in the kernel."""
+    system_seconds: float = 0.0
+    """That in the kernel."""
+    memory_bytes: int = 0
+    """Largest resident memory of a rank."""
+    memory_rank: int | None = None
+    """The rank that had it."""
+    memory_asked_bytes: int = 0
+    """What was asked for that rank by the key ``memory``, its part where ranks share a slot; 0: nothing."""
+    read_bytes: int = 0
+    """By all calls that read, whatever they read from: files, pipes, terminals."""
+    written_bytes: int = 0
+    gpu_seconds: float | None = None
+    """Time for which GPUs were busy, estimated; None: not known."""
+    measured: int = 0
+    """Ranks whose usage is known."""
+    ranks: int = 0
+    """Ranks that were launched."""
+    by_rank: tuple[RankUsage, ...] = ()
+    """Of more than 16 ranks the 8 with the least and the 8 with the most processor time, in the order of that."""
+
+    @property
+    def share(self) -> float:
+        """Processor time used of that held; 0 where none was held."""
+        return self.used_seconds / self.held_seconds if self.held_seconds > 0 else 0.0
 
 
 # -- Jobs ----------------------------------------------------------------------------------------------------
@@ -183,6 +238,8 @@ class JobReport:
     """How far a sweep is."""
     concluded: bool = False
     """Its processes have ended by themselves, and all that they leave has come; its placeholders may go on a little."""
+    usage: UsageReport | None = None
+    """What it has used; None while it has held no processor."""
 
     def size_at_last(self, component: str, cluster: str) -> int:
         """Return the processors that a component has on a cluster, or had at the end, when its workers had left."""

@@ -20,6 +20,7 @@ from koala_adapter.model import (
     PlaceholderId,
     TaskEnd,
 )
+from koala_adapter.outcome import TaskUsage
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.slots import SlotCount
 
@@ -243,6 +244,15 @@ class RankEnded(Event):
     job_id: JobId
     rank: int | None
     end: TaskEnd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMeasured(Event):
+    """The agent of a rank told what that has used until its end. Nothing is decided by it."""
+
+    job_id: JobId
+    rank: int
+    usage: TaskUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from koala_adapter.model import (
     RunnerName,
     TaskEnd,
 )
-from koala_adapter.outcome import JobOutcome, JobState, PlaceholderState
+from koala_adapter.outcome import JobOutcome, JobState, PlaceholderState, TaskUsage
 from koala_adapter.scheduler.actions import Rank
 from koala_adapter.scheduler.malleable.policies import Step
 from koala_adapter.scheduler.parameters import (
@@ -710,6 +710,19 @@ class JobRecord:
     """Placeholders of this job that have not ended."""
     held: int = 0
     """Those of them that are held."""
+    processors_held: int = 0
+    """Processors that it has now: of all its placeholders that are held or launched."""
+    held_seconds: float = 0.0
+    """Processor seconds for which it has had processors, until ``held_until``."""
+    held_until: float = 0.0
+    held_before_launch: float = 0.0
+    """Those before its launch."""
+    usages: dict[int, TaskUsage] = field(default_factory=dict)
+    """What each rank has used whose agent has told of its end."""
+
+    def held_for(self, now: float) -> float:
+        """Return the processor seconds for which it has had processors."""
+        return self.held_seconds + self.processors_held * max(0.0, now - self.held_until)
 
     @property
     def not_before(self) -> float | None:

@@ -248,6 +248,13 @@ def rank_started(context: Context, event: ev.RankStarted) -> None:
         check_running(context, record)
 
 
+def rank_measured(context: Context, event: ev.RankMeasured) -> None:
+    """Keep what a rank has used, also when its job has ended before it."""
+    record = context.state.jobs.get(event.job_id)
+    if record is not None and event.rank in range(len(record.ranks)):
+        record.usages.setdefault(event.rank, event.usage)
+
+
 HANDLERS: Handlers = {
     ev.HoldsSeen: holds_seen,
     ev.SuspensionsSeen: suspensions_seen,
@@ -258,5 +265,6 @@ HANDLERS: Handlers = {
     ev.PlaceholderEnded: placeholder_ended,
     ev.PlaceholderSaid: placeholder_said,
     ev.RankStarted: rank_started,
+    ev.RankMeasured: rank_measured,
 }
 PLACEHOLDER_TIMERS: PlaceholderTimers = {TimerKind.SILENCE: silence_timer}

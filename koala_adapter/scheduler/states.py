@@ -150,6 +150,8 @@ CHANGE_TRANSITIONS: Mapping[ChangePhase, Mapping[ChangePhase, str]] = MappingPro
 )
 """For each phase of a change the phases that may follow it. A new one is in no record, nor one that is over."""
 
+_OURS = frozenset({PlaceholderState.HELD, PlaceholderState.LAUNCHED})
+
 AnyState = TypeVar("AnyState", JobState, PlaceholderState, ChangePhase)
 
 
@@ -188,7 +190,7 @@ class Ledger:
         for batch in state.batches.values():
             batch.live = 0
         for record in state.jobs.values():
-            record.live = record.held = 0
+            record.live = record.held = record.processors_held = 0
             for claim in record.claims:
                 self._count_places(claim, len(claim.places))
             for change in record.changes.values():
@@ -246,6 +248,7 @@ class Ledger:
         if placeholder.waiting and target is PlaceholderState.QUEUED:
             placeholder.state = target
             return
+        self._note_held(placeholder)
         self._count(placeholder, -1)
         placeholder.state = target
         self._count(placeholder, 1)
@@ -255,15 +258,19 @@ class Ledger:
         if placeholder.state is not PlaceholderState.HELD:
             what = f"placeholder {placeholder.id}"
             _check(what, PLACEHOLDER_TRANSITIONS, placeholder.state, PlaceholderState.HELD)
+        self._note_held(placeholder)
         self._count(placeholder, -1)
         self.state.jobs[placeholder.job_id].live -= 1
         taker.live += 1
         placeholder.job_id, placeholder.component = taker.job.id, component
         placeholder.state = PlaceholderState.HELD
+        self._note_held(placeholder)
         self._count(placeholder, 1)
 
     def exchange(self, held: PlaceholderRecord, pending: PlaceholderRecord) -> None:
         """Swap two placeholders between their jobs: a processor for a place in the queue of its cluster."""
+        self._note_held(held)
+        self._note_held(pending)
         self._count(held, -1)  # what waits is counted by cluster and submission only, which stay the same
         held.job_id, pending.job_id = pending.job_id, held.job_id
         held.component, pending.component = pending.component, held.component
@@ -272,6 +279,7 @@ class Ledger:
 
     def remove(self, placeholder: PlaceholderRecord) -> None:
         """Drop the record of a placeholder that is gone; with the last one, that of its submission."""
+        self._note_held(placeholder)
         self._count(placeholder, -1)
         self._count_live(placeholder, -1)
         del self.state.placeholders[placeholder.id]
@@ -328,6 +336,11 @@ class Ledger:
 
     # ---- counts ---------------------------------------------------------------------------------------------------
 
+    def _note_held(self, placeholder: PlaceholderRecord) -> None:
+        """Add up for how long the job of a placeholder has had processors, before it has others."""
+        record, now = self.state.jobs[placeholder.job_id], self.state.now or 0.0
+        record.held_seconds, record.held_until = record.held_for(now), now
+
     def _count_live(self, placeholder: PlaceholderRecord, one: int) -> None:
         """Add a placeholder to those that have not ended, or (``one`` = -1) take it out of them."""
         state = self.state
@@ -346,8 +359,10 @@ class Ledger:
                 cluster.pending[batch] = left
             else:
                 cluster.pending.pop(batch, None)
-        elif placeholder.state is PlaceholderState.HELD:
-            self.state.jobs[placeholder.job_id].held += one
+        elif placeholder.state in _OURS:
+            record, slot = self.state.jobs[placeholder.job_id], self.state.slot_of(placeholder)
+            record.processors_held += one * (placeholder.slot_processors if slot.exclusive else slot.threads)
+            record.held += one if placeholder.state is PlaceholderState.HELD else 0
         elif placeholder.state is PlaceholderState.ENDING:
             self.state.clusters[placeholder.cluster].ending += one * placeholder.slot_processors
 

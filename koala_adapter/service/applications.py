@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import stat
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -35,7 +35,7 @@ from koala_adapter.runners.runner import (
 )
 from koala_adapter.runners.software import ClusterSoftware
 from koala_adapter.runners.workers import SweepRunner, WorkersRunner
-from koala_adapter.scheduler.events import RankEnded
+from koala_adapter.scheduler.events import RankEnded, RankMeasured
 from koala_adapter.service.results import Results
 from koala_adapter.vjm.channel import LaunchFile
 
@@ -235,7 +235,7 @@ class Applications:
     def _tell(self, runner: Runner, report: TaskReport) -> None:
         events = list(runner.started(report.task, self._core.now()))
         if report.end is not None:
-            events += runner.ended(report.task, report.end, self._core.now())
+            events += runner.ended(report.task, self._measured(report.task, report.end), self._core.now())
         for event in events:
             self._report_new(event)
 
@@ -257,9 +257,22 @@ class Applications:
     def ended(self, placeholder: PlaceholderId, task: str, end: TaskEnd) -> None:
         """A task of an agent ended; of tasks that are not its own it has nothing to say."""
         self._sending.arrived(task)
-        runner = self._runner_of(task) if self._owns(placeholder, task) else None
+        if not self._owns(placeholder, task):
+            return
+        end, runner = self._measured(task, end), self._runner_of(task)
         for event in runner.ended(task, end, self._core.now()) if runner else ():
             self._report_new(event)
+
+    def _measured(self, task: str, end: TaskEnd) -> TaskEnd:
+        """Report once what a rank has used, and return its end without that.
+
+        An event of its own: not every end of a task ends a rank (MPI), and a job may have ended before its ranks.
+        """
+        job_id, _, rank = task.partition(":")
+        record = self._core.state.jobs.get(JobId(job_id))
+        if end.usage is not None and record is not None and rank.isdecimal() and int(rank) not in record.usages:
+            self._core.post(RankMeasured(time=self._core.now(), job_id=record.job.id, rank=int(rank), usage=end.usage))
+        return replace(end, usage=None)
 
     def _owns(self, placeholder: PlaceholderId, task: str) -> bool:
         return self.output_path(placeholder, task) is not None

@@ -43,6 +43,10 @@ class ServiceMeter:
                 self.meter.add(metric.CLUSTER_FAILURES, event.cluster)
             case ev.PlaceholderHeld():
                 self._count_wait(event)
+            case ev.RankMeasured():
+                self.meter.add(metric.PROCESSOR_SECONDS_USED, amount=event.usage.processor_seconds)
+                self.meter.add(metric.BYTES_READ, amount=event.usage.read_bytes)
+                self.meter.add(metric.BYTES_WRITTEN, amount=event.usage.written_bytes)
         job_id = getattr(event, "job_id", None)
         record = None if job_id is None else self._core.state.jobs.get(job_id)
         if record is not None and record.size_changes:
@@ -67,6 +71,9 @@ class ServiceMeter:
     def ended(self, job_id: JobId, outcome: JobState) -> None:
         """Count the end of a job."""
         self.meter.add(metric.JOB_ENDS, outcome.value)
+        record = self._core.state.jobs.get(job_id)
+        if record is not None:
+            self.meter.add(metric.PROCESSOR_SECONDS_HELD, amount=record.held_seconds)
         self._counted.pop(job_id, None)
 
     # ---- what an event has changed --------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from koala_adapter.errors import ProtocolError
 from koala_adapter.model import EndReason, TaskEnd
+from koala_adapter.outcome import TaskUsage
 from koala_adapter.vjm import channel
 from koala_adapter.vjm.channel import (
     AgentMessage,
@@ -52,12 +53,24 @@ seconds = st.floats(min_value=0, max_value=1e9)
 positive = st.floats(min_value=1e-3, max_value=1e9)
 offsets = st.integers(min_value=0, max_value=2**50)
 streams = st.sampled_from(["out", "err"])
+USAGE = {"user_seconds": 1.5, "system_seconds": 0.5, "memory_bytes": 3, "read_bytes": 4, "written_bytes": 5}
+counts = st.integers(0, 2**50)
+usages = st.builds(
+    TaskUsage,
+    user_seconds=seconds,
+    system_seconds=seconds,
+    memory_bytes=counts,
+    read_bytes=counts,
+    written_bytes=counts,
+    gpu_seconds=st.none() | seconds,
+)
 ends = st.builds(
     TaskEnd,
     reason=st.sampled_from(EndReason),
     exit_code=st.none() | st.integers(0, 255),
     signal=st.none() | st.integers(1, 64),
     detail=texts,
+    usage=st.none() | usages,
 )
 agent_messages: st.SearchStrategy[AgentMessage] = st.one_of(
     st.builds(
@@ -223,6 +236,16 @@ def test_damaged_messages_give_messages_or_protocol_errors(message: AgentMessage
         fields(tasks=[{"task": "t", "running": "yes"}]),
         fields(tasks=[{"task": "t", "running": False, "end": {"reason": "no such reason"}}]),
         fields(tasks=[{"task": "t", "running": True}] * 1001),
+        fields(tasks=[{"task": "t", "running": False, "end": {"reason": "exited", "usage": {}}}]),
+        *(
+            fields(tasks=[{"task": "t", "running": False, "end": {"reason": "exited", "usage": USAGE | wrong}}])
+            for wrong in (
+                {"user_seconds": -1.0},
+                {"system_seconds": float("nan")},
+                {"memory_bytes": 1.5},
+                {"gpu_seconds": "1"},
+            )
+        ),
         b'{"kind":"output","task":"t","stream":"log","offset":0,"data":""}\n',
         b'{"kind":"output","task":"t","stream":"out","offset":-1,"data":""}\n',
         b'{"kind":"output","task":"t","stream":"out","offset":1e99,"data":""}\n',
@@ -254,6 +277,17 @@ def test_errors_do_not_repeat_secrets() -> None:
     assert "seekrit" not in str(refused.value)
     assert "a-token" not in repr(HELLO)
     assert "a-session" not in repr(HELLO)
+
+
+def test_what_a_task_has_used_is_told_with_its_end() -> None:
+    """Agents of an earlier version do not; two ends are alike whatever was used until then."""
+    usage = TaskUsage(user_seconds=1.5, system_seconds=0.5, memory_bytes=3, read_bytes=4, written_bytes=5)
+    end = TaskEnd(reason=EndReason.EXITED, exit_code=0, usage=usage)
+    (told,) = channel.agent_decoder().feed(channel.encode(TaskEnded(task="t", end=end)))
+    assert isinstance(told, TaskEnded)
+    assert told.end.usage == usage
+    old = b'{"kind":"task-ended","task":"t","end":{"reason":"exited","exit_code":0,"signal":null,"detail":""}}\n'
+    assert channel.agent_decoder().feed(old) == [told]
 
 
 def test_unknown_members_are_ignored() -> None:

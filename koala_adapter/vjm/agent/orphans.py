@@ -9,6 +9,7 @@ import os
 import signal
 
 from koala_adapter.vjm.agent.processes import read_bytes
+from koala_adapter.vjm.agent.usage import Counts, reap
 
 TYPE_CHECKING = False
 
@@ -40,12 +41,12 @@ def children_of(pid: int) -> "List[int]":
     return [int(child) for thread in threads for child in read_bytes(f"/proc/{pid}/task/{thread}/children").split()]
 
 
-def reap_orphans(kept: "Container[int]") -> None:
-    """Reap our children that have ended, but not those in ``kept``."""
+def reap_orphans(kept: "Container[int]", counts: Counts) -> None:
+    """Reap our children that have ended, but not those in ``kept``, and add what they have used to ``counts``."""
     for pid in children_of(os.getpid()):
         if pid not in kept:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+                counts.add(reap(pid, os.WNOHANG) or Counts())
 
 
 def kill_orphans(kept: "Container[int]") -> None:

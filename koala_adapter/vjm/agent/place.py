@@ -19,6 +19,7 @@ import stat
 from koala_adapter.vjm.agent.node import Timers, clock, own_output, random_name, raw, remove_output
 from koala_adapter.vjm.agent.orphans import kill_orphans, reap_orphans
 from koala_adapter.vjm.agent.processes import NO_SESSION, kill_all, read_bytes
+from koala_adapter.vjm.agent.usage import Counts
 
 TYPE_CHECKING = False
 
@@ -270,6 +271,7 @@ class Workplace:
         self.guard = Guard(batch)
         self.ending = ending  # reason and detail, once the placeholder must go
         self.adopts = False  # what tasks leave behind becomes a child of ours
+        self._orphans = Counts()  # of adopted processes that were reaped
         self._running: "Set[int]" = set()  # the first processes of tasks, which these reap themselves
         self._directory: "Optional[str]" = None
         self._directories = 0
@@ -290,6 +292,8 @@ class Workplace:
 
     def begun(self, pid: int) -> None:
         """Know of the first process of a task."""
+        if not self._running:
+            self._orphans = Counts()  # these were of tasks before
         self._running.add(pid)
         self.guard.watch(pid)
 
@@ -305,7 +309,13 @@ class Workplace:
             kept = self._running | {self.guard.pid}
             if not self._running:
                 kill_orphans(kept)
-            reap_orphans(kept)
+            reap_orphans(kept, self._orphans)
+
+    def orphans(self) -> Counts:
+        """Return the counts of adopted processes that have ended since this was last asked."""
+        self.see_to_orphans()
+        found, self._orphans = self._orphans, Counts()
+        return found
 
     def remove(self, directory: str) -> None:
         """Remove a directory in pieces: in one go it could take longer than the time between heartbeats."""

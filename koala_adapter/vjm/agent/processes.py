@@ -20,8 +20,7 @@ from koala_adapter.vjm.agent.node import random_name, raw
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    import subprocess
-    from typing import Any, Dict, List, Optional, Tuple, Union
+    from typing import Any, Dict, List, Optional, Tuple
 
 
 # -- Finding and ending processes ----------------------------------------------------------------------------
@@ -59,14 +58,17 @@ def signal_all(session: int, mark: bytes, *numbers: int) -> int:
     They are those of its session, and those that have its mark in their environment: an MPI starter gives every rank a
     session of its own, and a daemon leaves the one it came from.
     """
-    count = 0
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        if belongs(pid, session, mark):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                for number in numbers:
-                    os.kill(pid, number)
-                count += 1
-    return count
+    found = members(session, mark)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            for number in numbers:
+                os.kill(pid, number)
+    return len(found)
+
+
+def members(session: int, mark: bytes) -> "List[int]":
+    """Return the living processes of a task."""
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if belongs(pid, session, mark)]
 
 
 def belongs(pid: int, session: int, mark: bytes) -> bool:
@@ -120,9 +122,6 @@ def read_bytes(path: str) -> bytes:
 
 
 # -- Starting a process for a task ---------------------------------------------------------------------------
-
-if TYPE_CHECKING:
-    Child = Union["Spawned", subprocess.Popen[bytes]]
 
 MISSING = (errno.ENOENT, errno.ENOTDIR)
 
@@ -215,19 +214,8 @@ def keep_descriptors() -> None:
                 os.set_inheritable(int(name), False)  # noqa: FBT003 - the library's own way
 
 
-class Spawned:
-    """A child that runs a program."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def wait(self) -> None:
-        """Wait for the child and return its status."""
-        os.waitpid(self.pid, 0)
-
-
-def start(argv: "List[str]", working_directory: str, environment: "Dict[str, str]", writers: "List[int]") -> "Child":
-    """Start a process in a session of its own."""
+def start(argv: "List[str]", working_directory: str, environment: "Dict[str, str]", writers: "List[int]") -> int:
+    """Start a process in a session of its own and return its number; the caller reaps it."""
     begin = spawn if hasattr(os, "posix_spawn") else popen
     try:
         return begin(
@@ -244,7 +232,7 @@ def start(argv: "List[str]", working_directory: str, environment: "Dict[str, str
         raise LaunchError(f"{argv[0]} cannot be run on {socket.gethostname()}: {error.strerror}") from error
 
 
-def spawn(argv: "List[bytes]", directory: bytes, environment: "Dict[bytes, bytes]", writers: "List[int]") -> "Child":
+def spawn(argv: "List[bytes]", directory: bytes, environment: "Dict[bytes, bytes]", writers: "List[int]") -> int:
     """Start a process by what the C library has for it (Python 3.8): to import ``subprocess`` takes longer."""
     actions: "List[Any]" = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)]
     actions += [(os.POSIX_SPAWN_DUP2, writer, number) for number, writer in enumerate(writers, 1)]
@@ -259,9 +247,7 @@ def spawn(argv: "List[bytes]", directory: bytes, environment: "Dict[bytes, bytes
         for program in programs:
             try:
                 os.stat(program)  # to find out by a start takes longer
-                return Spawned(
-                    os.posix_spawn(program, argv, environment, file_actions=actions, setsid=True, setsigdef=IGNORED)
-                )
+                return os.posix_spawn(program, argv, environment, file_actions=actions, setsid=True, setsigdef=IGNORED)
             except NotImplementedError:  # an old C library
                 return popen(argv, directory, environment, writers)
             except OSError as error:  # as a shell: the next may be one that can be run
@@ -281,13 +267,11 @@ def current_directory() -> int:
         return os.open("/", os.O_RDONLY | os.O_DIRECTORY)
 
 
-def popen(
-    argv: "List[bytes]", directory: bytes, environment: "Dict[bytes, bytes]", writers: "List[int]"
-) -> "subprocess.Popen[bytes]":
-    """Start a process."""
+def popen(argv: "List[bytes]", directory: bytes, environment: "Dict[bytes, bytes]", writers: "List[int]") -> int:
+    """Start a process where the C library has nothing for it."""
     import subprocess
 
-    return subprocess.Popen(
+    process = subprocess.Popen(
         argv,
         cwd=directory,
         env=environment,
@@ -296,6 +280,8 @@ def popen(
         stderr=writers[1],
         start_new_session=True,
     )
+    process.returncode = 0  # it is over for the library, which must not reap it
+    return process.pid
 
 
 # -- Output of a task: read, and kept until it is acknowledged -----------------------------------------------

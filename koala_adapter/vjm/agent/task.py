@@ -24,6 +24,7 @@ from koala_adapter.vjm.agent.processes import (
     task_environment,
     write_file,
 )
+from koala_adapter.vjm.agent.usage import Counts, Usage, reap
 
 TYPE_CHECKING = False
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
     from koala_adapter.vjm.agent.application import ApplicationSocket
-    from koala_adapter.vjm.agent.processes import Child
     from koala_adapter.vjm.agent.results import Results
 
 
@@ -52,7 +52,7 @@ class Task:
         self.end: "Optional[Dict[str, Any]]" = None
         self.reported = False
         self._workplace = workplace
-        self._process: "Optional[Child]" = None
+        self._process: "Optional[Usage]" = None
         self._exited: "Optional[Tuple[float, Optional[int], Optional[int]]]" = None  # when, exit code, signal
         self._stopping: "Optional[Tuple[str, str]]" = None
         self._ordered: "Set[int]" = set()  # signals that the control center had sent
@@ -175,7 +175,7 @@ class Task:
 
     def _conclude(
         self,
-        process: "Child",
+        process: Usage,
         when: float,
         code: "Optional[int]",
         number: "Optional[int]",
@@ -186,12 +186,15 @@ class Task:
             return
         if since < DRAIN and not all(source.fifo or source.closed for source in self._sources):
             return
+        counts = self._workplace.orphans()
+        process.end(counts)
         kill_all(process.pid, self._mark)
-        process.wait()
+        counts.add(reap(process.pid) or Counts())
         if self.application is not None:
             self.application.finish()
         self._workplace.over(process.pid)
         self.end = self._describe(code, number)
+        self.end["usage"] = process.told(counts)
         for source in self._sources:
             source.finish()
 
@@ -243,8 +246,9 @@ class Task:
                 reader, writer = os.pipe()
                 writers.append(writer)
                 self._sources.append(Source(self._workplace.selector, reader, self.outputs[name], fifo=False))
-            self._process = start(argv, working_directory, environment, writers)
-            self._workplace.begun(self._process.pid)
+            pid = start(argv, working_directory, environment, writers)
+            self._workplace.begun(pid)
+            self._process = Usage(self._workplace.timers, pid, self._mark, environment)
         finally:
             for writer in writers:
                 os.close(writer)

@@ -42,6 +42,7 @@ from koala_adapter.cli.display import (
     sizes_over_time,
     sparkline,
     until_interrupted,
+    usage_line,
 )
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.log import set_up_log
@@ -54,9 +55,9 @@ from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_REFUSED, EXIT_SERVICE, KoalaError
 from koala_adapter.lrm import load_plugins
 from koala_adapter.model import ClusterName, EndReason, JobId
-from koala_adapter.outcome import JobOutcome, JobState
+from koala_adapter.outcome import JobOutcome, JobState, TaskUsage
 from koala_adapter.report.sitevalues import ClusterReport, PlannedComponent, SampleSubmission
-from koala_adapter.report.values import ComponentReport, SizeChangeReport
+from koala_adapter.report.values import ComponentReport, RankUsage, SizeChangeReport, UsageReport
 from koala_adapter.slots import PLAIN, Slot
 from tests.unit.api.jobreports import job_report
 from tests.unit.scheduler.scheduler_site import component as watching_component
@@ -768,3 +769,62 @@ def test_sizes_of_workers(approach: str, more: str, where: str, when: str, tmp_p
 
 def test_a_rigid_job_has_one_size(tmp_path: Path) -> None:
     assert not notes('walltime = 60\n[[components]]\ncommand = ["a"]\nprocessors = 2\n', "pwa", tmp_path)
+
+
+# What a job has used.
+
+USAGE = UsageReport(
+    held_seconds=200.0,
+    held_before_launch_seconds=10.0,
+    used_seconds=76.0,
+    memory_bytes=1_288_490_189,
+    memory_asked_bytes=4 * 2**30,
+    measured=1,
+    ranks=1,
+)
+
+
+def measured(usage: UsageReport, ran: float = 100.0) -> JobReport:
+    return job_report(launched_at=0.0, finished_at=ran, state=JobState.COMPLETED, outcome=COMPLETED, usage=usage)
+
+
+@pytest.mark.parametrize(
+    ("usage", "line"),
+    [
+        (USAGE, "used 38 % of the processors it held, 1.2 of 4 GiB"),
+        (replace(USAGE, memory_asked_bytes=0), "used 38 % of the processors it held, 1.2 GiB of memory"),
+        (replace(USAGE, memory_bytes=2**20), "used 38 % of the processors it held, 1 MiB of 4 GiB"),
+        (
+            replace(USAGE, held_before_launch_seconds=50.0, ranks=3, measured=2),
+            (
+                "used 38 % of the processors it held (25 % of that time before its launch), "
+                "1.2 of 4 GiB in its largest rank; 1 rank of 3 not counted"
+            ),
+        ),
+        (replace(USAGE, measured=0), ""),
+    ],
+)
+def test_what_a_job_has_used_is_one_line(usage: UsageReport, line: str) -> None:
+    assert usage_line(measured(usage)) == line
+    console = Console(file=io.StringIO(), width=100)
+    closing(measured(usage), console)
+    assert watching_shown(console).count("used ") == bool(line)
+
+
+def test_a_job_of_some_seconds_tells_nothing_of_its_usage() -> None:
+    assert not usage_line(measured(USAGE, ran=4.0))
+    assert not usage_line(replace(measured(USAGE), outcome=None))
+    assert not usage_line(job_report())
+
+
+def test_what_each_rank_has_used_is_in_the_details() -> None:
+    used = TaskUsage(user_seconds=3.0, system_seconds=1.0, memory_bytes=2**20, read_bytes=2**30, written_bytes=1)
+    ranks = tuple(RankUsage(rank=rank, component="c", used=used) for rank in (7, 3))
+    lines = job_lines(measured(replace(USAGE, gpu_seconds=3.0, by_rank=ranks, measured=12, ranks=12)))
+    console = Console(file=io.StringIO(), width=100)
+    console.print(*lines, sep="\n", soft_wrap=True)
+    text = watching_shown(console)
+    assert "processor time 76 s (0.0 s of it in the kernel) of 00:03:20 held, read 0 bytes, written 0 bytes" in text
+    assert "GPUs busy 3.0 s" in text
+    assert "7     c          4.0 s           1 MiB   1 GiB  1 byte" in text
+    assert "and 10 ranks in between" in text

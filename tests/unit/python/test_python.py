@@ -265,6 +265,7 @@ PROMISED = {
     "KoalaError",
     "ServiceUnavailableError",
     "Site",
+    "UsageReport",
     "aio",
     "clusters",
     "job",

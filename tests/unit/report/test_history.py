@@ -129,7 +129,7 @@ def test_tables_sum_up() -> None:
     assert cluster_table(found).rows == [("a", 36, 5.0, 5.0, 1.0)]
     assert job_table(reports, found, UTC).rows == [
         (
-            *("7", "job", "completed", 36, 20.0, 100.0, 1.0, None),
+            *("7", "job", "completed", 36, 20.0, 100.0, 1.0, None, None, None),
             *("1970-01-01 00:01:20", "1970-01-01 00:01:40", "1970-01-01 00:03:20", ""),
         )
     ]

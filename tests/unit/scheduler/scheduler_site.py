@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
+import pytest
 from pydantic import TypeAdapter
 
 from koala_adapter.model import (
@@ -88,6 +89,7 @@ def job(
 
 def recount(state: State) -> None:
     """Compare every count that the scheduler keeps with what it counts."""
+    had = processors_had(state)
     placeholders = state.placeholders.values()
     managed = processors_by_cluster(placeholders)
     queued = Counter(p.cluster for p in placeholders if p.waiting)
@@ -101,6 +103,7 @@ def recount(state: State) -> None:
     for id_, record in state.jobs.items():
         assert record.live == live[id_], f"job {id_}: live"
         assert record.held == held[id_], f"job {id_}: held"
+        assert record.processors_held == had[id_], f"job {id_}: processors held"
         if not record.state.final:
             claimed = [one for claim in record.claims for one in claim.placeholders]
             assert len(claimed) == len(set(claimed)), f"job {id_}: a placeholder is claimed twice"
@@ -108,6 +111,16 @@ def recount(state: State) -> None:
     recount_changes(state)
     batches = Counter(p.id.batch for p in placeholders)
     assert {key: batch.live for key, batch in state.batches.items()} == dict(batches)
+
+
+def processors_had(state: State) -> Counter[JobId]:
+    """Return the processors that jobs have, by job."""
+    found: Counter[JobId] = Counter()
+    for placeholder in state.placeholders.values():
+        if placeholder.state in {PlaceholderState.HELD, PlaceholderState.LAUNCHED}:
+            slot = state.slot_of(placeholder)
+            found[placeholder.job_id] += placeholder.slot_processors if slot.exclusive else slot.threads
+    return found
 
 
 def processors_by_cluster(placeholders: Iterable[PlaceholderRecord]) -> Counter[ClusterName]:
@@ -191,6 +204,8 @@ class Site:
         )
         self.events: list[ev.Event] = []
         self.actions: list[Action] = []
+        self.held_seconds: Counter[JobId] = Counter()
+        """For how long jobs have had processors, added up apart from the scheduler."""
         self.post(ev.Configured(time=self.now, parameters=self.parameters, clusters=self.clusters))
         for name, count in processors.items():
             self.poll(name, count)
@@ -202,9 +217,15 @@ class Site:
     def post(self, event: ev.Event) -> list[Action]:
         """Give the scheduler an event and return what it wants done."""
         self.events.append(event)
+        had, before = processors_had(self.state), self.state.now
         actions = self.scheduler.handle(event)
         self.actions += actions
         recount(self.state)
+        now = self.state.now or 0.0
+        for id_, processors in had.items():
+            self.held_seconds[id_] += processors * (now - (before or 0.0))  # type: ignore[assignment] # they are no counts
+        for id_, record in self.state.jobs.items():
+            assert record.held_for(now) == pytest.approx(self.held_seconds[id_])
         return actions
 
     def poll(

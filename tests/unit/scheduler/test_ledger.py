@@ -44,6 +44,8 @@ KEPT = frozenset(
         "ending",
         "gathering",
         "held",
+        "held_seconds",
+        "held_until",
         "job_id",
         "live",
         "managed",
@@ -51,6 +53,7 @@ KEPT = frozenset(
         "offered",
         "pending",
         "phase",
+        "processors_held",
         "queued",
         "state",
     }
@@ -127,7 +130,7 @@ def test_counts_are_what_they_would_be_if_counted_again(seed: int, *, malleable:
         cluster.managed = cluster.queued = cluster.ending = cluster.offered = cluster.gathering = -1
         cluster.pending = {}
     for record in again.jobs.values():
-        record.live = record.held = -1
+        record.live = record.held = record.processors_held = -1
     for batch in again.batches.values():
         batch.live = -1
     Ledger(again)

@@ -12,8 +12,9 @@ import pytest
 from koala_adapter.config.jobfile import LARGEST_SUM
 from koala_adapter.errors import JobRefusedError, ProtocolError
 from koala_adapter.model import EndReason, InputFile, JobKind, PlaceholderId, RunnerName, TaskEnd
-from koala_adapter.outcome import JobState
+from koala_adapter.outcome import JobState, TaskUsage
 from koala_adapter.scheduler.actions import LaunchJob
+from koala_adapter.scheduler.events import RankMeasured
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.results import ResultStore
 from koala_adapter.vjm.channel import FilePiece, Launch, Signal, TaskFiles, TaskReport
@@ -106,6 +107,33 @@ def test_ends_that_were_missed_are_told_by_the_agent(tmp_path: Path) -> None:
     assert launched.site.record("1").ends == {0: WELL}
     launched.applications.ended(launched.ranks[1], "1:1", WELL)
     assert launched.state is JobState.COMPLETED
+
+
+@pytest.mark.parametrize("mpi", [False, True])
+def test_what_a_rank_has_used_is_kept_once(tmp_path: Path, *, mpi: bool) -> None:
+    """With the end of a proxy, too, which ends no rank of MPI; an agent that was away tells of it when it is back."""
+    launched = Launched(tmp_path, mpi=mpi)
+    usage = TaskUsage(user_seconds=3.0, system_seconds=1.0, memory_bytes=5, read_bytes=6, written_bytes=7)
+    end = replace(WELL, usage=usage)
+    launched.applications.ended(launched.ranks[0], "1:0", end)
+    launched.applications.registered(launched.ranks[0], (TaskReport(task="1:0", running=False, end=end),))
+    launched.applications.ended(launched.ranks[0], "1:1", end)
+    record = launched.site.record("1")
+    assert record.usages == {0: usage}
+    assert [event for event in launched.site.events if isinstance(event, RankMeasured)] == [
+        RankMeasured(time=launched.site.now, job_id=record.job.id, rank=0, usage=usage)
+    ]
+    assert all(known.usage is None for known in record.ends.values())
+    assert set(record.ends) == (set() if mpi else {0})
+
+
+def test_ranks_of_a_job_that_is_over_are_measured(tmp_path: Path) -> None:
+    launched = Launched(tmp_path)
+    usage = TaskUsage(user_seconds=3.0, system_seconds=1.0, memory_bytes=5, read_bytes=6, written_bytes=7)
+    launched.applications.ended(launched.ranks[0], "1:0", BAD)
+    assert launched.state is JobState.FAILED
+    launched.applications.ended(launched.ranks[1], "1:1", replace(BAD, usage=usage))
+    assert launched.site.record("1").usages == {1: usage}
 
 
 def test_an_agent_speaks_for_its_own_rank_only(tmp_path: Path) -> None:

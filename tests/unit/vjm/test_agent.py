@@ -366,6 +366,8 @@ def test_an_end_that_was_ordered_needs_no_explanation(
         assert (task.end is not None) == ordered
         monkeypatch.setattr(tasks, "SETTLE", 0.0)
         task.advance()
+        assert task.end is not None
+        assert task.end.pop("usage")["written_bytes"] == 0
         assert task.end == {"reason": "signalled", "exit_code": None, "signal": 15, "detail": ""}
         task.advance()
         place.finish()

@@ -43,7 +43,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 def said(directory: Path, *argv: str, path: str = os.defpath) -> tuple[str, str]:
     """Run a program to its end and return what it wrote to its stdout and stderr."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        start(list(argv), str(directory), {"PATH": path, "WORD": "grüße"}, [output.fileno(), errors.fileno()]).wait()
+        pid = start(list(argv), str(directory), {"PATH": path, "WORD": "grüße"}, [output.fileno(), errors.fileno()])
+        os.waitpid(pid, 0)
         output.seek(0)
         errors.seek(0)
         return output.read().decode(), errors.read().decode()
