@@ -132,9 +132,9 @@ TRIGGER_SCHEDULER = ("qconf", "-tsm")
 """Run the scheduler now; a refusal is printed with exit code 0 (seen with 8.1.9)."""
 
 
-def list_nodes(features: Sequence[str] = ()) -> tuple[str, ...]:
-    """All hosts with their queues, the slots that the hosts have left, and which of these complexes are true there."""
-    return ("qhost", "-xml", "-q", "-F", ",".join(("slots", *features)))
+def list_nodes(complexes: Sequence[str] = ()) -> tuple[str, ...]:
+    """All hosts with their queues, the slots that the hosts have left, and their values of these complexes."""
+    return ("qhost", "-xml", "-q", "-F", ",".join(("slots", *complexes)))
 
 
 def list_jobs(*, singly: bool = False) -> tuple[str, ...]:

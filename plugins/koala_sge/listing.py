@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lxml import etree
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.errors import LrmError
     from koala_adapter.lrm.commands import CommandResult, CommandRunner
+    from koala_adapter.model import NodeGpus
     from koala_sge.settings import SgeSettings
 
 
@@ -215,8 +216,22 @@ class QueueInstance:
         return queue_instance_state(self.letters)
 
 
+SLOTS = "slots"
 UNTOLD = ("gpus", "gpu_kind")
 """GPUs are complexes that each site names in its own way, and qhost tells what is left of them alone."""
+
+
+def parse_left(raw: bytes, *, beside: Collection[str]) -> dict[str, tuple[str, int]]:
+    """Return which complex hosts count, beside slots and those named, and how many they have left, by their names.
+
+    Raises LrmUnavailableError.
+    """
+    return {
+        host.get("name") or "": (value.get("name") or "", max(0, number_of((value.text or "").strip())))
+        for host in parse_xml(raw, root="qhost", source="qhost").iterfind("host")
+        for value in host.iterfind("resourcevalue")
+        if value.get("name") not in {SLOTS, *beside} and (value.get("dominance") or "").startswith("h")
+    }
 
 
 def parse_nodes(
@@ -225,24 +240,30 @@ def parse_nodes(
     queue: str | None = None,
     by_queue: bool = False,
     features: Collection[str] = (),
-    untold: tuple[str, ...] = UNTOLD,
+    untold: tuple[str, ...] = (),
+    gpus: Mapping[str, NodeGpus | None] | None = None,
 ) -> tuple[Node, ...]:
     """Return the nodes that run batch jobs, in ``queue`` if one is given. Raises LrmUnavailableError.
 
     ``by_queue``: each queue instance is a node, called QUEUE@HOST. ``features``: complexes that tell what a host is.
-    ``untold``: as in Node.
+    ``untold``: as in Node, beside GPUs. ``gpus``: those of hosts that have any, or None for a host of which it is not
+    known; None: of no host is it known.
     """
     root = parse_xml(raw, root="qhost", source="qhost")
-    hosts = [host for host in root.iterfind("host") if host.get("name") != GLOBAL]
-    if not by_queue:
-        nodes = (_node(host, instances, features) for host in hosts if (instances := _instances(host, queue)))
-    else:
-        nodes = (
-            replace(_node(host, (instance,), features), name=f"{instance.queue}@{host.get('name') or ''}")
-            for host in hosts
-            for instance in _instances(host, queue)
-        )
-    return tuple(replace(node, untold=untold) for node in nodes)
+    nodes = []
+    for host in root.iterfind("host"):
+        name = host.get("name") or ""
+        if name == GLOBAL:
+            continue
+        found = None if gpus is None else gpus.get(name)
+        silent = UNTOLD if gpus is None or (found is None and name in gpus) else ("gpu_kind",)
+        told: dict[str, Any] = {"untold": (*silent, *untold), "gpus": () if found is None else (found,)}
+        instances = _instances(host, queue)
+        if by_queue:
+            nodes += [replace(_node(host, (one,), features), name=f"{one.queue}@{name}", **told) for one in instances]
+        elif instances:
+            nodes.append(replace(_node(host, instances, features), **told))
+    return tuple(nodes)
 
 
 def _instances(host: _Element, queue: str | None) -> tuple[QueueInstance, ...]:

@@ -24,18 +24,18 @@ from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, FailureKind, error_of
 from koala_adapter.lrm.drmaa.protocol import ControlAction
 from koala_adapter.lrm.drmaa.scripts import check_scripts
 from koala_adapter.lrm.drmaa.transport import job_template, raise_for
-from koala_adapter.model import HoldOwner, LrmJobState
+from koala_adapter.model import HoldOwner, LrmJobState, NodeGpus
 from koala_sge import heldjobs
 from koala_sge.checks import SgeChecks, check_outside
 from koala_sge.defaults import groups_arrays, require_whole_listings
 from koala_sge.explained import ExplainedJob, parse_explained
 from koala_sge.heldjobs import HeldJobs, possibly_hook_holds, without_users
 from koala_sge.listing import (
-    UNTOLD,
     GridEngineCommands,
     parse_accounting,
     parse_jobs,
     parse_layouts,
+    parse_left,
     parse_limits,
     parse_nodes,
     parse_queues,
@@ -46,11 +46,14 @@ from koala_sge.slots import (
     NATIVE,
     Complexes,
     environments_of_queues,
+    gpu_complex,
     is_on_one_host,
     keep,
     kept,
+    parse_complex_value,
     parse_complexes,
     show_environment,
+    show_host,
 )
 from koala_sge.submission import CHANGES, native_options, parse_refusals, parse_submitted, qsub_command
 
@@ -106,9 +109,9 @@ class SgeLrm(CommandPlugin):
     hook_removal = "set jsv_url to none (qconf -mconf), or take -h out of sge_request of the cell"
     array_index_variable = "SGE_TASK_ID"
     job_id_variable = "JOB_ID"
-    requests_per_poll = 6
-    """qhost, qstat, qstat -j when one of our jobs has got into error state, two more when some have got into hold, and
-    qalter -w v of one that waits."""
+    requests_per_poll = 7
+    """qhost, qconf -se of one host with GPUs when it is new, qstat, qstat -j when one of our jobs has got into error
+    state, two more when some have got into hold, and qalter -w v of one that waits."""
     requests_per_listing = 4 + heldjobs.REQUESTS_FOR_ALL
     """qhost, qstat, qstat -g t when a parallel job has started since the last time, qstat -j for errors, and what
     HeldJobs asks."""
@@ -135,6 +138,8 @@ class SgeLrm(CommandPlugin):
         self._holders: Mapping[LrmJobId, HoldOwner] = {}
         self._verdicts: dict[str, tuple[float, str]] = {}
         """Of jobs of ours that wait, by their numbers: when the next question is due, and why they never start."""
+        self._gpu_counts: dict[str, int | None] = {}
+        """GPUs of hosts that count them, as they tell it; None: one does not."""
         self._layouts: Mapping[LrmJobId, tuple[float | None, tuple[tuple[str, int], ...] | None]] = {}
         self._listed: tuple[float, Mapping[LrmJobId, LrmJob]] = (-LISTING_SERVES, {})
         """When the last listing was asked for, and what it showed."""
@@ -188,13 +193,36 @@ class SgeLrm(CommandPlugin):
     async def nodes(self) -> tuple[Node, ...]:
         """Return the hosts that run batch jobs, with the slots that jobs of all users have."""
         features = self._complexes.booleans
-        document = await self._commands.document(heldjobs.list_nodes(features))
+        gpu = gpu_complex(self._context.directives, self._complexes)
+        document = await self._commands.document(heldjobs.list_nodes((*features, *([gpu] if gpu else []))))
         # What a site calls a feature may be no complex that says yes or no.
         mapped = any(key == "features" for key, _ in self._context.directives.map)
-        untold = (*UNTOLD, "features") if mapped else UNTOLD
         return parse_nodes(
-            document, queue=self._settings.queue, by_queue=self._by_queue, features=features, untold=untold
+            document,
+            queue=self._settings.queue,
+            by_queue=self._by_queue,
+            features=features,
+            untold=("features",) if mapped else (),
+            gpus=await self._gpus(parse_left(document, beside=features)) if gpu else None,
         )
+
+    async def _gpus(self, left: Mapping[str, tuple[str, int]]) -> Mapping[str, NodeGpus | None] | None:
+        """Return the GPUs of hosts by what is left of their complex; None: no host counts them.
+
+        How many there are in all is a setting of each host. A host is asked for it once, and again when it has more.
+        """
+        known = self._gpu_counts
+        new = [host for host, (_, count) in left.items() if host not in known or count > (known[host] or count)]
+        for host in new[:1]:  # the others with the next listings
+            self._gpu_counts[host] = None
+            with suppress(LrmError):
+                shown = await self._commands.run(show_host(host))
+                self._gpu_counts[host] = parse_complex_value(shown.text, left[host][0])
+        counts = {host: self._gpu_counts.get(host) for host in left}
+        return {
+            host: None if count is None else NodeGpus(kind="", count=count, used=max(0, count - left[host][1]))
+            for host, count in counts.items()
+        } or None
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return the jobs of all users from one listing; a job that ends is gone from it at once."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from koala_adapter.lrm.contract import Directives
     from koala_adapter.lrm.mapping import Divided
     from koala_sge.settings import SgeSettings
 
@@ -32,6 +33,8 @@ EACH_PROCESSOR, WHOLE_JOB = "YES", "JOB"
 
 _LIMIT = re.compile(r"[hs]_(?:vmem|data|stack|rss)")
 """Limits that execd multiplies by the processors of a job, unless they are taken once (queue_conf(5))."""
+_COUNTED = re.compile(r"([\w.-]+)=\{n\}")
+"""A complex of which a site's map asks for a number."""
 _SIZE = re.compile(r"([0-9]+)([kKmMgGtT])")
 
 
@@ -103,6 +106,27 @@ def parse_complexes(text: str, environment: str) -> Complexes:
         consumables=consumables,
         booleans=tuple(sorted(booleans)),
     )
+
+
+def gpu_complex(directives: Directives, complexes: Complexes) -> str:
+    """Return the complex by which a site's map asks for GPUs; empty: none that jobs take away is known."""
+    words = (word for text in dict(directives.map).get("gpus", ()) for word in _COUNTED.findall(text))
+    return next((word for word in words if word in complexes.consumables), "")
+
+
+def show_host(name: str) -> tuple[str, ...]:
+    """Return the command line that shows the settings of a host."""
+    return ("qconf", "-se", name)
+
+
+def parse_complex_value(text: str, name: str) -> int | None:
+    """Return how many of a complex a host has, by what qconf shows of it; None: it does not tell."""
+    for line in text.replace("\\\n", " ").splitlines():
+        word, _, values = line.partition(" ")
+        if word == "complex_values":
+            found = re.search(rf"(?:^|[\s,]){re.escape(name)}=([0-9]+)", values)
+            return int(found[1]) if found else None
+    return None
 
 
 def keep(path: Path, complexes: Complexes) -> None:

@@ -117,7 +117,8 @@ async def test_slots_of_grid_engine(cell: GridEngineCell, tmp_path: Path) -> Non
     lrm = SGE.factory(replace(new_context(tmp_path), directives=site), settings)
     await lrm.start()
     assert {"threads", "exclusive", "features"} <= lrm.capabilities.slots
-    assert [node.features for node in await lrm.nodes()] == [("ib",)]
+    (node,) = await lrm.nodes()
+    assert (node.features, node.gpus, node.untold) == (("ib",), (NodeGpus(kind="", count=2),), ("gpu_kind",))
 
     async def left() -> set[str]:
         return set(cell.run("qhost", "-F", "gpu,matlab").split())
@@ -137,6 +138,7 @@ async def test_slots_of_grid_engine(cell: GridEngineCell, tmp_path: Path) -> Non
             assert words in shown
         # Both tasks run, each with a GPU, and with two licences: one for each of its processors.
         await eventually(left, lambda seen: {"hc:gpu=0.000000", "hc:matlab=0.000000"} <= seen, what="taken", seconds=60)
+        assert [node.gpus for node in await lrm.nodes()] == [(NodeGpus(kind="", count=2, used=2),)]
     async with running(lrm, Slot(exclusive=True)):
         assert len([line for line in cell.qstat("-s", "r").splitlines()[2:] if line.strip()]) == 1
     await lrm.close()

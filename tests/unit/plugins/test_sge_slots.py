@@ -11,16 +11,18 @@ import pytest
 from koala_adapter.errors import LrmRejectedError
 from koala_adapter.lrm import Submission
 from koala_adapter.lrm.contract import Directives
-from koala_adapter.model import BatchKey
+from koala_adapter.model import BatchKey, NodeGpus
 from koala_adapter.slots import PLAIN, Slot
-from koala_sge.listing import parse_nodes
+from koala_sge.listing import parse_left, parse_nodes
 from koala_sge.settings import SgeSettings
 from koala_sge.slots import (
     Complexes,
     environments_of_queues,
+    gpu_complex,
     is_on_one_host,
     keep,
     kept,
+    parse_complex_value,
     parse_complexes,
     shared,
 )
@@ -28,6 +30,7 @@ from koala_sge.submission import native_options
 
 PLACEHOLDERS = Submission(key=BatchKey("koala-1"), count=3, script="#!/bin/sh\n", walltime=60)
 SETTINGS = SgeSettings(root=Path("/sge"))
+SAMPLES = Path(__file__).parents[2] / "wire" / "samples" / "sge819"
 COMPLEXES = """\
 #name               shortcut   type      relop requestable consumable default  urgency
 #--------------------------------------------------------------------------------------
@@ -150,6 +153,38 @@ HOST = b"""<?xml version='1.0'?>
 def test_features_of_a_host(*, by_queue: bool) -> None:
     (node,) = parse_nodes(HOST, by_queue=by_queue, features=("avx", "ib"))
     assert (node.features, node.untold) == (("ib",), ("gpus", "gpu_kind"))
+
+
+def test_gpus_of_a_host() -> None:
+    """What is left is in the listing, and how many there are in the settings of the host; a job has one of two."""
+    listing = (SAMPLES / "qhost_q_F_gpu.xml").read_bytes()
+    left = parse_left(listing, beside=("ib",))
+    assert left == {"localhost": ("gpu", 1)}
+    settings = (SAMPLES / "qconf_se.txt").read_text()
+    assert [parse_complex_value(settings, name) for name in ("gpu", "pu", "load_avg", "ib")] == [2, None, None, None]
+    gpus = {"localhost": NodeGpus(kind="", count=2, used=1)}
+    (node,) = parse_nodes(listing, features=("ib",), gpus=gpus)
+    assert (node.gpus, node.untold, node.features) == ((gpus["localhost"],), ("gpu_kind",), ("ib",))
+    (unknown,) = parse_nodes(listing, gpus={"localhost": None}, untold=("features",))
+    assert (unknown.gpus, unknown.untold) == ((), ("gpus", "gpu_kind", "features"))
+    (without,) = parse_nodes(listing, by_queue=True, gpus={"other": gpus["localhost"]})
+    assert (without.name, without.gpus, without.untold) == ("all.q@localhost", (), ("gpu_kind",))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (("-l gpu={n}",), "gpu"),
+        (("-l cuda=TRUE,g={n}",), "g"),
+        (("-l h=n1", "-l gpu={n}"), "gpu"),
+        (("-l nosuch={n}",), ""),
+        (("-l gpu=1",), ""),
+    ],
+)
+def test_the_complex_of_gpus_is_that_of_the_map(arguments: tuple[str, ...], found: str) -> None:
+    cell = replace(CELL, consumables={"gpu": "JOB", "g": "JOB"})
+    assert gpu_complex(Directives(map=(("gpus", arguments),)), cell) == found
+    assert gpu_complex(Directives(), cell) == ""
 
 
 def test_a_cell_is_kept(tmp_path: Path) -> None:
