@@ -30,6 +30,7 @@ from tests.local_koala import LIVENESS, Gate, Koala, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from http.client import HTTPMessage
 
     from prometheus_client.metrics_core import Metric as Family
 
@@ -293,6 +294,51 @@ def test_a_day_and_a_job_are_drawn(koala: Koala) -> None:
         assert [row["cluster"] for row in csv.DictReader(told)] == ["alpha", "beta"]
     assert "found 'yesterday', allowed is" in koala.inside("report", "--since", "yesterday", check=2).stderr
     assert "Either JOB or --since" in koala.inside("report", check=2).stderr
+
+
+# -- ``koala web``: what a browser gets.
+
+
+def test_a_browser_is_told_of_changes_and_can_cancel(koala: Koala) -> None:
+    """The journal at first, then the service live; events come, and a job is cancelled by its form."""
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    koala.run("run", koala.job("true", name="over"))
+    process = koala.start("web", "--allow-actions")
+    assert process.stdout is not None
+    found = re.fullmatch(r"(http://127\.0\.0\.1:(\d+))/\?(token=\S+)\n", process.stdout.readline())
+    assert found is not None
+    own, port, token = found.groups()
+    connection = HTTPConnection("127.0.0.1", int(port), timeout=LIVENESS)
+
+    def ask(path: str, method: str = "GET", body: str | None = None, **headers: str) -> tuple[str, HTTPMessage]:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        return answer.read().decode(), answer.headers
+
+    _, told = ask(f"/?{token}")
+    base, cookie = told["Location"], told["Set-Cookie"].partition(";")[0]
+    page, _ = ask(base, Cookie=cookie)
+    assert "from the journal: no service runs" in page
+    koala.serve()
+    events = HTTPConnection("127.0.0.1", int(port), timeout=LIVENESS)
+    events.request("GET", f"{base}events", headers={"Cookie": cookie})
+    lines = events.getresponse()
+    assert next(line for line in lines if line.startswith(b"data:")) != b"data: no service\n"
+    koala.run("submit", koala.job(Gate(koala.directory / "gate").wait, name="held"))
+    assert next(line for line in lines if line.startswith(b"data:"))
+    eventually(lambda: koala.client.job("2").state == "running")
+    page, _ = ask(f"{base}jobs/2", Cookie=cookie)
+    assert ", live</p>" in page
+    proof = re.search(r'name="proof" value="(\w+)"', page)
+    assert proof is not None
+    _, told = ask(f"{base}jobs/2/cancel", "POST", f"proof={proof[1]}", Cookie=cookie, Origin=own)
+    assert told["Location"] == f"{base}jobs/2"
+    eventually(lambda: koala.client.job("2").state == "cancelled")
+    events.close()
+    connection.close()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(LIVENESS) == 0
 
 
 # -- What live services tell of themselves, read as Prometheus reads it.

@@ -6,6 +6,7 @@ It uses no threads, because a program that is shutting down cannot start any.
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -73,13 +74,25 @@ class AsyncClient:
 
     async def watch(self, job_id: str) -> AsyncGenerator[JobReport, None]:
         """Yield the report of a job now and after each change, until it is over. Raises JobNotFoundError."""
+        async with aclosing(self._replies(protocol.Request(operation="watch", job_id=job_id))) as results:
+            async for result in results:
+                yield from_json(JobReport, result)
+
+    async def watch_jobs(self, limit: int = 50) -> AsyncGenerator[list[JobReport], None]:
+        """Yield the latest jobs in order of submission now and after each change, until the service ends."""
+        async with aclosing(self._replies(protocol.Request(operation="watch", limit=limit))) as results:
+            async for result in results:
+                yield [from_json(JobReport, one) for one in result]
+
+    async def _replies(self, request: Request) -> AsyncGenerator[Any, None]:
+        """Yield the results of a watch."""
         async with await self._connected() as stream:
-            await self._send(stream, protocol.Request(operation="watch", job_id=job_id))
+            await self._send(stream, request)
             lines, last = BufferedByteReceiveStream(stream), False
             while not last:
                 reply = await self._reply(lines)
                 last = reply.last
-                yield from_json(JobReport, reply.result)
+                yield reply.result
 
     async def _ask(self, request: Request) -> Any:  # noqa: ANN401 - JSON of many shapes
         try:

@@ -13,6 +13,7 @@ from koala_adapter.cli.jobs import job_information
 from koala_adapter.cli.session import command_body, in_seconds, pass_session
 from koala_adapter.report.jobspage import Jobs, write_jobs
 from koala_adapter.report.page import Heading
+from koala_adapter.report.selection import JobSelection
 
 if TYPE_CHECKING:
     from koala_adapter.cli.session import Session
@@ -55,8 +56,9 @@ def report(session: Session, job_id: str | None, since: float | None, directory:
         title, lead = f"Job {job_id} {one.name}", f"What job {job_id} had where and when."
         jobs = Jobs(reports=[one], negotiations=source.negotiations(job_id=job_id), now=now)
     else:
+        begin = now - (since or 0.0)
         title, lead = "koala's jobs", f"What the jobs of {session.directory} had where and when."
-        jobs = Jobs(reports=source.jobs(MOST_JOBS), since=now - (since or 0.0), now=now)
+        jobs = Jobs(reports=source.jobs(MOST_JOBS, JobSelection(since=begin)), since=begin, now=now)
     words = f"koala report {job_id}" if job_id is not None else f"koala report --since {since:g}s"
     page = write_jobs(directory, Heading(title=title, lead=lead, command=words), jobs)
     session.console.print(f"wrote {page}", markup=False, soft_wrap=True)

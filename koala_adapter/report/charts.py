@@ -14,6 +14,7 @@ from koala_adapter.outcome import JobState
 from koala_adapter.report.history import awaited, by_cluster, lanes, used
 from koala_adapter.report.markup import Markup, joined, tag
 from koala_adapter.report.timeaxis import Period, duration, moment
+from koala_adapter.report.values import run_time, waiting_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -213,7 +214,7 @@ def period_of(found: Iterable[Occupation], reports: Iterable[JobReport], now: fl
 
 
 def cluster_chart(found: Sequence[Occupation], reports: Iterable[JobReport], period: Period, href: Link) -> Markup:
-    """Return which job used which processors of each cluster when."""
+    """Return which job used which processors of each cluster when. ``href``: empty on the page of a job itself."""
     known = {one.id: one for one in reports}
     panels = []
     for name, some in by_cluster(found).items():
@@ -237,7 +238,8 @@ def _of_cluster(lane: tuple[Occupation, int, int], report: JobReport, period: Pe
         look=look(JobState.RUNNING if report.finished_at is None else JobState.COMPLETED if going else report.state),
         title=f"job {told(report, period.zone)}; {one.component} on {one.cluster}: {one.processors} from "
         f"{moment(one.begun_at, period.zone)} to {moment(one.ended_at, period.zone)}",
-        label=one.job_id, href=href(report.id),
+        # Where there is no other job to go to, bars are those of components.
+        label=one.job_id if href(report.id) else one.component, href=href(report.id),
     )  # fmt: skip
 
 
@@ -293,9 +295,10 @@ def usage_chart(found: Sequence[Occupation], period: Period, name: str = "in-use
 
 def told(report: JobReport, zone: tzinfo | None) -> str:
     """Return a job in one line of plain text."""
-    ran = "" if report.ran is None else f", ran {duration(report.ran)}"
+    ran = run_time(report)
+    lasted = "" if ran is None else f", ran {duration(ran)}"
     exited = "" if report.outcome is None else f", exit {report.outcome.exit_code}"
-    times = f"submitted {moment(report.submitted_at, zone)}, waited {duration(report.waited)}{ran}{exited}"
+    times = f"submitted {moment(report.submitted_at, zone)}, waited {duration(waiting_time(report))}{lasted}{exited}"
     return f"{report.id} {shortened(report.name, 60)}: {report.state.value}; {times}"
 
 
@@ -304,8 +307,8 @@ def shortened(text: str, most: int = 26) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def legend() -> Markup:
-    """Return what colours, hatching and marks mean."""
+def legend(name: str) -> Markup:
+    """Return what colours, hatching and marks in a chart of that name mean."""
     words = {"waiting": WAITING} | {
         state.value: look(state)
         for state in (JobState.RUNNING, JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.LOST)
@@ -313,10 +316,10 @@ def legend() -> Markup:
     items = []
     for word, one in words.items():
         place = {"x": 0.0, "y": 0.0, "width": 26.0, "height": 14.0}
-        over = tag("rect", **place, fill="url(#legend-hatch)", class_="over") if one.hatched else None
+        over = tag("rect", **place, fill=f"url(#{name}-legend-hatch)", class_="over") if one.hatched else None
         text = tag("text", one.mark, x=13, y=11, text_anchor="middle")
         shape = tag("g", tag("rect", **place), over, text, class_=f"bar {one.kind}")
-        hatching = _hatching("legend") if one is WAITING else None
+        hatching = _hatching(f"{name}-legend") if one is WAITING else None
         sample = tag("svg", hatching, shape, class_="chart sample", viewBox="0 0 26 14", aria_hidden="true")
         items.append(tag("li", sample, " ", word))
     return tag("ul", joined(*items), class_="legend")

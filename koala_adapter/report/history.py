@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.report.page import Table
 from koala_adapter.report.timeaxis import HOUR, moment
+from koala_adapter.report.values import run_time, waiting_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -221,8 +222,8 @@ def job_table(reports: Sequence[JobReport], found: Sequence[Occupation], zone: t
                 report.name,
                 report.state.value,
                 sum(one.processors for one in report.components),
-                report.waited,
-                report.ran,
+                waiting_time(report),
+                run_time(report),
                 hours[report.id],
                 *_usage(report),
                 None if report.outcome is None else report.outcome.exit_code,

@@ -250,16 +250,6 @@ class JobReport:
         return sum(one.processors for one in self.components if (one.name, one.cluster) == (component, cluster))
 
     @property
-    def waited(self) -> float:
-        """Seconds from submission to launch, or until its end or now."""
-        return (self.launched_at or self.finished_at or self.reported_at) - self.submitted_at
-
-    @property
-    def ran(self) -> float | None:
-        """Seconds from launch to the end, or until now; None: it was not launched."""
-        return None if self.launched_at is None else (self.finished_at or self.reported_at) - self.launched_at
-
-    @property
     def over(self) -> bool:
         """True when the job has its outcome and nothing of it is left in any LRM."""
         return self.outcome is not None and self.placeholders_left == 0

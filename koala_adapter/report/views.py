@@ -11,6 +11,7 @@ from koala_adapter.report.charts import cluster_chart, job_chart, legend, look, 
 from koala_adapter.report.history import NOTE, by_cluster, occupations, reason
 from koala_adapter.report.markup import Markup, foreign, joined, tag
 from koala_adapter.report.timeaxis import Period, duration, moment
+from koala_adapter.report.values import run_time, waiting_time
 from koala_adapter.slots import ranks_of
 
 if TYPE_CHECKING:
@@ -142,8 +143,10 @@ def cluster_use(found: Sequence[Occupation]) -> Markup:
 # -- Jobs ----------------------------------------------------------------------------------------------------
 
 
-def jobs_table(reports: Sequence[JobReport], href: Link, zone: tzinfo | None, *, anchors: bool = False) -> Markup:
-    """Return one row for each job. ``anchors``: rows can be referred to as ``#job-ID``."""
+def jobs_table(
+    reports: Sequence[JobReport], href: Link, zone: tzinfo | None, *, name: str = "Jobs", anchors: bool = False
+) -> Markup:
+    """Return one row for each job. ``name``: of the table; ``anchors``: rows can be referred to as ``#job-ID``."""
     columns = (
         ("job", "number"), ("name", ""), ("state", ""), ("processors", "number minor"), ("clusters", "minor"),
         ("submitted", "minor"), ("waited", "number minor"), ("ran", "number"), ("exit", "number minor"),
@@ -162,14 +165,14 @@ def jobs_table(reports: Sequence[JobReport], href: Link, zone: tzinfo | None, *,
                 tag("td", sum(part.processors * part.slot.threads for part in one.components), class_="number minor"),
                 tag("td", ", ".join(placed) or "-", class_="minor"),
                 tag("td", _time(one.submitted_at, zone), class_="when minor"),
-                tag("td", duration(one.waited), class_="number minor"),
-                tag("td", duration(one.ran), class_="number"),
+                tag("td", duration(waiting_time(one)), class_="number minor"),
+                tag("td", duration(run_time(one)), class_="number"),
                 tag("td", "-" if one.outcome is None else one.outcome.exit_code, class_="number minor"),
                 tag("td", foreign(reason(one)), class_="why minor", title=reason(one)),
                 id=f"job-{one.id}" if anchors else None,
             )
         )
-    return table(columns, rows, "Jobs")
+    return table(columns, rows, name)
 
 
 def progress(report: JobReport) -> Content:
@@ -191,15 +194,17 @@ def job_view(report: JobReport, negotiations: Sequence[NegotiationReport], zone:
         ("state", joined(state_word(report.state), progress(report), ended)),
         ("user", foreign(report.user)),
         ("kind", report.kind),
-        ("waited", duration(report.waited)),
-        ("ran", f"{duration(report.ran)}, of at most {duration(report.walltime)}"),
+        ("waited", duration(waiting_time(report))),
+        ("ran", f"{duration(run_time(report))}, of at most {duration(report.walltime)}"),
         ("tries", f"{report.tries}, handed back {report.hand_backs} times"),
+        *_usage(report),
     )
     terms = [part for name, value in facts for part in (tag("dt", name), tag("dd", value))]
     why = tag("p", foreign(report.explanation)) if report.explanation else None
     yield tag("section", tag("h2", "Now" if report.outcome is None else "Outcome"), tag("dl", *terms), why, id="facts")
+    ran_and_ended = report.launched_at is not None and report.finished_at is not None
     yield tag("section", tag("h2", "Timeline"), timeline(report, negotiations, zone), id="timeline")
-    yield tag("section", tag("h2", "Slots by node"), _components(report.components), id="slots")
+    yield tag("section", tag("h2", "Slots by node"), _components(report.components, ended=ran_and_ended), id="slots")
     found = occupations([report])
     if any(one.used for one in found):
         period = period_of(found, [], report.reported_at, zone)
@@ -215,11 +220,25 @@ def job_view(report: JobReport, negotiations: Sequence[NegotiationReport], zone:
         yield tag("section", tag("h2", "Negotiations"), _negotiations(negotiations, zone), id="negotiations")
 
 
+MEBIBYTE = 1024**2
+
+
+def _usage(report: JobReport) -> Iterator[tuple[str, Content]]:
+    """Yield what a job has used of what it held, as far as that is known."""
+    usage = report.usage
+    if usage is None or not usage.measured:
+        return
+    held = f"{duration(usage.used_seconds)} of {duration(usage.held_seconds)} held, {usage.share:.0%}"
+    yield "processor time", held + (f"; of {usage.measured} ranks of {usage.ranks}" * (usage.measured < usage.ranks))
+    asked = f" of {usage.memory_asked_bytes / MEBIBYTE:,.0f} MiB" if usage.memory_asked_bytes else ""
+    yield "memory", f"{usage.memory_bytes / MEBIBYTE:,.1f} MiB{asked} in the largest rank"
+
+
 def timeline(report: JobReport, negotiations: Sequence[NegotiationReport], zone: tzinfo | None) -> Markup:
     """Return what happened to a job and when."""
     events: list[tuple[float, Content]] = [(report.submitted_at, "submitted")]
     if report.launched_at is not None:
-        events.append((report.launched_at, f"all processors held after {duration(report.waited)}, launched"))
+        events.append((report.launched_at, f"all processors held after {duration(waiting_time(report))}, launched"))
     for one in report.size_changes:
         why = joined(": ", foreign(one.reason)) if one.reason else None
         size = f"{one.component} on {one.cluster}: {one.before} to {one.after} processors"
@@ -232,7 +251,7 @@ def timeline(report: JobReport, negotiations: Sequence[NegotiationReport], zone:
     return tag("ol", *(tag("li", _time(at, zone), " ", what) for at, what in events), class_="timeline")
 
 
-def _components(components: Sequence[ComponentReport]) -> Markup:
+def _components(components: Sequence[ComponentReport], *, ended: bool) -> Markup:
     columns = (
         ("component", ""), ("cluster", ""), ("held", "number"), ("queued", "number minor"), ("waited", "number minor"),
         ("nodes", ""), ("each rank needs", "minor"),
@@ -242,7 +261,8 @@ def _components(components: Sequence[ComponentReport]) -> Markup:
             "tr",
             tag("td", one.name, class_="name"),
             tag("td", one.cluster or "-"),
-            tag("td", f"{one.held} of {one.processors}", class_="number"),
+            # What has ended holds nothing: it is told what it had.
+            tag("td", f"{one.processors if ended else one.held} of {one.processors}", class_="number"),
             tag("td", one.queued, class_="number minor"),
             tag("td", duration(one.waited), class_="number minor"),
             tag("td", foreign(", ".join(one.hosts) or "-"), *_holds(one), class_="why"),
@@ -317,7 +337,7 @@ def chart_sections(drawn: dict[str, Markup]) -> Iterator[Markup]:
     """Yield a section for each chart."""
     for name, drawing in drawn.items():
         shown = figure(drawing, TITLES[name], CAPTIONS[name])
-        yield tag("section", tag("h2", TITLES[name]), legend() if name != "in-use" else None, shown, id=name)
+        yield tag("section", tag("h2", TITLES[name]), legend(name) if name != "in-use" else None, shown, id=name)
 
 
 def job_title(report: JobReport) -> Markup:

@@ -102,6 +102,7 @@ MAY_IMPORT = {
     f"{CORE}.dask": _rooms("dask", "api", "config", "host.privatedirectory", "lrm", "python", "report"),
     LEAVE: (),
     f"{CORE}.parsl": _rooms("config", "lrm", "python", "report"),
+    f"{CORE}.web": _rooms("web", "api.asyncclient", "api.client", "report"),
     f"{CORE}.python": _rooms(
         "python",
         *("api", "config", "lrm", "policies", "report", "scheduler.knownpolicies", "sitesetup", "tasks"),
@@ -128,11 +129,15 @@ MAY_IMPORT = {
 IMPORTED_ONLY_BY = {
     f"{CORE}.cli": (*_in("cli", "__main__"), EXPERIMENTS),
     f"{CORE}.sitesetup": _in("sitesetup", "python", "cli"),
-    f"{CORE}.api": (*_in("api", "dask", "parsl", "python", "sitesetup", "wiki.multicluster", "cli"), EXPERIMENTS),
+    f"{CORE}.api": (
+        *_in("api", "dask", "parsl", "python", "sitesetup", "web", "wiki.multicluster", "cli"),
+        EXPERIMENTS,
+    ),
     f"{CORE}.python": (*_in("python", "cli", "dask", "parsl"), EXPERIMENTS),
     f"{CORE}.dask": _in("dask"),
     f"{CORE}.parsl": _in("parsl"),
     "parsl": _in("parsl"),
+    f"{CORE}.web": _in("web", "cli"),
     f"{CORE}.service": (*_in("service", "api", "sitesetup", "cli"), EXPERIMENTS),
     f"{CORE}.simulation": (*_in("simulation", "cli"), EXPERIMENTS),
     EXPERIMENTS: (EXPERIMENTS,),
@@ -146,7 +151,10 @@ RUNNING_HERE = ("koala_slurm.library", "koala_slurm.library_helper")
 PAST_THE_DOOR = ("os.environ", "os.getenv", "os.open", "shutil", "socket", "subprocess", "tempfile")
 """What reaches the host of koala, not that of the batch system."""
 
-OF_EXTRAS = {"dask": f"{CORE}.dask", "distributed": f"{CORE}.dask"}
+OF_EXTRAS = {
+    **dict.fromkeys(("dask", "distributed"), f"{CORE}.dask"),
+    **dict.fromkeys(("starlette", "uvicorn"), f"{CORE}.web"),
+}
 """What only an extra of setup.cfg brings along, and the one room that needs it."""
 
 # fmt: off
@@ -175,6 +183,7 @@ PURE = _in(
         "runners.coordinator",
         "runners.notes",
         "tasks.sweep",
+        "report.markup",
         "report.sitevalues",
         "report.values",
         "service.listings",
@@ -416,6 +425,7 @@ def test_rules_name_parts_that_exist(name: str) -> None:
         (f"{CORE}.cli.simulate", "import koala_experiments.commands"),
         (f"{CORE}.cli.run", "from koala_adapter.dask import KoalaCluster"),
         (f"{CORE}.dask.cluster", "from koala_adapter.service.service import Service"),
+        (f"{CORE}.web.pages", "from koala_adapter.service.service import Service"),
         ("koala_slurm.parsing", "from koala_adapter.service.service import Service"),
         ("koala_slurm.parsing", "from koala_adapter.scheduler.core import Scheduler"),
         ("koala_local", "import koala_slurm"),

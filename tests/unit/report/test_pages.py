@@ -35,7 +35,7 @@ FOREIGN = (
     '"><img src=x onerror=alert(1)>',
     "\x1b[31m\0",
 )
-"""Names that somebody may give a job: a script, a long one, from right to left, out of an attribute, for a terminal."""
+"""Names that a user may give a job: a script, a long one, from right to left, out of an attribute, for a terminal."""
 
 
 def page_of(directory: Path, *reports: JobReport) -> html.HtmlElement:

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala web``: pages on clusters and jobs for a browser."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing, suppress
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import click
+
+from koala_adapter.cli.session import command_body, pass_session
+from koala_adapter.errors import ConfigurationError, ServiceRunningError
+from koala_adapter.host.sockets import is_loopback
+
+if TYPE_CHECKING:
+    from koala_adapter.cli.session import Session
+
+
+@click.command()
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=0,
+    metavar="PORT",
+    help="Port of the pages. Default: any free one.",
+)
+@click.option(
+    "--listen", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address of this host to listen on."
+)
+@click.option("--allow-actions", is_flag=True, help="Let jobs be cancelled from the pages.")
+@pass_session
+@command_body
+def web(session: Session, port: int, listen: str, allow_actions: bool) -> None:
+    r"""Show clusters, jobs and their history in a browser, live.
+
+    Prints a link with a token, by which anyone sees the pages, so it is for you alone. Without a service the pages have
+    what the journal says. From another computer: ssh -L 8080:127.0.0.1:PORT HOST, and the link with port 8080. It
+    needs an extra: pip install 'koala-adapter[web]'. Ctrl-C ends it.
+
+    \b
+    Examples:
+      koala web
+      koala web --port 8080 --allow-actions
+    """
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        raise ConfigurationError(
+            "the pages need starlette and uvicorn, which are not installed",
+            hint="install them with: pip install 'koala-adapter[web]'",
+        )
+    from koala_adapter.web.access import LOOPBACK, Access
+    from koala_adapter.web.server import Shown, serve
+
+    session.check_site_option()
+    with closing(_listening(listen, port)) as listener:
+        found = listener.getsockname()[1]
+        access = Access(names=LOOPBACK if is_loopback(listen) else LOOPBACK | {listen.lower(), *_own_names()})
+        host = f"[{listen}]" if ":" in listen else listen
+        click.echo(f"http://{host}:{found}/?token={access.token}")
+        session.remark("open this link in a browser, and give it to no one: it shows your jobs. Ctrl-C ends it.")
+        if not is_loopback(listen):
+            session.remark(f"listening on {listen} without encryption: others in the network may read the token")
+        here = session.here
+        shown = Shown(directory=session.directory, information=here.information, access=access, actions=allow_actions)
+        with suppress(KeyboardInterrupt):
+            serve(shown, listener)
+
+
+def _listening(listen: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises ServiceRunningError where that cannot be."""
+    family = socket.AF_INET6 if ":" in listen else socket.AF_INET
+    try:
+        return socket.create_server((listen, port), family=family)
+    except OSError as error:
+        message = f"cannot listen on {listen} port {port}: {error.strerror or error}"
+        raise ServiceRunningError(message, hint="is another program there? give another --port") from error
+
+
+def _own_names() -> set[str]:
+    """Return the names of this host by which a browser elsewhere may ask for its pages."""
+    return {socket.gethostname().lower(), socket.getfqdn().lower()}

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may see the pages: a token in the first link, then a cookie; and which requests are refused. No I/O, but chance.
+
+Every user of this host can connect to a port on loopback, and every page in the browser can send requests there. So a
+request needs the cookie, must be for a name of this host, and must come from our own pages where it says where it
+comes from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+"""Names under which a browser may ask for a page on loopback. The port does not matter: ssh -L may have another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What of a request decides whether it is answered."""
+
+    method: str
+    hosts: tuple[str, ...]
+    """Values of its headers Host; there must be one."""
+    origin: str | None
+    """Its header Origin."""
+    cookie: str
+    """Its cookie of our name; empty: it has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a request is not answered."""
+
+    status: int
+    """As HTTP counts them."""
+    reason: str
+
+
+def _secret() -> str:
+    return secrets.token_urlsafe(32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Secrets of one run, and the names of this host."""
+
+    names: frozenset[str] = LOOPBACK
+    token: str = field(default_factory=_secret)
+    """In the link; a browser that has it gets the cookie."""
+    session: str = field(default_factory=_secret)
+    """Value of the cookie."""
+    place: str = field(default_factory=lambda: secrets.token_hex(8))
+    """First part of the path of every page. Browsers send a cookie of a host to all of its ports, thus also to programs
+    of other users, unless it is for a path that these do not know."""
+
+    @property
+    def base(self) -> str:
+        """Path of the first page, with a slash at its end."""
+        return f"/{self.place}/"
+
+    @property
+    def cookie(self) -> str:
+        """Name of the cookie."""
+        return f"koala-{self.place}"
+
+    @property
+    def proof(self) -> str:
+        """What a form must bring along, as evidence that it was on a page of ours."""
+        return hmac.new(self.session.encode(), b"form", hashlib.sha256).hexdigest()
+
+    def stranger(self, asked: Asked) -> Refusal | None:
+        """Return why a request is refused with and without the cookie; None: it is not."""
+        host = asked.hosts[0] if len(asked.hosts) == 1 else ""
+        if _name(host) not in self.names:
+            return Refusal(status=421, reason="This is not the host of that name.")
+        if asked.origin is not None and asked.origin != f"http://{host}":
+            return Refusal(status=403, reason="The request comes from another page.")
+        if asked.method not in {"GET", "HEAD"} and asked.origin is None:
+            return Refusal(status=403, reason="The request does not say from which page it comes.")
+        return None
+
+    def refusal(self, asked: Asked) -> Refusal | None:
+        """Return why a request for a page is refused; None: it is not."""
+        return self.stranger(asked) or (
+            None
+            if same(asked.cookie, self.session)
+            else Refusal(status=401, reason="Open the link that koala web has printed: it has a token.")
+        )
+
+
+def same(given: str, secret: str) -> bool:
+    """Compare what was given with a secret, in a time that does not depend on where they differ."""
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), secret.encode())
+
+
+def _name(host: str) -> str:
+    """Return the name in a header Host, without its port; empty where it has none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of ``koala web`` as HTML, made of reports. No I/O but that of the views."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
+
+from koala_adapter.outcome import JobState
+from koala_adapter.report.history import occupations
+from koala_adapter.report.markup import Markup, foreign, joined, tag
+from koala_adapter.report.selection import JobSelection
+from koala_adapter.report.timeaxis import DAY, HOUR, moment, zone_name
+from koala_adapter.report.views import (
+    MOST_ROWS,
+    chart_sections,
+    charts,
+    cluster_cards,
+    cluster_use,
+    counted,
+    document,
+    job_title,
+    job_view,
+    jobs_table,
+    recent,
+    totals,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from datetime import tzinfo
+
+    from koala_adapter.errors import KoalaError
+    from koala_adapter.report.markup import Content
+    from koala_adapter.report.sitevalues import ClusterReport, NegotiationReport
+    from koala_adapter.report.values import JobReport
+    from koala_adapter.web.output import Output, Tail
+
+SECTIONS = {"": "Now", "chart": "Chart", "history": "History"}
+"""Pages that every page leads to, by their path."""
+PAUSE = 1
+"""Seconds between two looks of a live page, at least."""
+SLOW_PAUSE = 15
+"""The same for the chart, which takes long to make."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What all pages share."""
+
+    base: str
+    """Path of the first page, with a slash at its end."""
+    where: str
+    """State directory, as people know it."""
+    now: float
+    """Seconds since the epoch."""
+    live: bool
+    """A service answers; else all of it is from its journal."""
+    zone: tzinfo | None = None
+    """None: that of this host."""
+    proof: str = ""
+    """What forms that change something must bring along; empty: there are none."""
+
+    def job(self, job_id: str) -> str:
+        """Return the address of the page of a job."""
+        return f"{self.base}jobs/{quote(job_id, safe='')}"
+
+    def page(self, title: str, current: str | None, *sections: Content, pause: int | None = PAUSE) -> str:
+        """Return a whole page. ``current``: path of the page; None: it is none of SECTIONS.
+
+        ``pause``: seconds between two looks, at least; None: it stays as it is.
+        """
+        links = (
+            tag("a", name, href=self.base + path, aria_current="page" if path == current else None)
+            for path, name in SECTIONS.items()
+        )
+        head = (
+            tag("link", rel="stylesheet", href=f"{self.base}style.css"),
+            tag("link", rel="icon", href=f"{self.base}icon.svg"),
+            tag("script", src=f"{self.base}live.js", defer=True),
+        )
+        at = f"As of {moment(self.now, self.zone)} {zone_name(self.now, self.zone)}"
+        state = "live" if self.live else "from the journal: no service runs. One is started by koala serve."
+        lost = tag("p", "koala web has ended: this page is not live.", id="lost", class_="notice", hidden=True)
+        return document(
+            f"{title} - koala",
+            head,
+            (
+                tag("a", "To the content", class_="skip", href="#content"),
+                tag("header", tag("nav", *links, aria_label="Pages"), tag("span", self.where, class_="where")),
+                tag(
+                    "main", lost, *sections, tag("section", tag("p", f"{at}, {state}", class_="faint"), id="as-of"),
+                    id="content", data_pause=pause, data_events=f"{self.base}events",
+                ),
+            ),
+        )  # fmt: skip
+
+
+# -- Now -----------------------------------------------------------------------------------------------------
+
+LATEST = 25
+"""Jobs that have ended of which the first page tells."""
+
+
+def overview(frame: Frame, clusters: Sequence[ClusterReport], reports: Sequence[JobReport]) -> str:
+    """Return the first page: clusters, unfinished jobs, and the latest ones that have ended."""
+    going = [one for one in reports if not one.over]
+    ended = [one for one in reversed(reports) if one.over][:LATEST]
+    cards = cluster_cards(clusters, frame.zone) if clusters else tag("p", "Clusters are known while a service runs.")
+    unfinished = (
+        jobs_table(going, frame.job, frame.zone, name="Unfinished jobs") if going else tag("p", "No job is unfinished.")
+    )
+    older = tag("p", tag("a", "All jobs", href=f"{frame.base}history"))
+    listed = (
+        jobs_table(ended, frame.job, frame.zone, name="Jobs that have ended")
+        if ended
+        else tag("p", "No job has ended.")
+    )
+    return frame.page(
+        "Now", "", tag("h1", "Clusters and jobs"),
+        tag("section", tag("h2", "Clusters"), cards, id="clusters"),
+        tag("section", tag("h2", "Unfinished jobs"), unfinished, id="unfinished"),
+        tag("section", tag("h2", "Ended"), listed, older, id="ended"),
+    )  # fmt: skip
+
+
+# -- One job -------------------------------------------------------------------------------------------------
+
+SHOWN_OUTPUTS = 4
+"""Files whose ends are on the page of the job."""
+
+
+def job_page(
+    frame: Frame,
+    report: JobReport,
+    negotiations: Sequence[NegotiationReport],
+    outputs: Sequence[Output],
+    tails: Sequence[tuple[Output, Tail]],
+) -> str:
+    """Return the page of a job. ``tails``: the ends of some of its outputs."""
+    action = None
+    if frame.proof and report.outcome is None:
+        proof = tag("input", type="hidden", name="proof", value=frame.proof)
+        button = tag("button", f"Cancel job {report.id}", type="submit", class_="danger")
+        form = tag("form", proof, button, method="post", action=f"{frame.job(report.id)}/cancel")
+        action = tag("section", tag("details", tag("summary", "Cancel this job"), form), id="cancel")
+    sections = job_view(report, negotiations, frame.zone)
+    output = tag("section", tag("h2", "Output"), *_outputs(frame, report, outputs, tails), id="output")
+    return frame.page(f"Job {report.id}", None, job_title(report), *sections, output, action)
+
+
+def _outputs(
+    frame: Frame, report: JobReport, outputs: Sequence[Output], tails: Sequence[tuple[Output, Tail]]
+) -> Iterator[Markup]:
+    if not outputs:
+        yield tag("p", "Nothing was printed.")
+    for one, tail in tails:
+        yield tag("h3", tag("a", name_of(one), href=_address(frame, report, one)))
+        yield _text(one, tail)
+    rest = outputs[len(tails) :]
+    if rest:
+        links = (tag("li", tag("a", name_of(one), href=_address(frame, report, one))) for one in rest)
+        yield tag("details", tag("summary", f"{counted(len(rest), 'other file')} of output"), tag("ul", *links))
+    yield tag("p", "Files in ", tag("code", report.output_directory), class_="faint")
+
+
+def name_of(one: Output) -> str:
+    """Return the name of a file of output."""
+    return f"{one.component}/{one.rank} {one.stream}, {one.size:,} bytes"
+
+
+def _address(frame: Frame, report: JobReport, one: Output) -> str:
+    asked = urlencode({"component": one.component, "rank": one.rank, "stream": one.stream})
+    return f"{frame.job(report.id)}/output?{asked}"
+
+
+def _text(one: Output, tail: Tail) -> Markup:
+    before = tag("p", f"{tail.skipped:,} bytes before this are left out.", class_="faint") if tail.skipped else None
+    return joined(before, tag("pre", tail.text, tabindex=0, role="region", aria_label=name_of(one)))
+
+
+def output_page(frame: Frame, report: JobReport, one: Output, tail: Tail) -> str:
+    """Return the page of one file of output."""
+    back = tag("p", tag("a", f"Job {report.id}", href=frame.job(report.id)), " ", foreign(report.name))
+    text = tag("section", _text(one, tail), id="text")
+    return frame.page(f"Output of job {report.id}", None, tag("h1", name_of(one)), back, text)
+
+
+# -- History and chart ---------------------------------------------------------------------------------------
+
+PER_PAGE = 100
+PERIODS = {"1h": HOUR, "6h": 6 * HOUR, "1d": DAY, "7d": 7 * DAY, "30d": 30 * DAY, "all": None}
+"""Times that can be chosen, in seconds; None: all."""
+ANY_FAILURE = "any failure"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What of the history is asked for."""
+
+    words: str = ""
+    state: str = ""
+    """A state, or ANY_FAILURE; empty: any."""
+    since: str = "all"
+    """One of PERIODS."""
+    first: int = 0
+    """How many jobs are passed over, from the latest one."""
+
+    def selection(self, now: float) -> JobSelection:
+        """Return the same as a condition for jobs."""
+        return JobSelection(
+            since=begin_of(self.since, now),
+            states=tuple(state for state in JobState if state.value == self.state),
+            failed=self.state == ANY_FAILURE,
+            word=self.words.strip(),
+        )
+
+    @property
+    def most(self) -> int:
+        """Jobs that must be known to show one page, and whether there is another one after it."""
+        return self.first + PER_PAGE + 1
+
+    def address(self, base: str, first: int) -> str:
+        """Return where the same search goes on with another job."""
+        asked = {"q": self.words, "state": self.state, "since": self.since, "first": first}
+        return f"{base}history?{urlencode(asked)}"
+
+
+def begin_of(period: str, now: float) -> float | None:
+    """Return when one of PERIODS begins; None: before all jobs."""
+    length = PERIODS.get(period)
+    return None if length is None else now - length
+
+
+def history_page(frame: Frame, search: Search, reports: Sequence[JobReport]) -> str:
+    """Return jobs that were searched for, the latest ones first. ``reports``: as many as ``search.most``, if any."""
+    found = reports[::-1]
+    shown = found[search.first : search.first + PER_PAGE]
+    steps = []
+    if search.first:
+        newer = search.address(frame.base, max(0, search.first - PER_PAGE))
+        steps.append(tag("a", "Newer", href=newer, rel="prev"))
+    if search.first + PER_PAGE < len(found):
+        steps.append(tag("a", "Older", href=search.address(frame.base, search.first + PER_PAGE), rel="next"))
+    listed = jobs_table(shown, frame.job, frame.zone) if shown else tag("p", "No job is like that.", class_="notice")
+    return frame.page(
+        "History", "history", tag("h1", "History"), _search_form(frame, search),
+        tag("section", tag("p", totals(shown)), listed, tag("p", *(joined(one, " ") for one in steps)), id="found"),
+        pause=None,
+    )  # fmt: skip
+
+
+def _search_form(frame: Frame, search: Search) -> Markup:
+    states = [("", "any"), (ANY_FAILURE, ANY_FAILURE), *((state.value, state.value) for state in JobState)]
+    return tag(
+        "form",
+        tag("label", "Words", tag("input", type="search", name="q", value=search.words, size=24)),
+        tag("label", "State", _select("state", states, search.state)),
+        tag("label", "Ended within", _select("since", [(one, one) for one in PERIODS], search.since)),
+        tag("button", "Search", type="submit"),
+        class_="search", action=f"{frame.base}history", role="search",
+    )  # fmt: skip
+
+
+def _select(name: str, options: Sequence[tuple[str, str]], chosen: str) -> Markup:
+    shown = (tag("option", text, value=value, selected=value == chosen) for value, text in options)
+    return tag("select", *shown, name=name)
+
+
+def chart_page(frame: Frame, since: str, reports: Sequence[JobReport]) -> str:
+    """Return the charts of jobs. ``since``: one of PERIODS."""
+    begin = begin_of(since, frame.now)
+    shown = recent(reports, begin)
+    drawn = charts(shown, frame.job, since=begin, now=frame.now, zone=frame.zone)
+    choices = (
+        joined(tag("a", one, href=f"{frame.base}chart?since={one}", aria_current="true" if one == since else None), " ")
+        for one in PERIODS
+    )
+    few = f"By job, the chart has the latest {MOST_ROWS} of {counted(len(shown), 'job')}."
+    return frame.page(
+        "Chart", "chart", tag("h1", "Jobs in clock time"), tag("nav", *choices, aria_label="Time shown"),
+        tag("section", tag("p", totals(shown)), tag("p", few, class_="notice") if len(shown) > MOST_ROWS else None,
+            cluster_use(occupations(shown, begin)), id="sums"),
+        *chart_sections(drawn), pause=SLOW_PAUSE,
+    )  # fmt: skip
+
+
+def error_page(frame: Frame, error: KoalaError) -> str:
+    """Return the page that says what went wrong."""
+    hint = tag("p", error.hint, class_="faint") if error.hint else None
+    return frame.page("Trouble", None, tag("section", tag("h1", "Trouble"), tag("p", error.message), hint, id="error"))

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server of ``koala web``: addresses of pages, what the service is asked for each, and the rules for requests."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import parse_qs
+
+import uvicorn
+from anyio import to_thread
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+
+from koala_adapter.api.asyncclient import AsyncClient
+from koala_adapter.api.client import Client
+from koala_adapter.errors import JobNotFoundError, KoalaError, ServiceUnavailableError
+from koala_adapter.report.selection import JobSelection
+from koala_adapter.report.views import style
+from koala_adapter.web.access import Asked, Refusal, same
+from koala_adapter.web.output import outputs, tail
+from koala_adapter.web.pages import (
+    PERIODS,
+    SHOWN_OUTPUTS,
+    Frame,
+    Search,
+    begin_of,
+    chart_page,
+    error_page,
+    history_page,
+    job_page,
+    output_page,
+    overview,
+)
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncIterator, Callable
+    from datetime import tzinfo
+    from pathlib import Path
+
+    from starlette.datastructures import QueryParams
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from koala_adapter.report.sitevalues import NegotiationReport
+    from koala_adapter.report.values import JobReport
+    from koala_adapter.web.access import Access
+
+
+# -- What is shown -------------------------------------------------------------------------------------------
+
+
+class Jobs(Protocol):
+    """What tells of jobs: a client of the service, or its journal where none runs."""
+
+    def job(self, job_id: str, /) -> JobReport:
+        """Return the report of a job. Raises JobNotFoundError."""
+
+    def jobs(self, limit: int, selection: JobSelection | None = None, /) -> list[JobReport]:
+        """Return the latest jobs, or those of a selection, in order of submission."""
+
+    def negotiations(self, *, job_id: str = ..., number: int = ..., limit: int = ...) -> list[NegotiationReport]:
+        """Return the latest negotiations, oldest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """State directory that is shown, and what may be done from its pages."""
+
+    directory: Path
+    information: Callable[[], Jobs]
+    """Returns the service, or its journal; raises ServiceUnavailableError when there has never been one."""
+    access: Access
+    actions: bool = False
+    """Jobs can be cancelled."""
+    zone: tzinfo | None = None
+    """None: that of this host."""
+
+    def frame(self, source: Jobs | None) -> Frame:
+        """Return what all pages share."""
+        return Frame(
+            base=self.access.base,
+            where=str(self.directory),
+            now=time.time(),
+            live=isinstance(source, Client),
+            zone=self.zone,
+            proof=self.access.proof if self.actions and isinstance(source, Client) else "",
+        )
+
+
+# -- Pages ---------------------------------------------------------------------------------------------------
+# They ask the service, or read files, so each is made in a thread.
+
+MOST_JOBS = 10_000
+"""Jobs in a chart, the latest ones."""
+RECENT = 500
+"""Jobs among which the first page looks for unfinished ones."""
+END_OF_OUTPUT = 4096
+"""Bytes of each file of output on the page of a job."""
+LONGEST_OUTPUT = 65_536
+"""Bytes of a file of output on its own page."""
+LONGEST_FORM = 4096
+AGAIN = 3000
+"""Milliseconds after which a browser asks again for events."""
+ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="9" height="4" y="1" fill="#1f5fbf"/>'
+    '<rect width="9" height="4" x="4" y="6" fill="#1b7f4b"/><rect width="6" height="4" x="10" y="11" fill="#7a3fa0"/>'
+    "</svg>"
+)
+
+
+class Pages:
+    """Answers to requests that are let in."""
+
+    def __init__(self, shown: Shown) -> None:
+        """``shown``: the state directory and its service."""
+        self._shown = shown
+
+    def routes(self) -> list[Route]:
+        """Return the addresses below the first page."""
+        return [
+            Route("/", self.first),
+            Route("/jobs/{job_id}", self.job),
+            Route("/jobs/{job_id}/output", self.output),
+            Route("/jobs/{job_id}/cancel", self.cancel, methods=["POST"]),
+            Route("/history", self.history),
+            Route("/chart", self.chart),
+            Route("/events", self.events),
+            Route("/style.css", lambda _: Response(style(), media_type="text/css")),
+            Route("/live.js", lambda _: Response(script(), media_type="text/javascript")),
+            Route("/icon.svg", lambda _: Response(ICON, media_type="image/svg+xml")),
+        ]
+
+    def first(self, _request: Request) -> Response:
+        """Return the clusters and the jobs as they are now."""
+        source = self._shown.information()
+        clusters = source.clusters() if isinstance(source, Client) else []
+        return HTMLResponse(overview(self._shown.frame(source), clusters, source.jobs(RECENT)))
+
+    def job(self, request: Request) -> Response:
+        """Return one job."""
+        source = self._shown.information()
+        report = source.job(request.path_params["job_id"])
+        found = outputs(report)
+        ends = ((one, tail(report, one.component, one.rank, one.stream, END_OF_OUTPUT)) for one in found)
+        shown = [(one, end) for (one, end), _ in zip(ends, range(SHOWN_OUTPUTS), strict=False) if end is not None]
+        negotiations = source.negotiations(job_id=report.id)
+        return HTMLResponse(job_page(self._shown.frame(source), report, negotiations, found, shown))
+
+    def output(self, request: Request) -> Response:
+        """Return the end of what one process has written."""
+        source, asked = self._shown.information(), request.query_params
+        report = source.job(request.path_params["job_id"])
+        wanted = (asked.get("component"), _number(asked, "rank"), asked.get("stream"))
+        one = next((one for one in outputs(report) if (one.component, one.rank, one.stream) == wanted), None)
+        end = None if one is None else tail(report, one.component, one.rank, one.stream, LONGEST_OUTPUT)
+        if one is None or end is None:
+            raise JobNotFoundError(f"job {report.id} has no such output")
+        return HTMLResponse(output_page(self._shown.frame(source), report, one, end))
+
+    def history(self, request: Request) -> Response:
+        """Return the jobs that are searched for."""
+        source, asked = self._shown.information(), request.query_params
+        search = Search(
+            words=asked.get("q", ""),
+            state=asked.get("state", ""),
+            since=asked.get("since", "all"),
+            first=max(0, _number(asked, "first")),
+        )
+        frame = self._shown.frame(source)
+        return HTMLResponse(history_page(frame, search, source.jobs(search.most, search.selection(frame.now))))
+
+    def chart(self, request: Request) -> Response:
+        """Return the charts of jobs."""
+        source, since = self._shown.information(), request.query_params.get("since", "1d")
+        chosen = since if since in PERIODS else "1d"
+        frame = self._shown.frame(source)
+        selection = JobSelection(since=begin_of(chosen, frame.now))
+        return HTMLResponse(chart_page(frame, chosen, source.jobs(MOST_JOBS, selection)))
+
+    async def cancel(self, request: Request) -> Response:
+        """Cancel a job, where that is allowed, and go back to its page."""
+        if not self._shown.actions:
+            return PlainTextResponse("koala web was started without --allow-actions.\n", status_code=403)
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > LONGEST_FORM:
+                return PlainTextResponse("This is no form of ours.\n", status_code=413)
+        form = parse_qs(body.decode("utf-8", "replace"))
+        if not same(form.get("proof", [""])[0], self._shown.access.proof):
+            return PlainTextResponse("The form is not from a page of ours.\n", status_code=403)
+        job_id = request.path_params["job_id"]
+        await to_thread.run_sync(Client(self._shown.directory).cancel, job_id)
+        return RedirectResponse(self._shown.frame(None).job(job_id), status_code=303)
+
+    async def events(self, _request: Request) -> Response:
+        """Tell the browser of each change."""
+        headers = {"X-Accel-Buffering": "no"}
+        return StreamingResponse(self._changes(), media_type="text/event-stream", headers=headers)
+
+    async def _changes(self) -> AsyncIterator[str]:
+        yield f"retry: {AGAIN}\n\n"
+        with suppress(ServiceUnavailableError):
+            async for _ in AsyncClient(self._shown.directory).watch_jobs(1):
+                yield f"data: {time.time()}\n\n"
+        yield "data: no service\n\n"
+
+
+def script() -> str:
+    """Return the script of the pages."""
+    return resources.files("koala_adapter.web").joinpath("live.js").read_text(encoding="utf-8")
+
+
+def _number(asked: QueryParams, name: str) -> int:
+    """Return a number that is asked for; -1: there is none."""
+    text = asked.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1  # noqa: PLR2004 - as long as a rank is
+
+
+# -- Rules for requests --------------------------------------------------------------------------------------
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class Guard:
+    """Refuses requests before any page is made, and adds headers to every answer."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        """``app``: what answers the requests that are let in."""
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
+            await send(message)
+
+        if scope["type"] != "http":
+            return
+        request = Request(scope)
+        asked = Asked(
+            method=request.method,
+            hosts=tuple(request.headers.getlist("host")),
+            origin=request.headers.get("origin"),
+            cookie=request.cookies.get(self._access.cookie, ""),
+        )
+        answer = self._way_in(request, asked) or self._app
+        await answer(scope, receive, send_guarded)
+
+    def _way_in(self, request: Request, asked: Asked) -> Response | None:
+        """Return the answer to what is refused, and to the link with the token; None: a page is to be made."""
+        access = self._access
+        token = request.query_params.get("token")
+        if (
+            request.url.path == "/"
+            and token is not None
+            and access.stranger(asked) is None
+            and same(token, access.token)
+        ):
+            found = RedirectResponse(access.base, status_code=303)
+            found.set_cookie(access.cookie, access.session, path=access.base, httponly=True, samesite="strict")
+            return found
+        refusal = access.refusal(asked)
+        return None if refusal is None else _refused(refusal)
+
+
+def _refused(refusal: Refusal) -> Response:
+    return PlainTextResponse(f"{refusal.reason}\n", status_code=refusal.status)
+
+
+# -- The server ----------------------------------------------------------------------------------------------
+
+MOST_CONNECTIONS = 128
+"""More are answered that there are too many."""
+LEAVING = 1
+"""Seconds that are left to answers when the server ends; events would go on for ever."""
+
+
+def application(shown: Shown) -> ASGIApp:
+    """Return the application for a server of ASGI."""
+
+    def trouble(_request: Request, error: Exception) -> Response:
+        known = error if isinstance(error, KoalaError) else KoalaError(str(error))
+        status = 404 if isinstance(error, JobNotFoundError) else 503
+        return HTMLResponse(error_page(shown.frame(None), known), status_code=status)
+
+    routes = [Mount(f"/{shown.access.place}", routes=Pages(shown).routes())]
+    return Guard(Starlette(routes=routes, exception_handlers={KoalaError: trouble}), shown.access)
+
+
+def server(shown: Shown) -> uvicorn.Server:
+    """Return the server; it logs nothing, as the token is in the first address."""
+    config = uvicorn.Config(
+        application(shown), log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
+        limit_concurrency=MOST_CONNECTIONS, timeout_graceful_shutdown=LEAVING, proxy_headers=False,
+    )  # fmt: skip
+    return uvicorn.Server(config)
+
+
+def serve(shown: Shown, listener: socket.socket) -> None:
+    """Serve on a socket until Ctrl-C or SIGTERM."""
+    server(shown).run(sockets=[listener])
