@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import koala_adapter as koala
+from koala_adapter.cli.jsonshapes import shape_schema
 from koala_adapter.python.executor import TaskServer
 from koala_adapter.tasks.server import TOKEN_BYTES
 from koala_adapter.vjm.certificate import load_or_create
+from tests.json_shapes import deviations
 from tests.local_koala import LIVENESS, Koala, eventually
 
 if TYPE_CHECKING:
@@ -237,6 +239,17 @@ def test_what_failed_is_gone_on_with(sweep_koala: Koala, tmp_path: Path, monkeyp
     assert "2 of 8 tasks failed" in done.stderr
     assert "koala sweep --resume 1" in done.stderr
     assert [one["state"] for one in entries(sweep_koala, "1") if one["task"] == 4] == ["repeated", "failed"]
+    told = sweep_koala.inside("results", "1")
+    assert [line.split()[:4] for line in told.stdout.splitlines()[4:7]] == [
+        ["3", "2", "y", "0"], ["4", "3", "x", "1"], ["5", "3", "y", "1"],
+    ]  # fmt: skip
+    assert "2 of 8 tasks" not in told.stderr
+    (failed, _) = map(json.loads, sweep_koala.inside("results", "1", "--failed", "--json").stdout.splitlines())
+    assert (failed["parameters"], failed["status"], failed["attempt"]) == ({"a": "3", "b": "x"}, 1, 2)
+    assert deviations(failed, shape_schema("task-result")) == []
+    assert sweep_koala.inside("logs", "1", "--task", "7").stdout == "4-y\n"
+    assert sweep_koala.inside("logs", "1", "--task", "4").stdout == ""
+    assert "has not ended" in sweep_koala.inside("logs", "1", "--task", "8", check=240).stderr
     logs = sweep_koala.inside("logs", "1")
     assert logs.stdout == ""
     where = f"{sweep_koala.state}/jobs/1/sweep/tasks,suchas000/4.outand.erroftask4,whichfailed;"
@@ -244,6 +257,7 @@ def test_what_failed_is_gone_on_with(sweep_koala: Koala, tmp_path: Path, monkeyp
     (tmp_path / "mended").touch()
     report = sweep_koala.json("sweep", "--resume", "1")
     assert (report["outcome"]["exit_code"], report["sweep"]["done"], report["sweep"]["failed"]) == (0, 8, 0)
+    assert [one.last_line for one in koala.Site(state=sweep_koala.state).job("2").results()][4:6] == ["3-x", "3-y"]
     tasks = [one["task"] for one in entries(sweep_koala, "1") if one["state"] == "done"]
     assert sorted(tasks) == list(range(8))
     assert "all 8 tasks are done: there is nothing to go on with" in sweep_koala.inside("sweep", "--resume", "1").stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands about jobs: ``status``, ``history``, ``cancel``, ``resize``, ``explain``, ``clusters``, ``logs`` and others.
+"""Commands about jobs: ``status``, ``history``, ``cancel``, ``resize``, ``explain``, ``clusters`` and ``metrics``.
 
 ``cancel`` and ``resize`` change a job. Without a service, those that only ask read the journal and say so. What a
 service counts (``metrics``) is in no journal: it is asked of a running one.
@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING
 import click
 
 from koala_adapter.api.client import Client
-from koala_adapter.api.statedirectory import LogPrinter
 from koala_adapter.cli.listing import NOW_COLUMNS, PAST_COLUMNS, Listing, listing_options, write_csv
 from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.config.locations import SiteFileState, locate_site_file
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceUnavailableError
 from koala_adapter.report.selection import JobSelection
-from koala_adapter.report.values import where_output_is
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -392,58 +390,6 @@ def cluster_reports(session: Session) -> list[ClusterReport]:
         return session.here.clusters()
     with session.progress.status("asking the clusters") as display:
         return session.here.clusters(tell=lambda names: display.update(f"asking {names}"))
-
-
-@click.command()
-@click.argument("job_id", metavar="ID")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the job is over.")
-@click.option("--component", "-c", help="Only this component.")
-@click.option("--rank", "-r", type=int, help="Only this rank of its component, from 0.")
-@click.option("--stderr", "-e", "errors", is_flag=True, help="Standard error in place of standard output.")
-@pass_session
-@command_body
-def logs(session: Session, job_id: str, follow: bool, component: str | None, rank: int | None, errors: bool) -> None:
-    r"""Print what the processes of a job wrote.
-
-    Lines are marked component/rank when there are several processes.
-
-    \b
-    Example:
-      koala logs 12 -f
-    """
-    source = job_information(session)
-    report = source.job(job_id)
-    if component is not None and component not in {one.name for one in report.components}:
-        names = ", ".join(one.name for one in report.components)
-        raise JobNotFoundError(f"job {job_id} has no component {component!r}; it has: {names}")
-    suffix = ".err" if errors else ".out"
-    printer = LogPrinter(Path(report.output_directory), component=component, rank=rank, suffix=suffix, unfinished=True)
-    if follow and not report.over:
-        if source is not session.client:
-            printer.print_new(marked=report.processes(component, rank) > 1, rest=True)
-            raise ServiceUnavailableError(f"nobody follows job {job_id} now", hint="start the service: `koala serve`")
-        for report in session.client.follow(job_id, patience=PATIENCE, on_lost=lost(session)):
-            printer.print_new(marked=report.processes(component, rank) > 1)
-    printer.print_new(marked=report.processes(component, rank) > 1, rest=True)
-    if report.sweep is not None:
-        session.remark(where_output_is(report.sweep))
-    elif printer.silent:
-        _tell_silence(session, report, component, rank, errors=errors, waits=not follow and not report.over)
-
-
-def _tell_silence(
-    session: Session, report: JobReport, component: str | None, rank: int | None, *, errors: bool, waits: bool
-) -> None:
-    """Say where something is when there is nothing where it was looked for. Raises JobNotFoundError if it may come."""
-    other = LogPrinter(
-        Path(report.output_directory), component=component, rank=rank, suffix=".out" if errors else ".err"
-    )
-    if not other.silent:
-        here, there = ("standard error", "standard output") if errors else ("standard output", "standard error")
-        show = f"koala logs {report.id}" if errors else f"koala logs {report.id} --stderr"
-        session.remark(f"nothing on {here}; {show} prints {there}")
-    elif waits:
-        raise JobNotFoundError(f"job {report.id} has written nothing yet", hint="use -f to wait for it")
 
 
 # -- Command ``metrics`` -------------------------------------------------------------------------------------

@@ -70,6 +70,27 @@ class CancelledJobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResultOfTask:
+    """What became of a task of a sweep that is done, or has failed as often as it may."""
+
+    task: int
+    """Its number, from 0."""
+    parameters: dict[str, str]
+    status: int | None
+    """Exit status, 128 + signal when it was killed; null: launchers were lost with it, and so are its seconds."""
+    seconds: float | None
+    attempt: int
+    """From 1."""
+    cluster: str
+    host: str
+    at: float
+    """When it ended."""
+    stdout: str
+    """All that it has printed."""
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobExplanation:
     """Why a job waits, or what became of it."""
 
@@ -331,6 +352,7 @@ SHAPES = {
     "submitted": Shape(version=1, commands=("submit JOB",), kind=Submitted),
     "submitted-files": Shape(version=1, commands=("submit JOB JOB",), kind=SubmittedFiles),
     "cancelled-jobs": Shape(version=1, commands=("cancel ID ID",), kind=CancelledJobs),
+    "task-result": Shape(version=1, commands=("results",), kind=ResultOfTask, lines=True),
     "explanation": Shape(version=1, commands=("explain ID",), kind=JobExplanation),
     "local-explanation": Shape(version=1, commands=("explain CLUSTER:ID",), kind=LocalExplanation),
     "cluster-list": Shape(version=1, commands=("clusters",), kind=list[ClusterReport]),

@@ -166,6 +166,7 @@ JSON_SHAPES = (
     "submitted",
     "submitted-files",
     "cancelled-jobs",
+    "task-result",
     "explanation",
     "local-explanation",
     "cluster-list",

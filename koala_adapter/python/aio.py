@@ -20,7 +20,7 @@ from koala_adapter.api.asyncclient import AsyncClient
 from koala_adapter.api.client import new_submission
 from koala_adapter.errors import JobTimeoutError, KoalaError, ServiceUnavailableError
 from koala_adapter.model import Job as CheckedJob
-from koala_adapter.python.jobs import MOST_STARTS, JobResult, OutputFollower, mimebundle, text_of
+from koala_adapter.python.jobs import MOST_STARTS, JobResult, OutputFollower, SweepResults, mimebundle, text_of
 from koala_adapter.python.site import ENDING, LATEST, LOOK_AGAIN, Site
 
 if TYPE_CHECKING:
@@ -90,6 +90,10 @@ class AsyncJobHandle:
         """Return what its processes have written so far, as :meth:`koala_adapter.JobHandle.logs`."""
         report = await self.report()
         return await to_thread.run_sync(partial(text_of, report, component, rank, stderr=stderr))
+
+    async def results(self) -> SweepResults:
+        """Return the results of the tasks of a sweep so far, as :meth:`koala_adapter.JobHandle.results`."""
+        return SweepResults(await self.report())
 
     async def lines(
         self, component: str | None = None, rank: int | None = None, *, stderr: bool = False

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from koala_adapter.api.statedirectory import LogPrinter
 from koala_adapter.config.tomlfile import printable
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from koala_adapter.outcome import JobState
     from koala_adapter.python.description import Job
     from koala_adapter.report.values import ComponentReport, JobReport, UsageReport
+    from koala_adapter.tasks.results import TaskResult
 
 
 # -- Showing a job: one line, or a table that a notebook updates ---------------------------------------------
@@ -265,6 +266,42 @@ def text_of(report: JobReport, component: str | None = None, rank: int | None = 
     return OutputFollower(report, component, rank, stderr=stderr).new_text(report, rest=True)
 
 
+class SweepResults:
+    """The results of the tasks of a sweep or an array that are over, in order of their numbers.
+
+    Each iteration reads them anew, so that of a sweep that goes on a later one has more.
+    """
+
+    def __init__(self, report: JobReport) -> None:
+        """Read them where the report of a job says. Raises JobNotFoundError when it is no sweep."""
+        if report.sweep is None:
+            raise JobNotFoundError(f"job {report.id} is no sweep, and has no tasks")
+        self._directory = Path(report.sweep.directory)
+
+    def __iter__(self) -> Iterator[TaskResult]:
+        """Read the results one by one."""
+        from koala_adapter.tasks.results import read_results
+
+        return read_results(self._directory)
+
+    def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is no dependency
+        """Return a pandas.DataFrame with a row for each task: its parameters, exit status and last line of output.
+
+        Parameters and outputs that are numbers in every row are numbers. Raises KoalaError where pandas is missing.
+        """
+        from koala_adapter.tasks.results import row_of
+
+        try:
+            pandas = import_module("pandas")
+        except ImportError as error:
+            raise KoalaError("to_pandas needs pandas, which is not here", hint="pip install pandas") from error
+        frame = pandas.DataFrame([row_of(one) for one in self])
+        for name in frame.columns:
+            with suppress(ValueError, TypeError):
+                frame[name] = pandas.to_numeric(frame[name])
+        return frame
+
+
 class OutputFollower:
     """Reads what the processes of a job, or some of them, write, each piece of it once."""
 
@@ -375,6 +412,13 @@ class JobHandle:
         ``component``, ``rank``: only of those; ranks count from 0 in each component. Raises JobNotFoundError.
         """
         return text_of(self.report(), component, rank, stderr=stderr)
+
+    def results(self) -> SweepResults:
+        """Return the results of the tasks of a sweep, as far as they are over. Raises JobNotFoundError for other jobs.
+
+        ``for one in handle.results(): print(one.parameters, one.status, one.stdout)``
+        """
+        return SweepResults(self.report())
 
     # ---- what is to be ----------------------------------------------------------------------------------------------
 

@@ -11,11 +11,9 @@ import asyncio
 import errno
 import json
 import os
-import re
 import secrets
 import time
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import anyio
@@ -31,6 +29,7 @@ from koala_adapter.outcome import JobState
 from koala_adapter.report.values import MOST_NAMED, SweepProgress, said
 from koala_adapter.scheduler.events import RankEnded
 from koala_adapter.tasks.launcher import SETTINGS
+from koala_adapter.tasks.results import RESULTS, entry_of, output_file
 from koala_adapter.tasks.server import TOKEN_BYTES, Puller, PullServer, listening_socket, node_files, send
 from koala_adapter.tasks.sweep import INDEX, Assignment, Book, Entry, Expansion, Pace, filled, lines_of
 from koala_adapter.vjm import certificate
@@ -38,6 +37,7 @@ from koala_adapter.vjm.channel import LaunchFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
     from socket import socket
 
     from koala_adapter.model import Job, JobId, Sweep
@@ -53,15 +53,9 @@ if TYPE_CHECKING:
 # killed service, is dropped. A power failure may lose the latest lines; their tasks are then run again.
 
 FOLDER = "sweep"
-RESULTS = "results.jsonl"
 JOB = "job.json"
 PROGRESS = "progress.json"
 CONTACT = "contact.json"
-IN_A_FOLDER = 1000
-"""Tasks whose output is in one directory."""
-_ENTRIES = {entry.value.encode(): entry for entry in Entry if entry is not Entry.RESUMED}
-_OF_A_TASK = re.compile(rb'\{"task": ([0-9]+), "state": "(%b)", .*\}\n' % b"|".join(_ENTRIES))
-"""A line as :meth:`SweepFiles.write` writes it."""
 
 
 def first_job(job: Job) -> JobId:
@@ -121,8 +115,7 @@ class SweepFiles:
     def entries(self) -> Iterator[tuple[int, Entry]]:
         """Yield all entries, but for a last line that is incomplete, which :meth:`open` removes. Writes nothing.
 
-        A sweep may have a million: they are read one by one, and what is not needed of one is not parsed. Raises
-        OSError, and KoalaError for what is no entry.
+        Raises OSError, and KoalaError for what is no entry.
         """
         path = self.directory / RESULTS
         if not path.exists():
@@ -135,17 +128,13 @@ class SweepFiles:
                     self._incomplete_from = file.tell() - len(line)
 
     def _entry(self, line: bytes) -> tuple[int, Entry]:
-        found = _OF_A_TASK.fullmatch(line)
-        if found is not None:
-            return int(found[1]), _ENTRIES[found[2]]
         try:
-            read = json.loads(line)
-            task, entry = int(read["task"]), Entry(read["state"])
-            if entry is Entry.RESUMED:
-                self.resumed_by.add(str(read["job"]))
+            task, entry, resumed_by = entry_of(line)
         except (ValueError, KeyError, TypeError) as error:
             message = f"{self.directory / RESULTS} has a line that is no entry: {error}"
             raise KoalaError(message, hint="move it away: all tasks are done anew") from error
+        if entry is Entry.RESUMED:
+            self.resumed_by.add(resumed_by)
         return task, entry
 
     def open(self) -> None:
@@ -172,16 +161,15 @@ class SweepFiles:
         kept: dict[str, str | None] = {"stdout": None, "stderr": None}
         if not out and not err:
             return kept
-        folder = Path("tasks") / f"{task // IN_A_FOLDER:03}"
         for name, suffix, data in (("stdout", "out", out), ("stderr", "err", err)):
-            path = self.directory / folder / f"{task}.{suffix}"
+            path = self.directory / output_file(task, suffix)
             if data:
                 try:
                     path.write_bytes(data)
                 except FileNotFoundError:
                     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                     path.write_bytes(data)
-                kept[name] = str(folder / path.name)
+                kept[name] = str(output_file(task, suffix))
         return kept
 
     def close(self, progress: SweepProgress, job_id: JobId) -> None:

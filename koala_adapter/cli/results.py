@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala logs`` and ``results``: what the processes of a job and the tasks of a sweep wrote, and how tasks ended."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from koala_adapter.api.statedirectory import LogPrinter
+from koala_adapter.cli.jobs import PATIENCE, job_information, lost
+from koala_adapter.cli.session import command_body, json_option, pass_session
+from koala_adapter.errors import JobNotFoundError, ServiceUnavailableError
+from koala_adapter.report.values import where_output_is
+from koala_adapter.tasks.results import output_file, read_results, row_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from koala_adapter.cli.display import FittingTable
+    from koala_adapter.cli.session import Session
+    from koala_adapter.report.values import JobReport, SweepProgress
+    from koala_adapter.tasks.results import TaskResult
+
+# -- Command ``logs`` ----------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("job_id", metavar="ID")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the job is over.")
+@click.option("--component", "-c", help="Only this component.")
+@click.option("--rank", "-r", type=int, help="Only this rank of its component, from 0.")
+@click.option("--task", type=click.IntRange(min=0), metavar="N", help="This task of a sweep, or index of an array.")
+@click.option("--stderr", "-e", "errors", is_flag=True, help="Standard error in place of standard output.")
+@pass_session
+@command_body
+def logs(
+    session: Session,
+    job_id: str,
+    follow: bool,
+    component: str | None,
+    rank: int | None,
+    task: int | None,
+    errors: bool,
+) -> None:
+    r"""Print what the processes of a job wrote.
+
+    Lines are marked component/rank when there are several processes.
+
+    \b
+    Examples:
+      koala logs 12 -f
+      koala logs 48 --task 17
+    """
+    source = job_information(session)
+    report = source.job(job_id)
+    if task is not None:
+        if follow or component is not None or rank is not None:
+            raise click.UsageError("the output of a task comes at its end, and from it alone: leave out -f, -c and -r")
+        _print_task_output(session, report, task, errors=errors)
+        return
+    if component is not None and component not in {one.name for one in report.components}:
+        names = ", ".join(one.name for one in report.components)
+        raise JobNotFoundError(f"job {job_id} has no component {component!r}; it has: {names}")
+    suffix = ".err" if errors else ".out"
+    printer = LogPrinter(Path(report.output_directory), component=component, rank=rank, suffix=suffix, unfinished=True)
+    if follow and not report.over:
+        if source is not session.client:
+            printer.print_new(marked=report.processes(component, rank) > 1, rest=True)
+            raise ServiceUnavailableError(f"nobody follows job {job_id} now", hint="start the service: `koala serve`")
+        for report in session.client.follow(job_id, patience=PATIENCE, on_lost=lost(session)):
+            printer.print_new(marked=report.processes(component, rank) > 1)
+    printer.print_new(marked=report.processes(component, rank) > 1, rest=True)
+    if report.sweep is not None:
+        session.remark(where_output_is(report.sweep))
+    elif printer.silent:
+        _tell_silence(session, report, component, rank, errors=errors, waits=not follow and not report.over)
+
+
+def _tell_silence(
+    session: Session, report: JobReport, component: str | None, rank: int | None, *, errors: bool, waits: bool
+) -> None:
+    """Say where something is when there is nothing where it was looked for. Raises JobNotFoundError if it may come."""
+    other = LogPrinter(
+        Path(report.output_directory), component=component, rank=rank, suffix=".out" if errors else ".err"
+    )
+    if not other.silent:
+        here, there = ("standard error", "standard output") if errors else ("standard output", "standard error")
+        show = f"koala logs {report.id}" if errors else f"koala logs {report.id} --stderr"
+        session.remark(f"nothing on {here}; {show} prints {there}")
+    elif waits:
+        raise JobNotFoundError(f"job {report.id} has written nothing yet", hint="use -f to wait for it")
+
+
+def _print_task_output(session: Session, report: JobReport, number: int, *, errors: bool) -> None:
+    """Print what a task of a sweep has written. Raises JobNotFoundError when the task has not ended."""
+    progress = _sweep_of(report)
+    directory = Path(progress.directory)
+    suffix, other = ("err", "out") if errors else ("out", "err")
+    try:
+        sys.stdout.buffer.write((directory / output_file(number, suffix)).read_bytes())
+        sys.stdout.buffer.flush()
+    except FileNotFoundError:
+        if (directory / output_file(number, other)).exists():
+            session.remark(f"nothing on standard {'error' if errors else 'output'}; it has written to the other one")
+        elif not any(number == one.task or one.parameters == {"index": str(number)} for one in read_results(directory)):
+            hint = f"`koala results {report.id}` shows which have"
+            raise JobNotFoundError(f"task {number} of job {report.id} has not ended", hint=hint) from None
+
+
+# -- Command ``results`` -------------------------------------------------------------------------------------
+
+MOST_IN_TABLE = 200
+"""Tasks in a table, unless more are asked for."""
+LONGEST_LINE = 100
+"""Characters of an output in a table."""
+
+
+@click.command()
+@click.argument("job_id", metavar="ID")
+@click.option("--failed", is_flag=True, help="Only tasks that failed for good.")
+@click.option("--limit", "-n", type=click.IntRange(min=1), help="Most tasks shown. Default: 200 in a table, else all.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV for spreadsheets.")
+@json_option
+@pass_session
+@command_body
+def results(session: Session, job_id: str, failed: bool, limit: int | None, as_csv: bool, as_json: bool) -> None:
+    r"""Show what became of each task of a sweep or an array, as far as they are over.
+
+    Output is the last line that a task has printed; --json prints a line for each task, with all that it has printed.
+
+    \b
+    Examples:
+      koala results 48
+      koala results 48 --csv > squares.csv
+      koala results 48 --json | jq -r 'select(.status != 0) | .stderr'
+    """
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json are two forms of the same: use one of them")
+    progress = _sweep_of(job_information(session).job(job_id))
+    found = (one for one in read_results(Path(progress.directory)) if not failed or not one.ok)
+    if as_json:
+        for one in islice(found, limit):
+            click.echo(json.dumps(_document(one), ensure_ascii=False))
+    elif as_csv:
+        _write_csv(islice(found, limit))
+    else:
+        shown = list(islice(found, limit or MOST_IN_TABLE))
+        session.console.print(results_table(shown) if shown else "no task is over yet" if not failed else "none failed")
+        if limit is None and next(found, None) is not None:
+            session.remark(f"these are the first {MOST_IN_TABLE}; --limit shows more, --csv and --json all")
+    if not progress.over:
+        session.remark(f"{progress.done} of {progress.total} tasks are done, {progress.failed} failed")
+
+
+def _sweep_of(report: JobReport) -> SweepProgress:
+    """Return how far the sweep of a job is. Raises JobNotFoundError when it is none."""
+    if report.sweep is None:
+        hint = f"`koala logs {report.id}` prints what it wrote"
+        raise JobNotFoundError(f"job {report.id} is no sweep, and has no tasks", hint=hint)
+    return report.sweep
+
+
+def _document(result: TaskResult) -> dict[str, object]:
+    return {
+        "task": result.task,
+        "parameters": result.parameters,
+        "status": result.status,
+        "seconds": result.seconds,
+        "attempt": result.attempt,
+        "cluster": result.cluster,
+        "host": result.host,
+        "at": result.at,
+        "stdout": result.stdout,
+        "stderr": result.stderr,
+    }
+
+
+def _write_csv(found: Iterator[TaskResult]) -> None:
+    writer: csv.DictWriter[str] | None = None
+    for row in map(row_of, found):
+        if writer is None:
+            writer = csv.DictWriter(sys.stdout, list(row), lineterminator="\n")
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def results_table(found: Iterable[TaskResult]) -> FittingTable:
+    """Return one line for each task."""
+    from rich.markup import escape
+
+    from koala_adapter.cli.display import FittingTable, seconds
+
+    rows = [row_of(one) for one in found]
+    table = FittingTable(*("exit" if name == "status" else name for name in rows[0] if name != "attempt"))
+    for row in rows:
+        bad = row["status"] != 0
+        row["status"] = "[red]lost[/]" if row["status"] is None else f"[red]{row['status']}[/]" if bad else "0"
+        row["seconds"] = seconds(row["seconds"])
+        cells = {name: escape(str(value)) for name, value in row.items() if name not in {"status", "seconds"}}
+        cells["output"] = escape(str(row["output"])[:LONGEST_LINE])
+        table.add_row(*(cells.get(name, str(row[name])) for name in row if name != "attempt"))
+    return table
