@@ -16,10 +16,11 @@ import anyio
 import pytest
 
 from koala_adapter.model import Component, Job, JobId, JobKind, RunnerName, Sweep
-from koala_adapter.service.sweeps import PROGRAM, RESULTS, Contact, RunningSweep, SweepFiles
+from koala_adapter.service.sweeps import PROGRAM, Contact, RunningSweep, SweepFiles
 from koala_adapter.tasks import server
 from koala_adapter.tasks.connection import connected, received, sent
 from koala_adapter.tasks.launcher import SETTINGS
+from koala_adapter.tasks.results import RESULTS
 from koala_adapter.tasks.server import TOKEN_BYTES, listening_socket, node_files
 from koala_adapter.tasks.sweep import Expansion, list_axis
 from koala_adapter.vjm.certificate import load_or_create

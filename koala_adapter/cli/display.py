@@ -374,6 +374,10 @@ def _cell(column: Column, report: JobReport) -> str:
             return seconds(value)
         case Kind.TIME if value is not None:
             return short_time(value, time.time())
+        case Kind.BYTES if value is not None:
+            return show_size(value)
+        case Kind.SHARE if value is not None:
+            return _percent(value)
     return "-" if value in {None, ""} else escape(str(value))
 
 

@@ -93,6 +93,9 @@ class Kind(Enum):
     TIME = auto()
     """Seconds since the epoch."""
     SECONDS = auto()
+    BYTES = auto()
+    SHARE = auto()
+    """From 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,10 @@ COLUMNS = {
     "tries": Column(lambda job: job.tries),
     "exit": Column(lambda job: None if job.outcome is None else job.outcome.exit_code),
     "why": Column(lambda job: job.explanation if job.outcome is None else job.outcome.detail),
+    "used": Column(lambda job: _of_usage(job, "used_seconds"), Kind.SECONDS),
+    "held": Column(lambda job: _of_usage(job, "held_seconds"), Kind.SECONDS),
+    "share": Column(lambda job: _of_usage(job, "share"), Kind.SHARE),
+    "memory": Column(lambda job: _of_usage(job, "memory_bytes"), Kind.BYTES),
     "command": Column(lambda job: "; ".join(dict.fromkeys(" ".join(one.command) for one in job.components))),
     "output": Column(lambda job: job.output_directory),
 }
@@ -132,6 +139,11 @@ PAST_COLUMNS = ("id", "name", "state", "processors", "clusters", "submitted", "s
 
 def _joined(names: Iterable[str | None]) -> str:
     return ", ".join(sorted({name for name in names if name}))
+
+
+def _of_usage(job: JobReport, name: str) -> Any:  # noqa: ANN401 - numbers of two types
+    """Return one of the numbers of a job's usage; None where nothing was measured."""
+    return None if job.usage is None or not job.usage.measured else getattr(job.usage, name)
 
 
 def short_time(at: float, now: float) -> str:
@@ -156,7 +168,7 @@ def _plain(column: Column, report: JobReport) -> object:
         return ""
     if column.kind is Kind.TIME:
         return datetime.fromtimestamp(value).astimezone().isoformat(timespec="seconds")
-    return round(value, 3) if column.kind is Kind.SECONDS else value
+    return round(value, 3) if column.kind in {Kind.SECONDS, Kind.SHARE} else value
 
 
 # -- Options -------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from koala_adapter.api.statedirectory import JOURNAL_NAME
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.listing import COLUMNS, PAST_COLUMNS, short_time, span_of
 from koala_adapter.outcome import EndReason, JobOutcome, JobState
+from koala_adapter.report.values import UsageReport
 from koala_adapter.service.journal import Journal
 from tests.unit.api.jobreports import job_report, keep_reports
 
@@ -172,3 +173,19 @@ def test_an_index_answers_and_is_made_where_it_is_missing(state: Path) -> None:
     assert len(ids(state, "history")) == 10
     Journal(state / JOURNAL_NAME).close()
     assert "USING INDEX" in plan()
+
+
+def test_what_jobs_have_used_is_listed(tmp_path: Path) -> None:
+    """Where nothing was measured there is a dash, and nothing in CSV."""
+    usage = UsageReport(
+        held_seconds=10.0, held_before_launch_seconds=0.0, used_seconds=3.8, memory_bytes=1 << 30, measured=1, ranks=1
+    )
+    keep_reports(
+        tmp_path / "s", [job_report(id="1", finished_at=1.0, usage=usage), job_report(id="2", finished_at=2.0)]
+    )
+    words = ("history", "--columns", "id,used,held,share,memory")
+    assert [" ".join(line.split()) for line in asked(tmp_path / "s", *words).stdout.splitlines()[1:]] == [
+        "1 3.8 s 10 s 38 % 1 GiB",
+        "2 - - - -",
+    ]
+    assert asked(tmp_path / "s", *words, "--csv").stdout.splitlines()[1:] == ["1,3.8,10.0,0.38,1073741824", "2,,,,"]
