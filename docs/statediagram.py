@@ -73,7 +73,10 @@ def drawing() -> str:
 
 
 def _arrow(source: str, to: str, label: str) -> list[str]:
-    """Return a line from one box to another, and what it means; of two in the same place, each has its own side."""
+    """Return a line from one box to another, and what it means; of two in the same place, each has its own side.
+
+    A label that stands on its line interrupts it.
+    """
     (x1, y1), (x2, y2) = PLACES[source], PLACES[to]
     if y1 == y2:
         shift = 8 if x1 < x2 else -8
@@ -83,9 +86,10 @@ def _arrow(source: str, to: str, label: str) -> list[str]:
         middle = ((x1 + x2) // 2, y1 - 6 if shift > 0 else y1 + 16)
     else:
         y1, y2 = y1 + BOX_HEIGHT // 2, y2 - BOX_HEIGHT // 2
-        middle = ((x1 + x2) // 2 + (8 if x1 == x2 else -8), (y1 + y2) // 2)
-    anchor = "middle" if y1 == y2 else "start" if x1 == x2 else "end"
+        middle = ((x1 + x2) // 2, (y1 + y2) // 2 + 2)
+    place = f'x="{middle[0]}" y="{middle[1] + 2}" text-anchor="middle"'
+    looks = 'fill="#555" font-size="12" stroke="#fff" stroke-width="6" paint-order="stroke"'
     return [
         f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="#555" marker-end="url(#head)"/>',
-        f'<text x="{middle[0]}" y="{middle[1] + 2}" text-anchor="{anchor}" fill="#555" font-size="12">{label}</text>',
+        f"<text {place} {looks}>{label}</text>",
     ]
