@@ -364,7 +364,9 @@ def test_a_controller_that_goes_away_costs_time_only(cluster: SlurmCluster, tmp_
     with scheduling:
         scheduling.wait(lambda: bool(scheduling.told("start")), what="the first start")
         cluster.stop_controller()
-        scheduling.wait(lambda: any("does not answer" in line for line in scheduling.said()), what="it is told")
+        # Of the cluster: a start that could not be sent says so of the controller, and no look need have failed then.
+        silent = f"{cluster.name} does not answer"
+        scheduling.wait(lambda: any(silent in line for line in scheduling.said()), what="it is told")
         cluster.start_controller()
         scheduling.wait_runs(names)
         scheduling.wait(lambda: not unfinished(cluster), what="nothing left")
