@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Closes `make test`: one line for each report of pytest, then what failed, and why; what was skipped; the slowest.
+"""Closes `make test`: what was skipped, the slowest, what failed and why; last the counts, and the names of failures.
+
+The end is what is read first, and often all that is kept of a log.
 
 Stands apart from pytest because several runs of it, each in an environment of its own, make up the tests.
 """
@@ -64,21 +66,34 @@ def durations(report: ET.Element) -> list[tuple[float, str]]:
     return [(float(case.get("time", "0")), name_of(case)) for case in report.iter("testcase")]
 
 
+def failed_names(report: ET.Element) -> list[str]:
+    """Return the name of each test case of a JUnit report that failed."""
+    return [
+        name_of(case)
+        for case in report.iter("testcase")
+        if any(outcome.tag in {"failure", "error"} for outcome in case)
+    ]
+
+
 def main(directory: Path) -> None:
     """Print the summary of all reports in `directory`."""
     paths = sorted(directory.glob("*.xml"))
-    print("summary of the tests:" if paths else "summary of the tests: none ran")
-    reports = [ET.parse(path).getroot() for path in paths]
-    for path, report in zip(paths, reports, strict=True):
-        print(f"{path.stem}: {counts(report)}")
-    for line in [line for of in (failures, skips) for report in reports for line in of(report)]:
+    reports = {path.stem: ET.parse(path).getroot() for path in paths}
+    slowest = sorted((one for report in reports.values() for one in durations(report)), reverse=True)[:SLOWEST]
+    for line in [line for report in reports.values() for line in skips(report)]:
         print(line)
-    taken = [one for report in reports for one in durations(report)]
-    slowest = sorted(taken, reverse=True)[:SLOWEST]
     if slowest:
         print("slowest:")
     for seconds, name in slowest:
         print(f"  {seconds:.0f} s {name}")
+    for line in [line for report in reports.values() for line in failures(report)]:
+        print(line)
+    print("summary of the tests:" if paths else "summary of the tests: none ran")
+    for part, report in reports.items():
+        print(f"{part}: {counts(report)}")
+    for part, report in reports.items():
+        for name in failed_names(report):
+            print(f"FAILED in {part}: {name}")
 
 
 if __name__ == "__main__":
