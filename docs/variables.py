@@ -54,7 +54,7 @@ GROUPS = {
             "KOALA_SPAWN_FD": "In an adaptive MPI job that spawns: where it says which process it is about to spawn.",
             "KOALA_RANK_SHELL": "In an adaptive MPI job that spawns: what `sh` runs for a process that it spawns.",
             "KOALA_TASK": "In a sweep: the number of the task, from 0.",
-            "KOALA_ATTEMPT": "In a sweep: which try of the task this is.",
+            "KOALA_ATTEMPT": "Which attempt of the job this is, from 1; in a sweep, of the task.",
             "KOALA_ARRAY_INDEX": "In a job with `array`: the index of the task.",
         }
     ),

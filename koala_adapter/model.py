@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
-from koala_adapter.outcome import EndReason as EndReason  # noqa: PLC0414, TC001 - a noun like those here, only quicker to import
-from koala_adapter.outcome import JobKind as JobKind  # noqa: PLC0414, TC001 - likewise
+from koala_adapter.outcome import EndReason as EndReason  # noqa: PLC0414 - a noun like those here, only quicker to import
+from koala_adapter.outcome import JobKind as JobKind  # noqa: PLC0414 - likewise
 from koala_adapter.outcome import TaskEnd as TaskEnd  # noqa: PLC0414 - likewise
 from koala_adapter.slots import PLAIN, Slot
 
@@ -192,6 +192,23 @@ class After:
     end: AfterEnd = AfterEnd.OK
 
 
+class RetriedEnd(StrEnum):
+    """How a job must have ended to be tried again, beside exit statuses."""
+
+    FAILED = "failed"
+    """A rank ended with another status than 0, was killed by a signal, or could not be started."""
+    LOST = "lost"
+    """A node, or the contact to an agent, was lost."""
+    MEMORY = "memory"
+    """A rank was killed because it used more memory than it had."""
+    WALLTIME = "walltime"
+    """Its walltime was over."""
+
+
+GOES_ON_STATUS = 75
+"""Exit status of a rank that has saved its state and is not finished (EX_TEMPFAIL of sysexits(3))."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One parallel job as submitted; nothing in it changes afterwards."""
@@ -217,7 +234,16 @@ class Job:
     mpi_resize: MpiResize = MpiResize.RESTART
     """Of an adaptive job of launcher mpi."""
     warn_before: int = 0
-    """Seconds before its walltime ends at which an adaptive program is told, or workers are asked to end; 0: never."""
+    """Seconds before its walltime ends at which an adaptive program is told, workers are asked to end, or
+    ``checkpoint_signal`` is sent; 0: never."""
+    checkpoint_signal: int = 0
+    """Sent to the processes of a rank job that have a handler for it, so that they save their state; 0: none."""
+    requeue_on_walltime: bool = False
+    """It waits and runs again when its walltime is over, or a rank has ended with GOES_ON_STATUS."""
+    retries: int = 0
+    """How often it runs again after an end that is one of ``retry_on``."""
+    retry_on: tuple[RetriedEnd | int, ...] = (RetriedEnd.FAILED, RetriedEnd.LOST)
+    """A number is an exit status."""
     sweep: Sweep | None = None
     """What a job with runner ``sweep`` does."""
     after: tuple[After, ...] = ()
@@ -240,6 +266,10 @@ class Job:
         component = self.component(name)
         bears_others = self.runner not in {RunnerName.RANKS, RunnerName.SWEEP}
         return bears_others and component.minimum == component.maximum
+
+    def goes_on_after(self, end: TaskEnd) -> bool:
+        """Tell whether the end of a rank says that the job is to run again, from the state that it has saved."""
+        return self.requeue_on_walltime and end.reason is EndReason.EXITED and end.exit_code == GOES_ON_STATUS
 
     @property
     def has_workers(self) -> bool:

@@ -16,6 +16,7 @@ from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.report.sitevalues import ClusterReport, PlannedComponent, PlanReport
 from koala_adapter.report.values import (
     RANKS_LISTED,
+    AttemptReport,
     ComponentReport,
     HoldReport,
     JobReport,
@@ -171,6 +172,16 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
         sweep=sweep,
         concluded=concluded,
         usage=_usage(record, now),
+        attempts=tuple(
+            AttemptReport(
+                number=one.number,
+                launched_at=one.launched_at + wall_offset,
+                ended_at=one.ended_at + wall_offset,
+                clusters=one.clusters,
+                outcome=one.outcome,
+            )
+            for one in record.attempts
+        ),
         size_changes=tuple(
             SizeChangeReport(
                 at=one.at + wall_offset,

@@ -16,15 +16,16 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceRunningError, ServiceUnavailableError
 from koala_adapter.host.privatedirectory import make_private_directory, user_name, weakness
 from koala_adapter.host.sockets import checked_path
+from koala_adapter.report.values import ATTEMPTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from koala_adapter.service.journal import Journal
@@ -289,18 +290,22 @@ class LogPrinter:
         suffix: str = ".out",
         write: Callable[[bytes], None] | None = None,
         unfinished: bool = False,
+        attempts: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Print files ``COMPONENT/RANK`` + ``suffix`` below ``directory`` with ``write`` (default: standard output).
 
         ``unfinished``: a line is not held back until its end, only until a carriage return, 64 KiB, or a second without
-        more. It is then printed in pieces, each of which is marked as a line is.
+        more. It is then printed in pieces, each of which is marked as a line is. ``attempts``: what earlier attempts of
+        the job have written comes first; else only the rest of one during which printing began.
         """
         self._directory = directory
         self._write = write or to_standard_output
         self._pattern = f"{component or '*'}/{'*' if rank is None else rank}{suffix}"
-        self.files: dict[Path, int] = {}
+        self._offsets: dict[int, int] = {}
+        """By the number of the inode: the files of an attempt are put away when the next one begins."""
         self._unfinished = unfinished
+        self._attempts = attempts
         self._clock = clock
         self._rest: dict[Path, bytes] = {}
         self._grown_at: dict[Path, float] = {}
@@ -311,8 +316,11 @@ class LogPrinter:
         ``marked``: each line is to say whose it is.
         """
         longest = LONGEST_LINE if self._unfinished else PIECE
-        for path in sorted(self._directory.glob(self._pattern), key=_order):
-            for data in self._pieces(path):
+        paths = {path.relative_to(self._directory) for path in self._directory.glob(self._pattern)}
+        earlier = self._earlier()
+        paths.update(path.relative_to(directory) for directory in earlier for path in directory.glob(self._pattern))
+        for path in (self._directory / one for one in sorted(paths, key=_order)):
+            for data in self._pieces(path, earlier):
                 *lines, last = (self._rest.pop(path, b"") + data).split(b"\n")
                 self._grown_at[path] = self._clock()
                 if len(last) > longest:
@@ -337,14 +345,27 @@ class LogPrinter:
         """Tell whether nothing has been written that could be printed."""
         return not any(path.stat().st_size for path in self._directory.glob(self._pattern))
 
-    def _pieces(self, path: Path) -> Iterator[bytes]:
-        """Yield what is new in a file, as far as it goes at the beginning, in pieces that fit into memory."""
-        with path.open("rb") as file:
-            left = os.fstat(file.fileno()).st_size - file.seek(self.files.get(path, 0))
-            while left > 0 and (data := file.read(min(PIECE, left))):
-                left -= len(data)
-                self.files[path] = file.tell()
-                yield data
+    def _earlier(self) -> list[Path]:
+        """Return the directories of earlier attempts, in their order."""
+        found = (path for path in (self._directory / ATTEMPTS).glob("*") if path.name.isdecimal())
+        return sorted(found, key=lambda path: int(path.name))
+
+    def _pieces(self, path: Path, earlier: Iterable[Path]) -> Iterator[bytes]:
+        """Yield what is new in a file, as far as it goes at the beginning, in pieces that fit into memory.
+
+        ``earlier``: directories of attempts, where a file of the same name may be.
+        """
+        name = path.relative_to(self._directory)
+        for one in (*(directory / name for directory in earlier), path):
+            with suppress(FileNotFoundError), one.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if one is not path and not self._attempts and status.st_ino not in self._offsets:
+                    continue
+                left = status.st_size - file.seek(self._offsets.get(status.st_ino, 0))
+                while left > 0 and (data := file.read(min(PIECE, left))):
+                    left -= len(data)
+                    self._offsets[status.st_ino] = file.tell()
+                    yield data
 
     def _print(self, path: Path, lines: list[bytes], *, marked: bool, last: bytes = b"") -> None:
         """Print complete lines and a last one without an end: what is not marked comes out byte for byte."""

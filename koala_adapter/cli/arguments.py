@@ -9,7 +9,7 @@ import re
 import shutil
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -164,6 +164,11 @@ class JobArguments:
     """Jobs that must have ended before, besides those of a job file."""
     notify: tuple[str, ...] = ()
     """What of the job is told, besides what a job file says."""
+    retries: int | None = None
+    retry_on: tuple[str, ...] = ()
+    """Ends, and exit statuses, after which it is retried."""
+    checkpoint_signal: str | None = None
+    requeue_on_walltime: bool | None = None
 
     def job(self, session: Session) -> CheckedJob:
         """Return the job. Raises ConfigurationError and UsageError."""
@@ -202,8 +207,20 @@ class JobArguments:
     @property
     def _given(self) -> bool:
         given = (self.processors, self.ranks_per_slot, self.array, self.walltime, self.cluster, self.save)
+        given = (*given, *self._again.values())
         words = self.mpi or self.split or self.environment.is_given or bool(self.slot)
         return words or any(one is not None for one in given)
+
+    @property
+    def _again(self) -> dict[str, Any]:
+        """What of running again was asked for, by the keys of a job file."""
+        given = {
+            "retries": self.retries,
+            "retry_on": [int(one) if one.isdecimal() else one for one in self.retry_on] or None,
+            "checkpoint_signal": self.checkpoint_signal,
+            "requeue_on_walltime": self.requeue_on_walltime or None,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
     def _description(self) -> Job:
         job = Job(
@@ -217,6 +234,7 @@ class JobArguments:
             placement="flexible-cluster-minimization" if self.split else None,
             flexible=True if self.split else None,
             working_directory=Path.cwd(),
+            **self._again,
             **self.slot,
         )
         return self.environment.added_to(job)
@@ -274,6 +292,10 @@ def job_arguments(function: Callable[..., R]) -> Callable[..., R]:
     @click.option(
         "--notify", multiple=True, type=click.Choice([one.value for one in Notified]), help="Have that told ([notify])."
     )
+    @click.option("--retries", type=click.IntRange(min=0), metavar="N", help="Run it again N times where it fails.")
+    @click.option("--retry-on", multiple=True, metavar="END", help="failed, lost, memory, walltime or an exit status.")
+    @click.option("--checkpoint-signal", metavar="NAME", help="Send it a minute before the walltime is over.")
+    @click.option("--requeue-on-walltime", is_flag=True, help="Run it again until it ends before its walltime.")
     @slot_options
     @environment_options
     @functools.wraps(function)

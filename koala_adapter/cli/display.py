@@ -215,6 +215,7 @@ def job_lines(report: JobReport) -> list[str | FittingTable]:
         components_table(report),
         *([escape(report.slots)] if report.slots else []),
         *([changes_table(report)] if report.size_changes else []),
+        *([attempts_table(report)] if report.attempts else []),
         (
             f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}, tries {report.tries}, "
             f"handed back {report.hand_backs} times"
@@ -305,6 +306,18 @@ def usage_lines(report: JobReport) -> list[str | FittingTable]:
         table.add_row(str(one.rank), escape(one.component), seconds(each.processor_seconds), *sizes)
     left = usage.measured - len(usage.by_rank)
     return [*lines, table, *([f"and {left:,} ranks in between"] if left else [])]
+
+
+def attempts_table(report: JobReport) -> FittingTable:
+    """Return the runs of a job that were not its last, and how each ended."""
+    table = FittingTable()
+    for heading in ("attempt", "began", "ran", "clusters", "ended"):
+        table.add_column(heading)
+    for one in report.attempts:
+        ran, clusters = seconds(one.ended_at - one.launched_at), escape(_few(one.clusters))
+        ended = escape(one.outcome.detail or one.outcome.reason.value)
+        table.add_row(str(one.number), short_time(one.launched_at, report.reported_at), ran, clusters, ended)
+    return table
 
 
 def changes_table(report: JobReport) -> FittingTable:
@@ -495,8 +508,8 @@ class Display:
         if not self._printers:
             directory = Path(report.output_directory)
             self._printers = (
-                LogPrinter(directory, write=self._write, unfinished=True),
-                LogPrinter(directory, suffix=".err", write=self._write_error, unfinished=True),
+                LogPrinter(directory, write=self._write, unfinished=True, attempts=True),
+                LogPrinter(directory, suffix=".err", write=self._write_error, unfinished=True, attempts=True),
             )
         for printer in self._printers:
             printer.print_new(marked=report.processes() > 1, rest=report.over or report.concluded)

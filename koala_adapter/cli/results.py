@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from koala_adapter.api.statedirectory import LogPrinter
 from koala_adapter.cli.jobs import PATIENCE, job_information, lost
 from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.errors import JobNotFoundError, ServiceUnavailableError
-from koala_adapter.report.values import where_output_is
+from koala_adapter.report.values import ATTEMPTS, where_output_is
 from koala_adapter.tasks.results import output_file, read_results, row_of
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 @click.option("--rank", "-r", type=int, help="Only this rank of its component, from 0.")
 @click.option("--task", type=click.IntRange(min=0), metavar="N", help="This task of a sweep, or index of an array.")
 @click.option("--stderr", "-e", "errors", is_flag=True, help="Standard error in place of standard output.")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Attempt N of a job that ran again.")
 @pass_session
 @command_body
 def logs(
@@ -47,6 +49,7 @@ def logs(
     rank: int | None,
     task: int | None,
     errors: bool,
+    attempt: int | None,
 ) -> None:
     r"""Print what the processes of a job wrote.
 
@@ -68,6 +71,8 @@ def logs(
         names = ", ".join(one.name for one in report.components)
         raise JobNotFoundError(f"job {job_id} has no component {component!r}; it has: {names}")
     suffix = ".err" if errors else ".out"
+    if attempt is not None:
+        report = _attempt(report, attempt)
     printer = LogPrinter(Path(report.output_directory), component=component, rank=rank, suffix=suffix, unfinished=True)
     if follow and not report.over:
         if source is not session.client:
@@ -80,6 +85,16 @@ def logs(
         session.remark(where_output_is(report.sweep))
     elif printer.silent:
         _tell_silence(session, report, component, rank, errors=errors, waits=not follow and not report.over)
+
+
+def _attempt(report: JobReport, number: int) -> JobReport:
+    """Return a report of a job whose output is that of one of its attempts. Raises JobNotFoundError."""
+    directory = Path(report.output_directory)
+    kept = directory / ATTEMPTS / str(number)
+    latest = max((int(one.name) for one in kept.parent.glob("*") if one.name.isdecimal()), default=0) + 1
+    if number > latest:
+        raise JobNotFoundError(f"job {report.id} has no attempt {number}", hint=f"the latest is attempt {latest}")
+    return report if number == latest else replace(report, output_directory=str(kept), placeholders_left=0)
 
 
 def _tell_silence(

@@ -29,14 +29,14 @@ from pydantic import (
 from pydantic_core import PydanticKnownError
 
 from koala_adapter.config.exported import ALL, GLOB, stays_behind
-from koala_adapter.model import After, AfterEnd, JobId
+from koala_adapter.model import After, AfterEnd, JobId, RetriedEnd
 from koala_adapter.policies import PolicyKind
 from koala_adapter.policies.loading import policy_names
 from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
 from koala_adapter.sizes import rule_named
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from pydantic.config import JsonDict
 
@@ -328,9 +328,9 @@ LONGEST_POINT_PATIENCE = 86_400
 _ENDING = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL")
 
 
-def _ending_signal(value: object) -> object:
-    if value not in _ENDING:
-        raise NotAllowedError(", ".join(f'"{name}"' for name in _ENDING[:-1]) + f' or "{_ENDING[-1]}"')
+def _signal(value: object, allowed: Sequence[str]) -> object:
+    if value not in allowed:
+        raise NotAllowedError(", ".join(f'"{name}"' for name in allowed[:-1]) + f' or "{allowed[-1]}"')
     return value
 
 
@@ -370,7 +370,35 @@ def _after(value: object) -> object:
 
 AfterText = Annotated[str, BeforeValidator(_after)]
 
-SignalName = Annotated[str, BeforeValidator(_ending_signal)]
+SignalName = Annotated[str, BeforeValidator(partial(_signal, allowed=_ENDING))]
+HandledSignalName = Annotated[str, BeforeValidator(partial(_signal, allowed=_ENDING[:-1]))]
+"""Those for which a program can have a handler."""
+
+MOST_RETRIES = 1000
+HIGHEST_STATUS = 255
+
+
+def _retried(value: object) -> RetriedEnd | int:
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= HIGHEST_STATUS:
+        return value
+    if value not in list(RetriedEnd):
+        known = ", ".join(f'"{one}"' for one in RetriedEnd)
+        raise NotAllowedError(f"{known} or an exit status from 1 to {HIGHEST_STATUS}")
+    return RetriedEnd(str(value))
+
+
+RetriedValue = Annotated[
+    RetriedEnd | int,
+    PlainValidator(_retried),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "enum": [one.value for one in RetriedEnd]},
+                {"type": "integer", "minimum": 1, "maximum": HIGHEST_STATUS},
+            ]
+        }
+    ),
+]
 
 SizesName = Annotated[str, BeforeValidator(_sizes)]
 

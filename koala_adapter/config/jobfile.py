@@ -151,7 +151,7 @@ def _problem_and_size(source: str) -> tuple[str, int]:
 
 # -- Malleable jobs: keys that must fit together -------------------------------------------------------------
 
-WARN_ADAPTIVE_BEFORE = 60
+WARN_BEFORE = 60
 """Seconds before the end of its walltime at which an adaptive program is told of it, unless its job file says."""
 
 _OF_MALLEABLE = {
@@ -171,6 +171,8 @@ _OF_RUNNERS = {
     "done_patience": (RunnerName.ADAPTIVE,),
 }
 """Keys of a component that have a meaning with some runners only."""
+_OF_RANKS = {"checkpoint_signal", "requeue_on_walltime", "retries", "retry_on"}
+"""Keys of a job that have a meaning where no process of it comes or goes by itself."""
 
 
 def signal_number(name: str) -> int:
@@ -196,8 +198,7 @@ def malleability_problems(
     adaptive_mpi = header.runner is RunnerName.ADAPTIVE and header.launcher is Launcher.MPI
     if malleable and adaptive_mpi and len(components) > 1:
         yield ("components",), 'allowed with runner = "adaptive" and launcher = "mpi" is one component'
-    if header.warn_before is not None:
-        yield from _warning_problems(header)
+    yield from _ending_problems(header)
     for index, component in components:
         yield from _malleable_component_problems(header, index, component)
 
@@ -211,17 +212,31 @@ def _runners(kind: JobKind) -> str:
     return '"workers" or "adaptive"' if kind is JobKind.EVOLVING else '"workers", "adaptive" or "sweep"'
 
 
+def _ending_problems(header: JobHeader) -> Iterator[tuple[KeyPath, str]]:
+    """Yield what does not fit together of the keys about the end of the walltime, and about running again."""
+    if header.warn_before is not None:
+        yield from _warning_problems(header)
+    if header.runner is not RunnerName.RANKS:
+        for key in sorted(_OF_RANKS & header.model_fields_set):
+            yield (key,), f'allowed with runner = "{RunnerName.RANKS}" only'
+    elif "retry_on" in header.model_fields_set and not header.retries:
+        yield ("retry_on",), "allowed together with retries only"
+
+
 def _warning_problems(header: JobHeader) -> Iterator[tuple[KeyPath, str]]:
-    if header.runner not in {RunnerName.ADAPTIVE, RunnerName.WORKERS}:
-        yield ("warn_before",), 'allowed with runner = "adaptive" or "workers" only'
+    if header.runner not in {RunnerName.ADAPTIVE, RunnerName.WORKERS} and header.checkpoint_signal is None:
+        yield ("warn_before",), 'allowed with runner = "adaptive" or "workers", or with checkpoint_signal, only'
     elif header.warn_before is not None and header.warn_before >= header.walltime:
         yield ("warn_before",), f"found {header.warn_before}, allowed is less than walltime ({header.walltime} s)"
 
 
 def warned_before(header: JobHeader) -> int:
     """Return how many seconds before the end of its walltime a job is warned; 0: it is not."""
-    usual = WARN_ADAPTIVE_BEFORE if header.runner is RunnerName.ADAPTIVE else 0
-    return usual if header.warn_before is None else header.warn_before
+    if header.warn_before is not None:
+        return header.warn_before
+    if header.checkpoint_signal is not None:
+        return min(WARN_BEFORE, header.walltime // 2)
+    return WARN_BEFORE if header.runner is RunnerName.ADAPTIVE else 0
 
 
 def _malleable_component_problems(
@@ -774,4 +789,8 @@ def _job(document: Document, name: str, directory: Path, *, user: str, site: Sit
         warn_before=warned_before(table),
         after=tuple(map(after_of, table.after)),
         notify=table.notify,
+        checkpoint_signal=0 if table.checkpoint_signal is None else signal_number(table.checkpoint_signal),
+        requeue_on_walltime=table.requeue_on_walltime,
+        retries=table.retries,
+        retry_on=table.retry_on,
     )

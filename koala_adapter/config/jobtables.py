@@ -25,6 +25,7 @@ from koala_adapter.config.fields import (
     LONGEST_GRACE,
     LONGEST_POINT_PATIENCE,
     MOST_PATTERNS,
+    MOST_RETRIES,
     SECONDS,
     AbsolutePath,
     AfterText,
@@ -32,6 +33,7 @@ from koala_adapter.config.fields import (
     Environment,
     Export,
     Flag,
+    HandledSignalName,
     MpiResizeWanted,
     Name,
     NotAllowedError,
@@ -39,6 +41,7 @@ from koala_adapter.config.fields import (
     PlacementName,
     PlainText,
     RetireCommand,
+    RetriedValue,
     SetupLines,
     SignalName,
     SizesName,
@@ -49,7 +52,7 @@ from koala_adapter.config.fields import (
 )
 from koala_adapter.config.slottable import SlotTable
 from koala_adapter.config.tomlfile import LONGEST_SHOWN
-from koala_adapter.model import JobKind, Launcher, Notified, RunnerName
+from koala_adapter.model import JobKind, Launcher, Notified, RetriedEnd, RunnerName
 from koala_adapter.tasks.sweep import array_axis, range_axis
 
 if TYPE_CHECKING:
@@ -414,7 +417,33 @@ class JobHeader(BaseModel, frozen=True, extra="forbid", defer_build=True):
         json_schema_extra=SECONDS,
         description="So long before the end of the walltime, with runner adaptive the program is told that the end is "
         "near (app.ending); with runner workers all workers are asked to end, as by retire_signal, and no further ones "
-        "come. 0: neither. Default: 60 with runner adaptive, 0 with workers.",
+        "come. 0: neither. With runner ranks it is when checkpoint_signal is sent. Default: 60, 0 with workers.",
+    )
+    checkpoint_signal: HandledSignalName | None = Field(
+        default=None,
+        description="Signal, without SIG, that is sent warn_before the end of the walltime to those processes of the "
+        "ranks that have a handler for it, so that they save their state. With runner ranks only.",
+    )
+    requeue_on_walltime: Flag = Field(
+        default=False,
+        description="The job waits and runs again when its walltime is over, or as soon as all its ranks have ended, "
+        "one of them with status 75: it has saved its state and is not finished. It may run elsewhere then, and in a "
+        "moldable job with another size. With runner ranks only.",
+    )
+    retries: Whole = Field(
+        default=0,
+        ge=0,
+        le=MOST_RETRIES,
+        description="How often the job runs again after an end that is one of retry_on. With runner ranks only.",
+    )
+    retry_on: tuple[RetriedValue, ...] = Field(
+        default=(RetriedEnd.FAILED, RetriedEnd.LOST),
+        min_length=1,
+        max_length=MOST_PATTERNS,
+        description="Ends after which the job runs again, as often as retries allows. failed: a rank ended with "
+        "another status than 0, was killed by a signal, or could not be started. lost: a node, or the contact to an "
+        "agent, was lost. memory: a rank used more memory than it had. walltime: the walltime was over. A number: a "
+        "rank ended with this status.",
     )
     priority: Whole = Field(
         default=0,

@@ -68,6 +68,9 @@ class Effector(Protocol):
     def read_output(self, action: act.ReadPlaceholderOutput) -> None:
         """Find out what a placeholder wrote; PlaceholderSaid."""
 
+    def end_attempt(self, action: act.EndAttempt) -> None:
+        """Take note that a run of a job is over which another one may follow."""
+
     def finish_job(self, action: act.FinishJob) -> None:
         """Take note of the outcome of a job."""
 
@@ -99,6 +102,8 @@ def carry_out(action: Action, effector: Effector) -> None:  # noqa: C901, PLR091
             effector.grant_processors(action)
         case act.ReadPlaceholderOutput():
             effector.read_output(action)
+        case act.EndAttempt():
+            effector.end_attempt(action)
         case act.FinishJob():
             effector.finish_job(action)
         case act.CorrectOutcome():

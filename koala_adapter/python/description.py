@@ -191,7 +191,16 @@ class Job(SlotKeywords):
     walltime: float | str = WALLTIME
     """How long it may run: seconds, or a text such as "10m"."""
     warn_before: float | str | None = None
-    """So long before that an adaptive program is told that the end is near, and workers are asked to end."""
+    """So long before that an adaptive program is told that the end is near, workers are asked to end, and
+    ``checkpoint_signal`` is sent."""
+    checkpoint_signal: str | None = None
+    """Signal, such as "USR1", to the processes that have a handler for it, so that they save their state."""
+    requeue_on_walltime: bool | None = None
+    """It runs again when its walltime is over, or a process has ended with status 75, until it is finished."""
+    retries: int | None = None
+    """How often it runs again after an end that is one of ``retry_on``."""
+    retry_on: Sequence[str | int] = ()
+    """``failed``, ``lost``, ``memory``, ``walltime`` and exit statuses. Default: failed and lost."""
     priority: int | None = None
     maximum_tries: int | None = None
     working_directory: Word | None = None

@@ -203,6 +203,23 @@ class ComponentReport:
     """What each of its ranks needs there."""
 
 
+ATTEMPTS = "_attempts"
+"""Directory below that of a job's output: what its attempt N has left is below ``N``. No component has such a name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptReport:
+    """A run of a job that was not its last."""
+
+    number: int
+    """From 1."""
+    launched_at: float
+    ended_at: float
+    clusters: tuple[str, ...]
+    outcome: JobOutcome
+    """How it ended."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
     """A job as ``koala status`` shows it."""
@@ -234,6 +251,8 @@ class JobReport:
     """Files that the ranks left."""
     size_changes: tuple[SizeChangeReport, ...] = ()
     """The latest changes of the size of a malleable job, oldest first."""
+    attempts: tuple[AttemptReport, ...] = ()
+    """The latest of its runs that were not its last, oldest first."""
     sweep: SweepProgress | None = None
     """How far a sweep is."""
     concluded: bool = False
@@ -289,8 +308,9 @@ def run_time(report: JobReport) -> float | None:
 
 
 def waiting_time(report: JobReport) -> float:
-    """Return the seconds from submission to launch, or until now."""
-    return (report.launched_at or report.finished_at or report.reported_at) - report.submitted_at
+    """Return the seconds from submission to launch, or until now, without those of earlier attempts."""
+    until = report.launched_at or report.finished_at or report.reported_at
+    return until - report.submitted_at - sum(one.ended_at - one.launched_at for one in report.attempts)
 
 
 def in_order(report: JobReport) -> tuple[int, str]:

@@ -218,6 +218,7 @@ class MpiRunner(Runner):
             files=self.application.files.get(rank.component, ()),
             working_directory=self.application.job.working_directory,
             output_files=self.application.component(rank).output_files,
+            warning=self.application.warning,
         )
         return AddressedLaunch(placeholder=rank.placeholder, launch=launch)
 

@@ -19,7 +19,7 @@ from koala_adapter.errors import ConfigurationError
 from koala_adapter.runners.software import ClusterSoftware
 from koala_adapter.scheduler.events import Event, RankEnded, RankStarted
 from koala_adapter.scheduler.parameters import lacking
-from koala_adapter.vjm.channel import Launch
+from koala_adapter.vjm.channel import Launch, TimeWarning
 from koala_adapter.vjm.jobscript import END_MARGIN
 
 if TYPE_CHECKING:
@@ -107,6 +107,8 @@ class Application:
     """The application library, for ranks of adaptive components."""
     software: Mapping[str, ClusterSoftware] = field(default_factory=dict)
     """Cluster name to what its nodes have."""
+    attempt: int = 1
+    """Number of the attempt."""
 
     # Worked out once: thousands of ranks ask for them.
 
@@ -147,6 +149,7 @@ class Application:
             "KOALA_CLUSTER": self._cluster(rank),
             "KOALA_THREADS": threads,
             "KOALA_ADDRESSES": self._addresses,
+            "KOALA_ATTEMPT": str(self.attempt),
         }
         if self._head is not None:
             own["KOALA_HEAD_ADDRESS"] = self._head.address or self._head.host
@@ -156,6 +159,14 @@ class Application:
     def component(self, rank: Rank) -> Component:
         """Return the component of a rank."""
         return self.job.component(rank.component)
+
+    @property
+    def warning(self) -> TimeWarning | None:
+        """The signal that tells ranks to save their state before the walltime is over."""
+        job = self.job
+        if not job.checkpoint_signal:
+            return None
+        return TimeWarning(signal=job.checkpoint_signal, after=float(job.walltime - job.warn_before))
 
     def setup(self, rank: Rank) -> tuple[str, ...]:
         """Return the lines that a shell runs before a rank."""
@@ -320,6 +331,7 @@ class ProcessRunner(Runner):
             working_directory=application.job.working_directory,
             files=application.files.get(rank.component, ()),
             time_limit=float(application.job.walltime),
+            warning=application.warning,
             output_files=application.component(rank).output_files,
         )
         return (AddressedLaunch(placeholder=rank.placeholder, launch=launch),)

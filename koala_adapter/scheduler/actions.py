@@ -156,6 +156,16 @@ class ReadPlaceholderOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndAttempt:
+    """A run of a job is over, and another one may follow: what it has written is kept apart before that begins."""
+
+    job_id: JobId
+    number: int
+    """Of the attempt, from 1."""
+    outcome: JobOutcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinishJob:
     """A job has its outcome; its last placeholders may still be ending."""
 
@@ -188,6 +198,7 @@ Action: TypeAlias = (
     | WithdrawOffer
     | GrantProcessors
     | ReadPlaceholderOutput
+    | EndAttempt
     | FinishJob
     | CorrectOutcome
     | ReportRefusedAnswer

@@ -15,7 +15,7 @@ from koala_adapter.model import EndReason, JobId
 from koala_adapter.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler import ends, reports
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.claiming import claims, dependencies, exchange, waiting
+from koala_adapter.scheduler.claiming import attempts, claims, dependencies, exchange, waiting
 from koala_adapter.scheduler.claiming.queue import PlacementQueue
 from koala_adapter.scheduler.claiming.waiting import (
     await_first_looks,
@@ -308,6 +308,7 @@ HANDLERS: Handlers = {
     **requests.HANDLERS,
 }
 JOB_TIMERS: JobTimers = {
+    **attempts.JOB_TIMERS,
     **waiting.JOB_TIMERS,
     **claims.JOB_TIMERS,
     **exchange.JOB_TIMERS,

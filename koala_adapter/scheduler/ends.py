@@ -21,6 +21,7 @@ from koala_adapter.outcome import (
     outcome_without_code,
 )
 from koala_adapter.scheduler.actions import CorrectOutcome, FinishJob
+from koala_adapter.scheduler.claiming.attempts import correct_attempt, end_attempt
 from koala_adapter.scheduler.claiming.claims import drop_if_forgotten, end_placeholder
 from koala_adapter.scheduler.claiming.dependencies import predecessor_ended
 from koala_adapter.scheduler.claiming.exchange import reassign_to_claiming, reassign_to_waiting
@@ -58,7 +59,7 @@ class Fate(Enum):
 
 def fate(record: JobRecord, rank: int) -> Fate:
     """Return what the end of a process, or the loss of its placeholder, means for its job."""
-    if rank in record.departed or (rank in record.ends and record.ends[rank].ok):
+    if rank in record.departed or (rank in record.ends and _is_as_wanted(record, record.ends[rank])):
         return Fate.NOTHING
     found = change_of_rank(record, rank)
     if found is not None:
@@ -111,20 +112,28 @@ def process_ended(
 
 
 def _judge(context: Context, record: JobRecord, rank: int | None, end: TaskEnd) -> None:
-    """End a job by the first bad end, or the last good one.
+    """End a job by the first bad end, or the last good one. Ranks that have saved their state wait for the others.
 
     Under MPI all is well when the launcher (``rank`` None) and all ranks have ended well; a rank that ended badly is
     believed at once, since mpiexec need not notice.
     """
-    if not end.ok:
+    if not _is_as_wanted(record, end):
         record.suspected = record.suspected or _bad_end(record, rank, end)
         settle_suspicion(context, record)
         return
     record.launcher_over = record.launcher_over or rank is None
-    if record.is_done():
-        finish(context, record, COMPLETED)
+    if not end.ok and rank is None:
+        finish(context, record, _bad_end(record, rank, end))
+    elif record.is_done():
+        saved = next((_bad_end(record, number, one) for number, one in record.ends.items() if not one.ok), COMPLETED)
+        finish(context, record, saved)
     elif rank is None:
         await_last_ranks(context, record)
+
+
+def _is_as_wanted(record: JobRecord, end: TaskEnd) -> bool:
+    """Tell whether a process has ended well, or has saved its state, so that the job can go on later."""
+    return end.ok or record.job.goes_on_after(end)
 
 
 def settle_suspicion(context: Context, record: JobRecord) -> None:
@@ -304,8 +313,11 @@ _CAUSES = frozenset({EndReason.WALLTIME, EndReason.MEMORY, EndReason.NODE_LOST})
 
 
 def finish(context: Context, record: JobRecord, outcome: JobOutcome) -> None:
-    """Give a job its outcome and end, or hand on, every placeholder it has. The first outcome counts."""
-    if record.state.final:
+    """Give a job its outcome and end, or hand on, every placeholder it has. The first outcome counts.
+
+    A job that is to run again waits instead.
+    """
+    if record.state.final or end_attempt(context, record, outcome):
         return
     context.ledger.move_job(record, outcome.state)
     record.outcome = outcome
@@ -355,11 +367,16 @@ def correct_outcome(context: Context, record: JobRecord, placeholder: Placeholde
 
     A signal does not say why: an operator's cancellation and the end of a walltime that was cut short look the same.
     """
-    told, outcome = record.ended_by == placeholder.id, record.outcome
+    told = record.ended_by == placeholder.id
+    outcome = record.attempts[-1].outcome if record.between_attempts else record.outcome
     if not told or outcome is None or outcome.reason is not EndReason.CANCELLED or end.reason not in _CAUSES:
         return
     rank = record.rank_in(placeholder)
-    if rank is not None:
+    if rank is None:
+        return
+    if record.between_attempts:
+        correct_attempt(record, _lost_rank(rank, placeholder, end))
+    else:
         record.outcome = _lost_rank(rank, placeholder, end)
         context.ledger.move_job(record, record.outcome.state)
         context.effects.add(CorrectOutcome(job_id=record.job.id, outcome=record.outcome))
@@ -399,8 +416,9 @@ def _bad_end(record: JobRecord, rank: int | None, end: TaskEnd) -> JobOutcome:
     if rank is None and record.job.runner is RunnerName.SWEEP:
         return JobOutcome(state=JobState.FAILED, reason=end.reason, exit_code=end.status, detail=end.detail)
     who = "the MPI application" if rank is None else f"rank {rank} (component {component!r})"
+    saved = ", which says that it has saved its state and is to go on later" if record.job.goes_on_after(end) else ""
     said = {
-        EndReason.EXITED: f"{who} exited with status {end.exit_code}",
+        EndReason.EXITED: f"{who} exited with status {end.exit_code}{saved}",
         EndReason.SIGNALLED: f"{who} was killed by signal {end.signal}",
         EndReason.MEMORY: f"{who} was killed because it used too much memory",
         EndReason.WALLTIME: f"{who} was stopped at the job's walltime of {record.job.walltime} s",

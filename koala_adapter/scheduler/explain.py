@@ -258,12 +258,25 @@ def explain(
 ) -> str:
     """Say in one or two plain sentences where a job stands at time ``now``; ``policies``: those of its scheduler."""
     if record.state.final:
-        return _ended(state, record)
-    if record.state is JobState.WAITING:
-        return _waiting(state, queue_position, record, now, policies)
-    if record.state is JobState.CLAIMING:
-        return _claiming(state, record, now)
-    return _launched(state, record, now)
+        said = _ended(state, record)
+    elif record.state is JobState.WAITING:
+        said = _waiting(state, queue_position, record, now, policies)
+    elif record.state is JobState.CLAIMING:
+        said = _claiming(state, record, now)
+    else:
+        said = _launched(state, record, now)
+    return said + _attempts(record)
+
+
+def _attempts(record: JobRecord) -> str:
+    """Say how the runs of a job ended that were not its last."""
+    if not record.attempts_over:
+        return ""
+    one = record.attempts[-1]
+    ran = f"ended after {_measured(one.ended_at - one.launched_at)} on {_joined(one.clusters)}"
+    left = record.job.retries - record.retries_made
+    more = "" if record.state.final or not record.job.retries else f" Retries left: {left}."
+    return f" Attempt {one.number} {ran}: {one.outcome.detail or one.outcome.reason.value}.{more}"
 
 
 # ---- ended ----------------------------------------------------------------------------------------------------------
@@ -396,9 +409,14 @@ def _trouble(record: JobRecord) -> str:
 
 
 def _waiting(state: State, queue_position: int | None, record: JobRecord, now: float, policies: Policies) -> str:
+    if record.between_attempts:
+        return "Whether the job runs again is decided when the placeholders of its latest attempt are gone."
     if record.not_before is not None:
         pause = duration(record.not_before - now)
-        return f"The job holds nothing and is tried again in {pause}.{_trouble(record)}"
+        trouble = (
+            "" if record.attempts and record.last_trouble == record.attempts[-1].outcome.detail else _trouble(record)
+        )
+        return f"The job holds nothing and is tried again in {pause}.{trouble}"
     if before := awaited(state, record):
         jobs = (f"job {one.job} has {WORDS[one.end]} ({state.jobs[one.job].state.value} now)" for one in before)
         return f"The job starts only after {_joined(jobs)}."

@@ -64,6 +64,8 @@ class TimerKind(StrEnum):
     """A malleable job may grow again whose workers had ended by themselves; or it is over, because none is left."""
     NEAR_END = "near end"
     """A malleable job has so little of its walltime left that it grows no more."""
+    ATTEMPT = "attempt"
+    """Placeholders of the latest attempt of a job that are not gone are not waited for any longer."""
     LAST_RANKS = "last ranks"
     """The launcher of an MPI job has ended well, and processes of it have not ended."""
     PAUSE = "pause"
@@ -228,6 +230,21 @@ class SizeChange:
     """Seconds between the submission of its placeholders and ``at``; 0 where it has become smaller."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A run of a job that has ended, and that another one has followed or may follow."""
+
+    number: int
+    """From 1."""
+    launched_at: float
+    ended_at: float
+    outcome: JobOutcome
+    clusters: tuple[ClusterName, ...] = ()
+    """Where it ran."""
+
+
+ATTEMPTS_KEPT = 20
+"""So many of the latest attempts of a job are kept."""
 SIZE_CHANGES_KEPT = 20
 """So many of the latest changes of a job are kept."""
 
@@ -699,6 +716,12 @@ class JobRecord:
     """The latest changes of its size, oldest first."""
     start_number: int = 0
     """Order of start among malleable jobs; 0 until it runs."""
+    attempts: list[Attempt] = field(default_factory=list)
+    """The latest of its runs that were not its last, oldest first."""
+    attempts_over: int = 0
+    """How many there were."""
+    retries_made: int = 0
+    """How many of them were followed by a retry; the others have saved their state and went on."""
     ended_by: PlaceholderId | None = None
     """Placeholder whose end, as its agent told it, decided the outcome; its LRM may know better why it ended."""
     launcher_over: bool = False
@@ -728,6 +751,11 @@ class JobRecord:
     def not_before(self) -> float | None:
         """Back-off: a waiting job is not in the placement queue before this."""
         return self._due(TimerKind.BACKOFF)
+
+    @property
+    def between_attempts(self) -> bool:
+        """Tell whether an attempt has ended and it is not decided yet whether another one follows."""
+        return TimerKind.ATTEMPT in self.timers
 
     @property
     def life_ends_at(self) -> float | None:

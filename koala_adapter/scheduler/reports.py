@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import EndReason, HoldOwner, TaskEnd
 from koala_adapter.outcome import LAUNCHED_STATES, JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.claiming.attempts import placeholders_gone
 from koala_adapter.scheduler.claiming.claims import (
     SILENCE_MARGIN,
     check_complete,
@@ -203,6 +204,8 @@ def placeholder_ended(context: Context, event: ev.PlaceholderEnded) -> None:
         record = context.state.jobs.get(placeholder.job_id)
         if record is not None and record.reclaim_with_room:
             check_complete(context, record)
+        if record is not None:
+            placeholders_gone(context, record)
 
 
 def _lose(context: Context, placeholder: PlaceholderRecord, end: TaskEnd) -> None:

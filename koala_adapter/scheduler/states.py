@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 _CANCELLED = "its user cancels it"
 _STOPPED = "a process ends badly, or the walltime is over"
 _LOST = "one of its processors is lost"
+_NO_ATTEMPT = "its latest attempt has ended so, and no other one follows"
+_ATTEMPT = "it has ended otherwise than well, and another attempt may follow"
 _KILLED = "a process or placeholder is cancelled in its batch system"
 
 JOB_TRANSITIONS: Mapping[JobState, Mapping[JobState, str]] = MappingProxyType(
@@ -49,6 +51,8 @@ JOB_TRANSITIONS: Mapping[JobState, Mapping[JobState, str]] = MappingProxyType(
             JobState.CANCELLED: _CANCELLED,
             JobState.NOT_PLACED: "its tries are used up",
             JobState.REFUSED: "it can never run",
+            JobState.FAILED: _NO_ATTEMPT,
+            JobState.LOST: _NO_ATTEMPT,
         },
         JobState.CLAIMING: {
             JobState.WAITING: "nothing is left of its claim",
@@ -59,12 +63,14 @@ JOB_TRANSITIONS: Mapping[JobState, Mapping[JobState, str]] = MappingProxyType(
         },
         JobState.LAUNCHING: {
             JobState.RUNNING: "all its processes run",
+            JobState.WAITING: _ATTEMPT,
             JobState.COMPLETED: "all its processes have ended well",
             JobState.FAILED: _STOPPED,
             JobState.CANCELLED: f"{_CANCELLED}, or {_KILLED}",
             JobState.LOST: _LOST,
         },
         JobState.RUNNING: {
+            JobState.WAITING: _ATTEMPT,
             JobState.COMPLETED: "all its processes have ended well",
             JobState.FAILED: _STOPPED,
             JobState.CANCELLED: f"{_CANCELLED}, or {_KILLED}",

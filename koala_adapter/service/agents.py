@@ -527,6 +527,11 @@ class LiveEffector:
         self._sizes.made.carry_out(action)
 
     @_contained
+    def end_attempt(self, action: act.EndAttempt) -> None:
+        """Let go of the application of a job that may run again."""
+        self._applications.end_attempt(action.job_id, action.number)
+
+    @_contained
     def finish_job(self, action: act.FinishJob) -> None:
         """Log the outcome of a job, and keep its report."""
         outcome = action.outcome

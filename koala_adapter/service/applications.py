@@ -21,6 +21,7 @@ from koala_adapter.host.containment import contained, report_defect
 from koala_adapter.host.regularfile import read_regular
 from koala_adapter.model import EndReason, JobId, Launcher, MpiResize, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState, PlaceholderState
+from koala_adapter.report.values import ATTEMPTS
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.mpi import LAUNCHER_TASK, AdaptiveMpiRunner, MpiRunner
 from koala_adapter.runners.restartedmpi import RestartedMpiRunner
@@ -193,6 +194,28 @@ class Applications:
             self._sweeps.forget(job_id)
         shutil.rmtree(self.directory / job_id / "input", ignore_errors=True)
 
+    def end_attempt(self, job_id: JobId, number: int) -> None:
+        """Drop the runner of a job that may run again; its input files stay."""
+        log.info("an attempt of a job ended", job=job_id, attempt=number)
+        self._runners.pop(job_id, None)
+        self._sending.forget(job_id)
+
+    def set_aside(self, record: JobRecord) -> None:
+        """Keep what the attempts of a job have left apart from what the next one writes. Raises OSError."""
+        directory = self.directory / record.job.id
+        attempts = directory / ATTEMPTS
+        kept = attempts / str(record.attempts_over)
+        if not record.attempts_over or kept.exists():
+            return
+        unfinished = attempts / f".{kept.name}"
+        for missing in (directory, attempts, unfinished):
+            missing.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in list(directory.iterdir()):
+            if left.name not in {"input", ATTEMPTS}:
+                left.rename(unfinished / left.name)
+        unfinished.rename(kept)
+        self.results.forget(directory)
+
     def launch(self, job_id: JobId) -> None:
         """Start a job's application wherever its agents listen; the others are told when they come back."""
         record = self._core.state.jobs[job_id]
@@ -362,6 +385,7 @@ class Applications:
         job = record.job
         if job.id not in self._runners:
             try:
+                self.set_aside(record)
                 made = _runner_class(job)
                 self._runners[job.id] = runner = made(self._application(record))
                 self._reread(job.id, runner)
@@ -393,7 +417,13 @@ class Applications:
             for one in self._core.site.clusters
         }
         application = Application(
-            job=job, ranks=ranks, clusters=clusters, files=files, library=library, software=software
+            job=job,
+            ranks=ranks,
+            clusters=clusters,
+            files=files,
+            library=library,
+            software=software,
+            attempt=record.attempts_over + 1,
         )
         application.check_software()
         return application

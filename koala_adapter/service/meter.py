@@ -58,7 +58,7 @@ class ServiceMeter:
         if record is None:
             return
         self.meter.add(metric.JOB_STARTS)
-        if record.launched_at is not None:
+        if record.launched_at is not None and not record.attempts_over:
             self.meter.observe(metric.JOB_WAITING, seconds=record.launched_at - record.job.submitted_at)
         for claim in record.claims:
             if claim.cluster is not None and claim.waited is not None:

@@ -483,6 +483,9 @@ class SimulatedService:
 
     # ---- jobs -----------------------------------------------------------------------------------------------------
 
+    def end_attempt(self, action: act.EndAttempt) -> None:
+        """Do nothing: the agents of the attempt end with its placeholders."""
+
     def finish_job(self, action: act.FinishJob) -> None:
         """Record the outcome of a job."""
         milestones = self.jobs[action.job_id]

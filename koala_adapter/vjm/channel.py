@@ -271,6 +271,15 @@ class LaunchFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimeWarning:
+    """A signal that says that time is nearly over, sent to those processes of the task that have a handler for it."""
+
+    signal: Annotated[int, Field(ge=1, le=64)]
+    after: Duration
+    """Seconds from the start of the task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """Start a process. A task id that the agent knows already is not started again: its state is told again."""
 
@@ -283,6 +292,8 @@ class Launch:
     files: tuple[LaunchFile, ...] = ()
     time_limit: Duration | None = None
     """Seconds after which the agent itself ends the task."""
+    warning: TimeWarning | None = None
+    """Earlier agents know nothing of it."""
     output_files: tuple[str, ...] | None = None
     """Glob patterns of the files that are to be sent when the task is over; None: files are of no interest."""
     application: bool = False

@@ -96,7 +96,8 @@ class SimulatedService:
         )
         self.outcomes: dict[JobId, list[JobOutcome]] = {}
         self.taken: list[act.TakeProcessors] = []
-        self.process_starts: dict[tuple[str, int], int] = {}
+        self.process_starts: dict[tuple[str, int, int], int] = {}
+        """How often each rank of each attempt of a job was started."""
         self.process_ends: dict[tuple[str, int], TaskEnd] = {}
         """How processes ended, whether anybody heard of it or not."""
         self.connected: dict[PlaceholderId, SimulatedAgent] = {}
@@ -361,7 +362,7 @@ class SimulatedService:
             )
         )
         for task in list(agent.tasks.values()):
-            self.heard(task)
+            self.heard(agent.id, task)
         self.effector.start_in(agent.id)
         self.effector.sized.registered(agent.id)
 
@@ -383,9 +384,10 @@ class SimulatedService:
         if agent.connection is not None:
             agent.connection.send(TO_CENTER, lambda: self.post(replace(ending, time=self.now)))
 
-    def heard(self, task: Task) -> None:
+    def heard(self, placeholder: PlaceholderId, task: Task) -> None:
         """Hear from an agent of one of its processes."""
-        if self.up:
+        record = self.state.jobs.get(JobId(task.job)) if self.up else None
+        if record is not None and task.rank < len(record.ranks) and record.ranks[task.rank].placeholder == placeholder:
             self.post(ev.RankStarted(time=self.now, job_id=JobId(task.job), rank=task.rank))
             if task.end is not None:
                 self.post(ev.RankEnded(time=self.now, job_id=JobId(task.job), rank=task.rank, end=task.end))

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import EndReason, RunnerName, TaskEnd
+from koala_adapter.model import EndReason, JobId, RunnerName, TaskEnd
 from koala_adapter.outcome import LAUNCHED_STATES, PlaceholderState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.parameters import Approach
@@ -19,7 +19,7 @@ from tests.faults.lrm import TO_AGENT, TO_CENTER, SimulatedAgent, Task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from koala_adapter.model import BatchKey, ClusterName, JobId, LrmJobId, PlaceholderId
+    from koala_adapter.model import BatchKey, ClusterName, LrmJobId, PlaceholderId
     from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
     from tests.faults.driver import SimulatedService
@@ -239,16 +239,18 @@ class SimulatedEffector:
         self, agent: SimulatedAgent, task: Task, seconds: float, end: TaskEnd, adaptive: JobRecord | None
     ) -> Callable[[], None]:
         service = self._service
+        attempt = service.state.jobs[JobId(task.job)].attempts_over
 
         def tell(news: Task) -> None:
             if news.end is not None:
                 service.process_ends[news.job, news.rank] = news.end
             if agent.connection is not None and service.up:
-                agent.connection.send(TO_CENTER, lambda: service.heard(Task(news.job, news.rank, news.end)))
+                said = Task(news.job, news.rank, news.end)
+                agent.connection.send(TO_CENTER, lambda: service.heard(agent.id, said))
 
         def deliver() -> None:
             if agent.start(task.job, task.rank, seconds, end, tell):
-                started = (task.job, task.rank)
+                started = (task.job, attempt, task.rank)
                 service.process_starts[started] = service.process_starts.get(started, 0) + 1
                 if adaptive is not None:
                     self.adaptive.start(agent, agent.tasks[task.rank], adaptive)
@@ -256,6 +258,12 @@ class SimulatedEffector:
         return deliver
 
     # ---- outcomes --------------------------------------------------------------------------------------------------
+
+    def end_attempt(self, action: act.EndAttempt) -> None:
+        seconds, end = self._service.runs.get(action.job_id, (50.0, TaskEnd(reason=EndReason.EXITED, exit_code=0)))
+        if action.outcome.reason is EndReason.WALLTIME:  # it goes on from what it has saved
+            walltime = self._service.state.jobs[action.job_id].job.walltime
+            self._service.runs[action.job_id] = (max(1.0, seconds - walltime / 2), end)
 
     def finish_job(self, action: act.FinishJob) -> None:
         self._service.outcomes.setdefault(action.job_id, []).append(action.outcome)

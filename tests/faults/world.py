@@ -188,7 +188,7 @@ class World:
         one = job(
             f"j{number}", *parts, walltime=400, submitted_at=self.service.now, priority=self.chance.choice([0, 0, 1])
         )
-        one = self._with_slots(self._placed(one))
+        one = self._tried_again(self._with_slots(self._placed(one)))
         if not self.malleable or self.chance.random() < 0.2:
             return one
         if self._adaptive_laws is not None and (
@@ -204,6 +204,11 @@ class World:
             initial = self.chance.choice([None, maximum])
             flexible.append(replace(part, minimum=minimum, maximum=maximum, initial=initial))
         return replace(one, kind=JobKind.MALLEABLE, components=tuple(flexible))
+
+    def _tried_again(self, one: Job) -> Job:
+        """Return a job that may run again when it fails, is lost, or has come to the end of its walltime."""
+        chance = random.Random(f"{self.seed}:attempts:{one.id}")
+        return replace(one, retries=chance.choice([0, 0, 1, 2]), requeue_on_walltime=chance.random() < 0.3)
 
     def _with_slots(self, one: Job) -> Job:
         """Return a job some of whose ranks need two processors each, on one node, where clusters have such nodes."""
@@ -397,7 +402,9 @@ class World:
         assert all(record.state.final for record in records.values())
         for id_, (outcome,) in self.service.outcomes.items():
             completed = outcome.state is JobState.COMPLETED
-            starts = {rank: n for (one, rank), n in self.service.process_starts.items() if one == id_}
+            latest = (id_, records[id_].attempts_over)
+            starts = {rank: n for (*of, rank), n in self.service.process_starts.items() if tuple(of) == latest}
+            assert records[id_].retries_made <= records[id_].job.retries, "tried too often"
             runner = records[id_].job.runner
             if runner is RunnerName.WORKERS:
                 check_outcome(records[id_], self.service.process_ends)
@@ -429,7 +436,7 @@ def check_progress(state: State) -> None:
     """Check that every job and every ending placeholder has something ahead that will move it."""
     for id_, record in state.jobs.items():
         if record.state is JobState.WAITING:
-            if record.not_before is None:
+            if record.not_before is None and not record.between_attempts:
                 assert state.scan_due is not None, f"{id_} waits and nobody scans"
         elif record.state is JobState.CLAIMING:
             missing = any(claim.cluster is None or claim.missing for claim in record.claims)

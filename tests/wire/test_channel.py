@@ -38,6 +38,7 @@ from koala_adapter.vjm.channel import (
     TaskFiles,
     TaskReport,
     TaskStarted,
+    TimeWarning,
     Welcome,
 )
 
@@ -127,6 +128,7 @@ center_messages: st.SearchStrategy[CenterMessage] = st.one_of(
         working_directory=st.none() | texts,
         files=st.lists(files, max_size=2).map(tuple),
         time_limit=st.none() | positive,
+        warning=st.none() | st.builds(TimeWarning, signal=st.integers(1, 64), after=positive),
         output_files=st.none() | st.lists(texts, max_size=2).map(tuple),
     ),
     st.builds(Signal, task=names, signal=st.integers(1, 64)),

@@ -52,8 +52,8 @@ def kill_all(session: int, mark: bytes) -> None:
             return
 
 
-def signal_all(session: int, mark: bytes, *numbers: int) -> int:
-    """Send signals to all processes of a task and return how many there are.
+def signal_all(session: int, mark: bytes, *numbers: int, prepared: bool = False) -> int:
+    """Send signals to all processes of a task, or to those that have handlers for them, and return how many there are.
 
     They are those of its session, and those that have its mark in their environment: an MPI starter gives every rank a
     session of its own, and a daemon leaves the one it came from.
@@ -62,13 +62,22 @@ def signal_all(session: int, mark: bytes, *numbers: int) -> int:
     for pid in found:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             for number in numbers:
-                os.kill(pid, number)
+                if not prepared or handles(pid, number):
+                    os.kill(pid, number)
     return len(found)
 
 
 def members(session: int, mark: bytes) -> "List[int]":
     """Return the living processes of a task."""
     return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if belongs(pid, session, mark)]
+
+
+def handles(pid: int, number: int) -> bool:
+    """Tell whether a process has a handler for a signal (proc(5), SigCgt of status)."""
+    for line in read_bytes(f"/proc/{pid}/status").splitlines():
+        if line.startswith(b"SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def belongs(pid: int, session: int, mark: bytes) -> bool:

@@ -137,6 +137,11 @@ class Task:
         self._ordered.add(number)
         self.signal(number)
 
+    def warn(self, number: int) -> None:
+        """Send a signal to those processes that have a handler for it."""
+        if self.pid is not None:
+            signal_all(self.pid, self._mark, number, prepared=True)
+
     def signal(self, *numbers: int) -> None:
         """Send signals to all processes. The first is not reaped before the end, so that its number stays its own."""
         if self.pid is not None:
@@ -256,6 +261,9 @@ class Task:
             detail = f"the time limit of {message['time_limit']:g} s was reached"
             self._workplace.timers.after(message["time_limit"], lambda: self.stop("walltime", detail, GRACE))
             self._workplace.timers.after(max(0.0, message["time_limit"] - PROMPT), self._be_prompt)
+        warning = message.get("warning")  # a control center of an earlier version says nothing of it
+        if warning:
+            self._workplace.timers.after(warning["after"], lambda: self.warn(warning["signal"]))
 
     def _set_up(
         self,

@@ -172,12 +172,31 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
         ),
         (
             "warn_before = 6\n" + HEAD + COMPONENT,
-            r'^j.toml:1: warn_before: allowed with runner = "adaptive" or "workers" only',
+            r'^j.toml:1: warn_before: allowed with runner = "adaptive" or "workers", or with checkpoint_signal, only',
         ),
         (
             "warn_before = 6\n" + MALLEABLE.replace("workers", "sweep"),
-            r'j.toml:1: warn_before: allowed with runner = "adaptive" or "workers" only',
+            r'j.toml:1: warn_before: allowed with runner = "adaptive" or "workers", or with checkpoint_signal, only',
         ),
+        (
+            'checkpoint_signal = "USR1"\nwarn_before = 60\n' + HEAD + COMPONENT,
+            r"^j.toml:2: warn_before: found 60, allowed is less than walltime",
+        ),
+        ('checkpoint_signal = "KILL"\n' + HEAD + COMPONENT, r'checkpoint_signal: found "KILL", allowed is "TERM"'),
+        ("checkpoint_signal = 10\n" + HEAD + COMPONENT, r'checkpoint_signal: found 10, allowed is "TERM"'),
+        ("requeue_on_walltime = 3\n" + HEAD + COMPONENT, r"^j.toml:1: requeue_on_walltime: found 3, allowed is"),
+        ("retries = -1\n" + HEAD + COMPONENT, r"^j.toml:1: retries: found -1, allowed is"),
+        ("retries = 1001\n" + HEAD + COMPONENT, r"^j.toml:1: retries: found 1001, allowed is"),
+        ('retry_on = ["lost"]\n' + HEAD + COMPONENT, r"^j.toml:1: retry_on: allowed together with retries only"),
+        (
+            'retries = 1\nretry_on = ["lost", "ill"]\n' + HEAD + COMPONENT,
+            r'^j.toml:2: retry_on\[1\]: found "ill", allowed is "failed", "lost", "memory", "walltime" or an exit',
+        ),
+        ("retries = 1\nretry_on = [0]\n" + HEAD + COMPONENT, r"retry_on\[0\]: found 0, allowed is .* from 1 to 255"),
+        ("retries = 1\nretry_on = [true]\n" + HEAD + COMPONENT, r"retry_on\[0\]: found true, allowed is"),
+        ("retries = 1\nretry_on = []\n" + HEAD + COMPONENT, r"^j.toml:2: retry_on: "),
+        ("retries = 1\n" + MALLEABLE, r'^j.toml:1: retries: allowed with runner = "ranks" only'),
+        ('checkpoint_signal = "USR1"\n' + MALLEABLE, r'checkpoint_signal: allowed with runner = "ranks" only'),
         ("warn_before = -1\n" + MALLEABLE, r"^j.toml:1: warn_before: found -1, allowed is"),
         (MALLEABLE + "retire_grace = 4000", r"retire_grace: found 4000, allowed is"),
         (HEAD + COMPONENT + "retire_grace = 4", r"retire_grace: allowed in a malleable job only"),
@@ -452,6 +471,8 @@ def test_processes_that_change_together() -> None:
         (MALLEABLE, 0),
         ("warn_before = 59\n" + MALLEABLE, 59),
         (HEAD + COMPONENT, 0),
+        ('checkpoint_signal = "USR1"\nwarn_before = 7\n' + HEAD + COMPONENT, 7),
+        ('checkpoint_signal = "USR1"\n' + HEAD + COMPONENT, 30),
     ],
 )
 def test_when_a_job_is_warned_of_the_end_of_its_walltime(text: str, seconds: int) -> None:

@@ -112,6 +112,7 @@ def test_ranks_find_themselves_and_the_others_in_their_environment() -> None:
         "KOALA_COMPONENT_SIZE": "1",
         "KOALA_CLUSTER": "west",
         "KOALA_THREADS": "1",
+        "KOALA_ATTEMPT": "1",
         "OMP_NUM_THREADS": "1",
         "KOALA_ADDRESSES": "10.0.0.1,10.0.0.2,10.0.0.3",
     }

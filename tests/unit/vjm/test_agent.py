@@ -36,6 +36,7 @@ from koala_adapter.vjm.agent.processes import (
     write_file,
 )
 from koala_adapter.vjm.agent.results import STEP, Results
+from tests.real.systems.processes import PATIENCE, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -370,6 +371,32 @@ def test_an_end_that_was_ordered_needs_no_explanation(
         assert task.end.pop("usage")["written_bytes"] == 0
         assert task.end == {"reason": "signalled", "exit_code": None, "signal": 15, "detail": ""}
         task.advance()
+        place.finish()
+
+
+PREPARED = "trap 'echo saved > saved' USR1; echo ready > ready; while :; do sleep 0.05; done"
+
+
+def test_a_warning_reaches_those_processes_alone_that_have_a_handler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shell around a program, which would die of the signal, does not get it."""
+    (tmp_path / "1").mkdir()
+    monkeypatch.setattr(Workplace, "new_directory", lambda _place: str(tmp_path / "1"))  # without a guard over it
+    with selectors.DefaultSelector() as selector:
+        place = Workplace(selector, Timers(), "b", None)
+        task = tasks.Task(place, "t")
+        task.launch({
+            "argv": ["sh", "-c", f'sh -c "{PREPARED}"; true'], "working_directory": str(tmp_path), "files": [],
+            "environment": {}, "time_limit": None, "warning": {"signal": int(signal.SIGUSR1), "after": 3600.0},
+        })  # fmt: skip
+        wait_until((tmp_path / "ready").exists, seconds=PATIENCE, what="the program runs")
+        task.warn(signal.SIGUSR1)
+        wait_until((tmp_path / "saved").exists, seconds=PATIENCE, what="it has saved its state")
+        assert not task.look()
+        task.kill()
+        os.waitid(os.P_PID, task.pid or 0, os.WEXITED | os.WNOWAIT)
+        task.look()
         place.finish()
 
 

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rank jobs that run again: retries, and walltimes after which they go on from what they have saved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.model import After, EndReason, JobId, Launcher, RetriedEnd, TaskEnd
+from koala_adapter.outcome import JobState
+from koala_adapter.scheduler import Scheduler
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.actions import EndAttempt, FinishJob
+from koala_adapter.scheduler.claiming.attempts import PATIENCE
+from tests.faults.world import ILL, WELL
+from tests.unit.scheduler.scheduler_site import Site, copied, ends, job, launches, of_kind, submissions
+
+if TYPE_CHECKING:
+    from koala_adapter.model import Job
+
+SAVED = TaskEnd(reason=EndReason.EXITED, exit_code=75)
+WALLTIME = TaskEnd(reason=EndReason.WALLTIME)
+
+
+def retried(count: int, *on: RetriedEnd | int, ranks: int = 1) -> Job:
+    one = replace(job("1", ranks, walltime=100), retries=count)
+    return replace(one, retry_on=on) if on else one
+
+
+def requeued(ranks: int = 1) -> Job:
+    return replace(job("1", ranks, walltime=100), requeue_on_walltime=True)
+
+
+def run_again(site: Site) -> None:
+    """Have the placeholders of an attempt end, and bring the next one to running."""
+    site.end_ending()
+    site.pass_time(400)
+    site.poll("a", 4)
+    site.run("1")
+
+
+def test_a_job_that_fails_runs_again_as_often_as_it_may() -> None:
+    site = Site({"a": 4})
+    site.start(retried(2, ranks=2))
+    first = site.record("1").ranks
+    done = site.rank_ends("1", 1, ILL)
+    assert site.record("1").state is JobState.WAITING
+    assert [one.number for one in of_kind(EndAttempt, done)] == [1]
+    assert len(ends(done)) == 2
+    assert "is decided when the placeholders of its latest attempt are gone" in site.explained()
+    run_again(site)
+    assert {rank.placeholder for rank in site.record("1").ranks}.isdisjoint(rank.placeholder for rank in first)
+    assert "Attempt 1 ended after 0 s on a: rank 1 (component 'c0') exited with status" in site.explained()
+    assert "Retries left: 1." in site.explained()
+    site.rank_ends("1", 0, ILL)
+    run_again(site)
+    site.rank_ends("1", 0, ILL)
+    assert site.outcome("1").state is JobState.FAILED
+    assert [one.number for one in site.record("1").attempts] == [1, 2]
+    assert len(of_kind(EndAttempt, site.actions)) == 2
+
+
+def test_a_later_attempt_that_ends_well_is_the_end_of_the_job() -> None:
+    site = Site({"a": 4})
+    site.start(retried(3))
+    site.rank_ends("1", 0, ILL)
+    run_again(site)
+    site.rank_ends("1", 0, WELL)
+    assert site.outcome("1").state is JobState.COMPLETED
+
+
+def test_the_first_retry_is_made_at_once_and_others_after_growing_pauses() -> None:
+    site = Site({"a": 4})
+    site.start(retried(9))
+    pauses = []
+    for _ in range(5):
+        site.rank_ends("1", 0, ILL)
+        site.end_ending()
+        not_before = site.record("1").not_before
+        pauses.append(0.0 if not_before is None else not_before - site.now)
+        run_again(site)
+    assert pauses == [0.0, 1.0, 3.0, 7.0, 15.0]
+
+
+@pytest.mark.parametrize(
+    ("on", "end", "again"),
+    [
+        ((), TaskEnd(reason=EndReason.SIGNALLED, signal=9), True),
+        ((), TaskEnd(reason=EndReason.LAUNCH_FAILED, exit_code=127), True),
+        ((), TaskEnd(reason=EndReason.LOST), True),
+        ((), TaskEnd(reason=EndReason.NODE_LOST), True),
+        ((), TaskEnd(reason=EndReason.MEMORY), False),
+        ((), WALLTIME, False),
+        ((), TaskEnd(reason=EndReason.CANCELLED), False),
+        ((RetriedEnd.MEMORY,), TaskEnd(reason=EndReason.MEMORY), True),
+        ((RetriedEnd.WALLTIME,), WALLTIME, True),
+        ((RetriedEnd.LOST,), ILL, False),
+        ((3, 137), TaskEnd(reason=EndReason.EXITED, exit_code=3), True),
+        ((3, 137), TaskEnd(reason=EndReason.EXITED, exit_code=4), False),
+        ((3, 137), TaskEnd(reason=EndReason.SIGNALLED, signal=9), True),
+    ],
+)
+def test_ends_after_which_a_job_runs_again(on: tuple[RetriedEnd | int, ...], end: TaskEnd, *, again: bool) -> None:
+    site = Site({"a": 4})
+    site.start(retried(1, *on))
+    site.rank_ends("1", 0, end)
+    assert (site.record("1").state is JobState.WAITING) is again
+
+
+def test_a_job_that_its_user_cancels_does_not_run_again() -> None:
+    for between in (False, True):
+        site = Site({"a": 4})
+        site.start(retried(3))
+        if between:
+            site.rank_ends("1", 0, ILL)
+        site.cancel("1")
+        assert site.outcome("1").state is JobState.CANCELLED
+        site.end_ending()
+        site.pass_time(1000)
+        assert submissions(site.actions) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("told", "state"),
+    [
+        (EndReason.NODE_LOST, JobState.CLAIMING),
+        (EndReason.WALLTIME, JobState.FAILED),
+        (EndReason.CANCELLED, JobState.CANCELLED),
+    ],
+)
+def test_the_batch_system_tells_why_a_placeholder_was_ended(told: EndReason, state: JobState) -> None:
+    """An agent that is told to go does not know the reason; until its batch system tells it, nothing is decided."""
+    site = Site({"a": 4})
+    site.start(retried(1))
+    (placeholder,) = site.claimed("1")
+    site.post(
+        ev.PlaceholderEnding(time=site.now, placeholder=placeholder.id, reason=EndReason.CANCELLED, detail="TERM")
+    )
+    assert site.record("1").between_attempts
+    site.ended(placeholder.id, told)
+    assert site.record("1").state is state
+    if state.final:
+        assert site.outcome("1").state is state
+    else:
+        assert site.record("1").attempts[0].outcome.reason is told
+
+
+def test_placeholders_that_do_not_end_are_not_waited_for_any_longer() -> None:
+    site = Site({"a": 4, "b": 4})
+    site.start(retried(1))
+    site.rank_ends("1", 0, TaskEnd(reason=EndReason.NODE_LOST))
+    assert site.record("1").live == 1
+    before = len(site.actions)
+    site.pass_time(PATIENCE)
+    assert sum(submissions(site.actions[before:]).values()) == 1
+    assert site.record("1").live == 2
+
+
+def test_jobs_after_one_that_runs_again_wait_for_its_last_attempt() -> None:
+    site = Site({"a": 4})
+    site.start(retried(1))
+    site.submit(replace(job("2", 1), after=(After(job=JobId("1")),)))
+    site.rank_ends("1", 0, ILL)
+    assert site.record("2").state is JobState.WAITING
+    run_again(site)
+    done = site.rank_ends("1", 0, WELL)
+    assert submissions(done) == {"a": 1} or launches(done) == ["2"]
+
+
+# -- Going on after the walltime -----------------------------------------------------------------------------
+
+
+def test_a_job_goes_on_after_its_walltime_until_it_is_finished() -> None:
+    site = Site({"a": 4})
+    site.start(requeued())
+    for number in (1, 2, 3):
+        site.pass_time(101)
+        assert site.record("1").attempts_over == number
+        run_again(site)
+    site.rank_ends("1", 0, WELL)
+    assert site.outcome("1").state is JobState.COMPLETED
+    assert [one.outcome.reason for one in site.record("1").attempts] == [EndReason.WALLTIME] * 3
+
+
+def test_ranks_that_have_saved_their_state_wait_for_the_others() -> None:
+    site = Site({"a": 4})
+    site.start(requeued(ranks=3))
+    site.rank_ends("1", 0, SAVED)
+    site.rank_ends("1", 1, WELL)
+    assert site.record("1").state is JobState.RUNNING
+    site.rank_ends("1", 2, SAVED)
+    assert site.record("1").state is JobState.WAITING
+    assert "says that it has saved its state" in site.record("1").attempts[0].outcome.detail
+
+
+def test_one_rank_that_fails_ends_a_job_whose_others_have_saved() -> None:
+    site = Site({"a": 4})
+    site.start(requeued(ranks=2))
+    site.rank_ends("1", 0, SAVED)
+    site.rank_ends("1", 1, ILL)
+    assert site.outcome("1").rank == 1
+
+
+def test_the_status_means_nothing_where_a_job_does_not_go_on() -> None:
+    site = Site({"a": 4})
+    site.start(job("1", 2))
+    site.rank_ends("1", 0, SAVED)
+    assert site.outcome("1").exit_code == 75
+
+
+def test_mpiexec_that_ends_with_the_status_says_it_for_all_ranks() -> None:
+    site = Site({"a": 4})
+    one = requeued(ranks=2)
+    site.start(replace(one, components=tuple(replace(part, launcher=Launcher.MPI) for part in one.components)))
+    site.rank_ends("1", 0, SAVED)
+    assert site.record("1").state is JobState.RUNNING
+    site.rank_ends("1", None, SAVED)
+    assert site.record("1").state is JobState.WAITING
+
+
+def test_requeues_are_no_retries() -> None:
+    site = Site({"a": 4})
+    site.start(replace(requeued(), retries=1))
+    for end in (SAVED, ILL, SAVED):
+        site.rank_ends("1", 0, end)
+        run_again(site)
+    site.rank_ends("1", 0, ILL)
+    assert site.outcome("1").state is JobState.FAILED
+    assert (site.record("1").attempts_over, site.record("1").retries_made) == (3, 1)
+
+
+def test_a_restored_snapshot_goes_on_between_two_attempts() -> None:
+    site = Site({"a": 4})
+    site.start(retried(1, ranks=2))
+    site.rank_ends("1", 0, ILL)
+    site.scheduler = Scheduler(copied(site.state))
+    run_again(site)
+    site.complete("1")
+    assert [one.outcome.state for one in of_kind(FinishJob, site.actions)] == [JobState.COMPLETED]
