@@ -525,6 +525,8 @@ class LrmJob:
     possible_nodes: tuple[str, ...] | None = None
     """Nodes that have now what else it asks for on each, such as generic resources; None: nothing."""
     disk_per_node_mib: int | None = None
+    gpus_per_node: int = 0
+    """GPUs that each of its nodes must have free for it, at least, as far as its LRM tells. Only while it waits."""
     exclusive: bool = False
     """It has its nodes for itself."""
     requested_nodes: tuple[str, ...] = ()

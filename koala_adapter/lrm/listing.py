@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import inf
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 import structlog
 
 from koala_adapter.errors import LrmError, LrmUnavailableError
-from koala_adapter.model import BatchKey, LrmJobState, NodeGpus, NodeState, PlaceholderId
+from koala_adapter.model import OCCUPYING, BatchKey, LrmJobState, NodeGpus, NodeState, PlaceholderId
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import Lrm
     from koala_adapter.lrm.rate import CircuitBreaker
     from koala_adapter.model import LrmJob, LrmJobId, Node, Queue
+    from koala_adapter.slots import Slot
 
 
 # -- Which jobs of a listing are placeholders of this service ------------------------------------------------
@@ -202,15 +204,53 @@ MOST_TOLD = 100
 """What waits behind so many others is not for now."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What ours hold of a node."""
+
+    processors: int = 0
+    memory_mib: int | None = 0
+    """None: not known."""
+    gpus: int | None = 0
+    """None: not known."""
+
+
+def held_on_nodes(jobs: Iterable[LrmJob], slots: Mapping[LrmJobId, Slot], *, memory_mib: int | None) -> dict[str, Held]:
+    """Return what jobs of ours hold of each node, by its name. ``slots``: of each of them, where that is known.
+
+    ``memory_mib``: of those whose slot does not say it; None: not known.
+    """
+    found: dict[str, Held] = {}
+    for job in jobs:
+        if job.state in OCCUPYING and len(job.nodes) == 1:
+            slot, before = slots.get(job.id), found.get(job.nodes[0], Held())
+            found[job.nodes[0]] = Held(
+                processors=before.processors + job.processors,
+                memory_mib=_sum(before.memory_mib, (slot.memory_mib or memory_mib) if slot else None),
+                gpus=_sum(before.gpus, slot.gpus if slot else None),
+            )
+    return found
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
+
+
 def processors_wanted(
-    jobs: Iterable[LrmJob], nodes: Collection[Node], *, time_of_day: float, queue: str | None = None
+    jobs: Iterable[LrmJob],
+    nodes: Collection[Node],
+    *,
+    time_of_day: float,
+    queue: str | None = None,
+    ours: Mapping[str, Held] = MappingProxyType({}),
 ) -> tuple[int, ...]:
     """Return the places (of jobs of one processor) that each waiting job will take, in the order of the listing.
 
-    At most MOST_TOLD. ``queue``: the one by which places are counted.
+    At most MOST_TOLD. ``queue``: the one by which places are counted. ``ours``: what is ours of nodes, by their names.
 
     Only of those that could be started on these nodes if enough were idle: not of those in hold, before their begin
-    time, behind other jobs, or bound to other nodes.
+    time, behind other jobs, or bound to other nodes. Nor of those that would lack features, memory or GPUs of nodes
+    even if nothing of that were ours.
     """
     largest = sum(node.processors for node in nodes)
     wanted = (
@@ -219,6 +259,7 @@ def processors_wanted(
         if _waits_for_processors(job, time_of_day)
         and job.processors <= largest
         and any(_may_run_on(job, node) for node in nodes)
+        and (not _is_particular(job) or _may_be_helped(job, nodes, ours))
     )
     return tuple(islice(wanted, MOST_TOLD))
 
@@ -247,6 +288,39 @@ def _may_run_on(job: LrmJob, node: Node) -> bool:
     if job.requested_nodes and node.name not in job.requested_nodes:
         return False
     return node.name not in job.excluded_nodes
+
+
+def _is_particular(job: LrmJob) -> bool:
+    """Tell whether a job needs more of a node than processors."""
+    memory = job.memory_per_node_mib or job.memory_per_processor_mib
+    return bool(job.features or job.any_feature or memory or job.gpus_per_node)
+
+
+def _may_be_helped(job: LrmJob, nodes: Collection[Node], ours: Mapping[str, Held]) -> bool:
+    """Tell whether nodes would have room for a job without ours; what is not told is there."""
+    free = (_free_without(node, ours.get(node.name, Held()), job) for node in nodes if _may_run_on(job, node))
+    return sum(free) >= job.processors
+
+
+def _free_without(node: Node, ours: Held, job: LrmJob) -> int:
+    """Return the processors that a job could have on a node without ours, with what else it needs of a node."""
+    if node.state is not NodeState.UP:
+        return 0
+    features = set(node.features)
+    if "features" not in node.untold and (
+        not features.issuperset(job.features) or (job.any_feature and features.isdisjoint(job.any_feature))
+    ):
+        return 0
+    gpus = sum(one.count if ours.gpus is None else one.count - one.used for one in node.gpus) + (ours.gpus or 0)
+    if "gpus" not in node.untold and gpus < job.gpus_per_node:
+        return 0
+    processors = node.processors - node.processors_used + ours.processors
+    if node.memory_mib is None or node.memory_used_mib is None or ours.memory_mib is None:
+        return processors
+    memory = node.memory_mib - node.memory_used_mib + ours.memory_mib
+    if memory < (job.memory_per_node_mib or 0):
+        return 0
+    return min(processors, memory // job.memory_per_processor_mib) if job.memory_per_processor_mib else processors
 
 
 # -- The watcher: one look for all callers, and fewer while it fails -----------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -25,7 +26,15 @@ from koala_adapter.errors import (
 )
 from koala_adapter.host.containment import contained
 from koala_adapter.lrm import Submission
-from koala_adapter.lrm.listing import Listing, Watcher, answering, possibly_ours, processors_wanted, read_listing
+from koala_adapter.lrm.listing import (
+    Listing,
+    Watcher,
+    answering,
+    held_on_nodes,
+    possibly_ours,
+    processors_wanted,
+    read_listing,
+)
 from koala_adapter.lrm.rate import CircuitBreaker, PollPace
 from koala_adapter.lrm.slotcount import count_slots
 from koala_adapter.model import BatchKey, ClusterName, LrmJobId
@@ -42,7 +51,7 @@ from koala_adapter.service.listings import ClusterObservation, ListingJudge, pro
 from koala_adapter.service.opening import remove_token, token_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from anyio.abc import TaskStatus
 
@@ -154,20 +163,32 @@ class Poller:
             log.warning("cluster does not answer", cluster=self._config.name, error=str(error))
 
     async def _read(self) -> ClusterReading:
+        others = self._lrm.capabilities.lists_others and self._core.others_matter(self._name)
         return await read_cluster(
             self._config,
             self._lrm,
             name_prefix=self._core.name_prefix,
             user=self._core.user,
             read_at=self._core.now(),
-            others=self._lrm.capabilities.lists_others and self._core.others_matter(self._name),
+            others=others,
+            slots=self._core.slots_on(self._name) if others else {},
         )
 
 
 async def read_cluster(
-    config: ClusterConfig, lrm: Lrm, *, name_prefix: str, user: str, read_at: float, others: bool = False
+    config: ClusterConfig,
+    lrm: Lrm,
+    *,
+    name_prefix: str,
+    user: str,
+    read_at: float,
+    others: bool = False,
+    slots: Mapping[LrmJobId, Slot] = MappingProxyType({}),
 ) -> ClusterReading:
-    """Read the jobs of a user with names of ours, then nodes; with ``others`` what others wait for. Raises LrmError."""
+    """Read the jobs of a user with names of ours, then nodes; with ``others`` what others wait for. Raises LrmError.
+
+    ``slots``: what jobs of ours hold, where that is known.
+    """
     prefix = "" if others else name_prefix
     listing = await read_listing(lrm, cluster=config.name, read_at=read_at, name_prefix=prefix)
     queue, nodes = config.queue, listing.nodes
@@ -179,7 +200,8 @@ async def read_cluster(
         jobs = possibly_ours(listing.jobs, user=user, name_prefix=name_prefix)
         ours = {job.id for job in jobs}
         foreign = (job for job in listing.jobs if job.id not in ours) if others else ()
-        waiting = processors_wanted(foreign, nodes, time_of_day=time.time(), queue=queue)
+        held = held_on_nodes(jobs, slots, memory_mib=config.memory_mib)
+        waiting = processors_wanted(foreign, nodes, time_of_day=time.time(), queue=queue, ours=held)
     return ClusterReading(
         read_at=read_at,
         nodes=nodes,

@@ -10,12 +10,13 @@ import anyio
 from koala_adapter.lrm.commands import login_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.driver.loop import EventLoop
     from koala_adapter.host.clock import ServiceClock
-    from koala_adapter.model import ClusterName, PlaceholderId
+    from koala_adapter.model import ClusterName, LrmJobId, PlaceholderId
     from koala_adapter.scheduler import Scheduler
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import State
@@ -95,6 +96,11 @@ class Core:
     def others_matter(self, cluster: ClusterName) -> bool:
         """Tell whether it matters which jobs of other users wait on a cluster."""
         return self.scheduler.shrinks_for_others(cluster)
+
+    def slots_on(self, cluster: ClusterName) -> Mapping[LrmJobId, Slot]:
+        """Return the slots that placeholders hold on a cluster, by their ids there."""
+        placeholders = self.state.placeholders.on(cluster).values()
+        return {one.lrm_id: self.state.slot_of(one) for one in placeholders if one.lrm_id is not None}
 
     def shapes_on(self, cluster: ClusterName) -> tuple[Slot, ...]:
         """Return the shapes of slots, other than one processor, that jobs need on a cluster which have not ended."""

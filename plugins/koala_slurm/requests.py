@@ -82,6 +82,8 @@ class Restrictions:
     exclusive: bool = False
     gres: tuple[tuple[str, int], ...] = ()
     """On each node: name, with its type if one is asked for, and number."""
+    gpus: int = 0
+    """On each node, or at least one where they are counted otherwise."""
     processors_by_gres: int = 0
     """On each node, by its generic resources there (sbatch --cpus-per-gpu)."""
     memory_by_gres_mib: int = 0
@@ -119,6 +121,7 @@ def restrictions(values: Mapping[str, str]) -> Restrictions:
     return Restrictions(
         exclusive=_exclusive(asked),
         gres=gres,
+        gpus=_gpus_of_node(gres, asked),
         processors_by_gres=_by_gres(gres, _of_each(asked.get("CpusPerTres", ""))),
         memory_by_gres_mib=_by_gres(gres, _of_each(asked.get("MemPerTres", ""))),
         licenses=_numbers(asked.get("Licenses", "")),
@@ -129,6 +132,13 @@ def restrictions(values: Mapping[str, str]) -> Restrictions:
         qos=asked.get("QOS", ""),
         obstacle=_obstacle(asked),
     )
+
+
+def _gpus_of_node(gres: Iterable[tuple[str, int]], asked: Mapping[str, str]) -> int:
+    """Return how many GPUs a job needs on a node, at least. ``gres``: what it asks for on each."""
+    otherwise = (asked.get(name, "") for name in ("TresPerJob", "TresPerSocket", "TresPerTask"))
+    counted = sum(number for name, number in gres if name.partition(":")[0] == "gpu")
+    return counted or int(any(name.partition(":")[0] == "gpu" for text in otherwise for name in _of_each(text)))
 
 
 def _exclusive(asked: Mapping[str, str]) -> bool:
@@ -640,6 +650,7 @@ def with_details(job: LrmJob, details: JobDetails | None) -> LrmJob:
         memory_per_processor_mib=known.memory_per_processor_mib,
         memory_per_node_mib=known.memory_per_node_mib or known.restrictions.memory_by_gres_mib or None,
         disk_per_node_mib=known.restrictions.disk_mib,
+        gpus_per_node=known.restrictions.gpus if job.state in WAITING else 0,
         exclusive=known.restrictions.exclusive,
         obstacle=job.obstacle or (known.restrictions.obstacle if job.state in WAITING else ""),
     )

@@ -9,11 +9,20 @@ import anyio
 import pytest
 
 from koala_adapter.errors import LrmError, LrmUnavailableError
-from koala_adapter.lrm.listing import MOST_TOLD, Listing, Watcher, processors_wanted, read_listing
+from koala_adapter.lrm.listing import (
+    MOST_TOLD,
+    Held,
+    Listing,
+    Watcher,
+    held_on_nodes,
+    processors_wanted,
+    read_listing,
+)
 from koala_adapter.lrm.rate import CircuitBreaker
-from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeGpus, NodeState
 from koala_adapter.ordering.allocation import Allocation, allocate, memory_on, rooms_of
 from koala_adapter.service.listings import processors_held
+from koala_adapter.slots import Slot
 from koala_adapter.wiki.reporting import Host, dealt, offer
 from koala_slurm.listing import Unit, parse_config, parse_nodes, parse_units, parse_whole, without_default_memory
 from tests.unit.service.scripted_lrm import ScriptedLrm, node
@@ -200,6 +209,60 @@ def test_only_what_could_be_started_here(changed: dict[str, object], *, counts: 
 
 def test_nodes_that_tell_no_queues_may_serve_any() -> None:
     assert processors_wanted([replace(JOB, queue="debug")], (node("n1"),), time_of_day=NOON) == (3,)
+
+
+PARTICULAR = (
+    replace(node("n1", used=3), features=("ib",), gpus=(NodeGpus(kind="", count=2, used=1),), memory_mib=4000,
+            memory_used_mib=3000),
+    replace(node("n2", used=4), memory_mib=4000, memory_used_mib=1000),
+)  # fmt: skip
+OURS = {"n1": Held(processors=1, memory_mib=500, gpus=0), "n2": Held(processors=4, memory_mib=1000, gpus=0)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "counts"),
+    [
+        ({}, True),
+        ({"features": ("ib",), "processors": 2}, True),
+        ({"features": ("ib",)}, False),
+        ({"features": ("ib", "avx"), "processors": 1}, False),
+        ({"any_feature": ("ib", "avx"), "processors": 2}, True),
+        ({"any_feature": ("avx", "sse"), "processors": 2}, False),
+        ({"gpus_per_node": 1, "processors": 2}, True),
+        ({"gpus_per_node": 1}, False),
+        ({"gpus_per_node": 2, "processors": 1}, False),
+        ({"memory_per_node_mib": 4000}, True),
+        ({"memory_per_node_mib": 4001, "processors": 1}, False),
+        ({"memory_per_processor_mib": 1500, "processors": 3}, True),
+        ({"memory_per_processor_mib": 1501, "processors": 3}, False),
+    ],
+)
+def test_only_those_that_ours_keep_from_starting(changed: dict[str, object], *, counts: bool) -> None:
+    """Where a node lacks a feature, a GPU or memory even without ours, no processor of ours helps."""
+    job = replace(JOB, **changed)  # type: ignore[arg-type]
+    assert bool(processors_wanted([job], PARTICULAR, time_of_day=NOON, ours=OURS)) == counts
+
+
+def test_what_is_not_known_of_ours_or_of_nodes_excludes_no_job() -> None:
+    """GPUs and memory that may be ours, and features and GPUs that the batch system does not tell."""
+    gpu, memory = replace(JOB, processors=1, gpus_per_node=2), replace(JOB, processors=1, memory_per_node_mib=4001)
+    unknown = {"n1": Held(processors=1, memory_mib=None, gpus=None)}
+    assert processors_wanted([gpu, memory], PARTICULAR, time_of_day=NOON, ours=unknown) == (1, 1)
+    silent = [replace(one, untold=("features", "gpus")) for one in PARTICULAR]
+    assert processors_wanted([gpu, replace(JOB, features=("x",))], silent, time_of_day=NOON, ours=OURS) == (1, 3)
+
+
+def test_what_ours_hold() -> None:
+    """Of slots that are known, with the memory that the site gives where they say none."""
+    running = replace(JOB, state=LrmJobState.RUNNING, nodes=("n1",), processors=2)
+    jobs = [running, replace(running, id=LrmJobId("2")), replace(running, id=LrmJobId("3"), nodes=("n2",)), JOB]
+    slots = {LrmJobId("1"): Slot(gpus=1, memory_mib=300), LrmJobId("2"): Slot(threads=2)}
+    held = held_on_nodes(jobs, slots, memory_mib=100)
+    assert held == {
+        "n1": Held(processors=4, memory_mib=400, gpus=1),
+        "n2": Held(processors=2, memory_mib=None, gpus=None),
+    }
+    assert held_on_nodes(jobs, slots, memory_mib=None)["n1"].memory_mib is None
 
 
 def test_a_long_queue_is_not_told_of_in_full() -> None:

@@ -36,7 +36,7 @@ from tests.unit.scheduler.scheduler_site import of_kind
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
-    from koala_adapter.model import PlaceholderId
+    from koala_adapter.model import LrmJobId, PlaceholderId
     from koala_adapter.scheduler import events as ev
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import ChangePhase, State
@@ -124,6 +124,9 @@ class StandInCore(Core):
 
     def others_matter(self, _cluster: ClusterName) -> bool:
         return self.shrinks_for_others
+
+    def slots_on(self, _cluster: ClusterName) -> dict[LrmJobId, Slot]:
+        return {}
 
     def shapes_on(self, _cluster: ClusterName) -> tuple[Slot, ...]:
         """Return what was set."""
