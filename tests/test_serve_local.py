@@ -335,6 +335,10 @@ def test_a_browser_is_told_of_changes_and_can_cancel(koala: Koala) -> None:
     _, told = ask(f"{base}jobs/2/cancel", "POST", f"proof={proof[1]}", Cookie=cookie, Origin=own)
     assert told["Location"] == f"{base}jobs/2"
     eventually(lambda: koala.client.job("2").state == "cancelled")
+    koala.run("submit", koala.job("sleep 100", name="unfinished"))
+    koala.run("serve", "--stop")
+    page, _ = ask(f"{base}history?q=unfinished", Cookie=cookie)
+    assert "1 job: " in page
     events.close()
     connection.close()
     process.send_signal(signal.SIGINT)

@@ -8,13 +8,14 @@ parts alter neither the journal nor the LRMs nor a service that runs at the same
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -204,7 +205,7 @@ class JournalView:
             return []
         with Journal(self.directory / JOURNAL_NAME, read_only=True) as journal:
             if selection is not None:
-                live = [asdict(self._job(journal, job_id)) for job_id in self.scheduler.state.jobs]
+                live = [json.loads(self._job(journal, job_id).to_json()) for job_id in self.scheduler.state.jobs]
                 return with_kept(self.directory / JOURNAL_NAME, live, selection, limit)
             kept = [adapter_of(JobReport).validate_json(text) for text in journal.finished.latest(limit)]
             reports = {report.id: of_the_past(report) for report in kept}
