@@ -56,6 +56,18 @@ class TaskUsage:
             if value is not None and not 0 <= value < inf:
                 raise ValueError(f"a usage of {value}")
 
+    def __add__(self, other: TaskUsage) -> TaskUsage:
+        """Return the usage of two processes, one after the other."""
+        gpus = [one.gpu_seconds for one in (self, other) if one.gpu_seconds is not None]
+        return TaskUsage(
+            user_seconds=self.user_seconds + other.user_seconds,
+            system_seconds=self.system_seconds + other.system_seconds,
+            memory_bytes=max(self.memory_bytes, other.memory_bytes),
+            read_bytes=self.read_bytes + other.read_bytes,
+            written_bytes=self.written_bytes + other.written_bytes,
+            gpu_seconds=sum(gpus) if gpus else None,
+        )
+
     @property
     def processor_seconds(self) -> float:
         """Processor time in all."""

@@ -210,7 +210,9 @@ def _usage(record: JobRecord, now: float) -> UsageReport | None:
     gpus = [one.used.gpu_seconds for one in every if one.used.gpu_seconds is not None]
     return UsageReport(
         held_seconds=held,
-        held_before_launch_seconds=held if record.launched_at is None else record.held_before_launch,
+        held_before_launch_seconds=(
+            held - record.held_in_attempts if record.launched_at is None else record.held_before_launch
+        ),
         used_seconds=sum(one.used.processor_seconds for one in every),
         system_seconds=sum(one.used.system_seconds for one in every),
         memory_bytes=0 if largest is None else largest.used.memory_bytes,
@@ -220,7 +222,7 @@ def _usage(record: JobRecord, now: float) -> UsageReport | None:
         written_bytes=sum(one.used.written_bytes for one in every),
         gpu_seconds=sum(gpus) if gpus else None,
         measured=len(every),
-        ranks=len(record.ranks),
+        uncounted=record.uncounted + len(record.ranks) - len(record.measured),
         by_rank=tuple(every if len(every) <= RANKS_LISTED else every[:few] + every[-few:]),
     )
 

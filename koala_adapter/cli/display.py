@@ -264,8 +264,7 @@ def usage_line(report: JobReport) -> str:
         return ""
     before = usage.held_before_launch_seconds / usage.held_seconds if usage.held_seconds else 0.0
     claimed = f" ({_percent(before)} of that time before its launch)" if before >= WORTH_TELLING else ""
-    missing = usage.ranks - usage.measured
-    uncounted = f"; {_counted(missing, 'rank')} of {usage.ranks} not counted" if missing > 0 else ""
+    uncounted = f"; {_counted(usage.uncounted, 'rank')} not counted" if usage.uncounted else ""
     return f"used {_percent(usage.share)} of the processors it held{claimed}, {_memory(usage)}{uncounted}"
 
 
@@ -278,7 +277,7 @@ def _percent(part: float) -> str:
 
 
 def _memory(usage: UsageReport) -> str:
-    shown, where = show_size(usage.memory_bytes), " in its largest rank" if usage.ranks > 1 else ""
+    shown, where = show_size(usage.memory_bytes), " in its largest rank" if usage.measured > 1 else ""
     if not usage.memory_asked_bytes:
         return f"{shown} of memory{where}"
     most = show_size(usage.memory_asked_bytes)

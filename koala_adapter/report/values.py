@@ -111,13 +111,14 @@ class RankUsage:
 class UsageReport:
     """What a job has used of the processors and the memory that it held.
 
-    Agents tell of a rank when it ends: a rank that runs, or whose agent was lost, is not counted in.
+    Agents tell of a rank when it ends: a rank that runs, or whose agent was lost, is not counted in. All attempts of
+    the job are.
     """
 
     held_seconds: float
     """Processor seconds held: of each processor, from when its agent reported until it was given back."""
     held_before_launch_seconds: float
-    """Those of them before the launch of the job, while it waited for further processors."""
+    """Those of them before the launch of the job, or of each attempt, while it waited for further processors."""
     used_seconds: float = 0.0
     """Processor time, in the program and in the kernel."""
     system_seconds: float = 0.0
@@ -135,8 +136,8 @@ class UsageReport:
     """Time for which GPUs were busy, estimated; None: not known."""
     measured: int = 0
     """Ranks whose usage is known."""
-    ranks: int = 0
-    """Ranks that were launched."""
+    uncounted: int = 0
+    """Ranks that were launched, in each attempt, and whose usage is not known."""
     by_rank: tuple[RankUsage, ...] = ()
     """Of more than 16 ranks the 8 with the least and the 8 with the most processor time, in the order of that."""
 

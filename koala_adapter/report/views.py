@@ -229,7 +229,7 @@ def _usage(report: JobReport) -> Iterator[tuple[str, Content]]:
     if usage is None or not usage.measured:
         return
     held = f"{duration(usage.used_seconds)} of {duration(usage.held_seconds)} held, {usage.share:.0%}"
-    yield "processor time", held + (f"; of {usage.measured} ranks of {usage.ranks}" * (usage.measured < usage.ranks))
+    yield "processor time", held + (f"; {usage.uncounted} ranks not counted" if usage.uncounted else "")
     asked = f" of {usage.memory_asked_bytes / MEBIBYTE:,.0f} MiB" if usage.memory_asked_bytes else ""
     yield "memory", f"{usage.memory_bytes / MEBIBYTE:,.1f} MiB{asked} in the largest rank"
 

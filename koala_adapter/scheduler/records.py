@@ -739,9 +739,15 @@ class JobRecord:
     """Processor seconds for which it has had processors, until ``held_until``."""
     held_until: float = 0.0
     held_before_launch: float = 0.0
-    """Those before its launch."""
+    """Those before its launch, or the launches of its attempts."""
+    held_in_attempts: float = 0.0
+    """Those from the launches of earlier attempts on."""
     usages: dict[int, TaskUsage] = field(default_factory=dict)
-    """What each rank has used whose agent has told of its end."""
+    """What each rank has used whose agent has told of its end, in all attempts."""
+    measured: set[int] = field(default_factory=set)
+    """Ranks of the latest attempt whose agents have told that."""
+    uncounted: int = 0
+    """Ranks of earlier attempts whose agents have not."""
 
     def held_for(self, now: float) -> float:
         """Return the processor seconds for which it has had processors."""

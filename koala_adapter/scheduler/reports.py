@@ -252,10 +252,12 @@ def rank_started(context: Context, event: ev.RankStarted) -> None:
 
 
 def rank_measured(context: Context, event: ev.RankMeasured) -> None:
-    """Keep what a rank has used, also when its job has ended before it."""
+    """Add up what a rank has used, also when its job has ended before it."""
     record = context.state.jobs.get(event.job_id)
-    if record is not None and event.rank in range(len(record.ranks)):
-        record.usages.setdefault(event.rank, event.usage)
+    if record is not None and event.rank in range(len(record.ranks)) and event.rank not in record.measured:
+        record.measured.add(event.rank)
+        before = record.usages.get(event.rank)
+        record.usages[event.rank] = event.usage if before is None else before + event.usage
 
 
 HANDLERS: Handlers = {

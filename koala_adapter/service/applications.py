@@ -293,7 +293,7 @@ class Applications:
         """
         job_id, _, rank = task.partition(":")
         record = self._core.state.jobs.get(JobId(job_id))
-        if end.usage is not None and record is not None and rank.isdecimal() and int(rank) not in record.usages:
+        if end.usage is not None and record is not None and rank.isdecimal() and int(rank) not in record.measured:
             self._core.post(RankMeasured(time=self._core.now(), job_id=record.job.id, rank=int(rank), usage=end.usage))
         return replace(end, usage=None)
 

@@ -132,9 +132,11 @@ def is_retried(job: Job, outcome: JobOutcome) -> bool:
 
 def _begin_anew(record: JobRecord) -> None:
     """Forget what an attempt has left in the record of its job; its placeholders are gone or on their way out."""
+    record.held_in_attempts = record.held_seconds - record.held_before_launch
+    record.uncounted += len(record.ranks) - len(record.measured)
     record.claims = [Claim(component=component.name) for component in record.job.components]
     record.ranks, record.launched_at, record.ended_by, record.suspected = (), None, None, None
-    record.started, record.ends, record.departed = set(), {}, set()
+    record.started, record.ends, record.departed, record.measured = set(), {}, set(), set()
     record.launcher_over = record.life_extended = record.reclaim_with_room = False
     record.tries = record.failed_claims = 0
 

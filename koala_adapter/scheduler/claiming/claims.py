@@ -542,7 +542,7 @@ def _launch(context: Context, record: JobRecord) -> None:
     context.ledger.move_job(record, JobState.LAUNCHING)
     record.timers.clear()
     record.launched_at = context.now
-    record.held_before_launch = record.held_for(context.now)
+    record.held_before_launch = record.held_for(context.now) - record.held_in_attempts
     context.state.note_claims(record, context.now)
     ranks: list[Rank] = []
     numbers: dict[str, int] = {}

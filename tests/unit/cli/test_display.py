@@ -780,7 +780,6 @@ USAGE = UsageReport(
     memory_bytes=1_288_490_189,
     memory_asked_bytes=4 * 2**30,
     measured=1,
-    ranks=1,
 )
 
 
@@ -795,10 +794,10 @@ def measured(usage: UsageReport, ran: float = 100.0) -> JobReport:
         (replace(USAGE, memory_asked_bytes=0), "used 38 % of the processors it held, 1.2 GiB of memory"),
         (replace(USAGE, memory_bytes=2**20), "used 38 % of the processors it held, 1 MiB of 4 GiB"),
         (
-            replace(USAGE, held_before_launch_seconds=50.0, ranks=3, measured=2),
+            replace(USAGE, held_before_launch_seconds=50.0, measured=2, uncounted=1),
             (
                 "used 38 % of the processors it held (25 % of that time before its launch), "
-                "1.2 of 4 GiB in its largest rank; 1 rank of 3 not counted"
+                "1.2 of 4 GiB in its largest rank; 1 rank not counted"
             ),
         ),
         (replace(USAGE, measured=0), ""),
@@ -820,7 +819,7 @@ def test_a_job_of_some_seconds_tells_nothing_of_its_usage() -> None:
 def test_what_each_rank_has_used_is_in_the_details() -> None:
     used = TaskUsage(user_seconds=3.0, system_seconds=1.0, memory_bytes=2**20, read_bytes=2**30, written_bytes=1)
     ranks = tuple(RankUsage(rank=rank, component="c", used=used) for rank in (7, 3))
-    lines = job_lines(measured(replace(USAGE, gpu_seconds=3.0, by_rank=ranks, measured=12, ranks=12)))
+    lines = job_lines(measured(replace(USAGE, gpu_seconds=3.0, by_rank=ranks, measured=12)))
     console = Console(file=io.StringIO(), width=100)
     console.print(*lines, sep="\n", soft_wrap=True)
     text = watching_shown(console)

@@ -178,7 +178,7 @@ def test_an_index_answers_and_is_made_where_it_is_missing(state: Path) -> None:
 def test_what_jobs_have_used_is_listed(tmp_path: Path) -> None:
     """Where nothing was measured there is a dash, and nothing in CSV."""
     usage = UsageReport(
-        held_seconds=10.0, held_before_launch_seconds=0.0, used_seconds=3.8, memory_bytes=1 << 30, measured=1, ranks=1
+        held_seconds=10.0, held_before_launch_seconds=0.0, used_seconds=3.8, memory_bytes=1 << 30, measured=1
     )
     keep_reports(
         tmp_path / "s", [job_report(id="1", finished_at=1.0, usage=usage), job_report(id="2", finished_at=2.0)]

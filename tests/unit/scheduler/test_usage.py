@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.api import reporting
-from koala_adapter.model import EndReason, JobId, TaskEnd
+from koala_adapter.model import EndReason, JobId, RetriedEnd, TaskEnd
 from koala_adapter.outcome import JobState, TaskUsage
 from koala_adapter.report.values import RANKS_LISTED, JobReport, UsageReport
 from koala_adapter.scheduler import events as ev
@@ -113,10 +113,35 @@ def test_ranks_that_end_with_their_job_count_once() -> None:
     measure(site, 0, used(4))
     site.rank_ends("1", 0, TaskEnd(reason=EndReason.EXITED, exit_code=1))
     assert site.record("1").state is JobState.FAILED
-    assert (usage_of(site).measured, usage_of(site).ranks) == (1, 2)
+    assert (usage_of(site).measured, usage_of(site).uncounted) == (1, 1)
     for seconds in (5, 6):
         measure(site, 1, used(seconds))
     assert usage_of(site).used_seconds == 9
+    assert usage_of(site).uncounted == 0
+
+
+def test_all_attempts_count() -> None:
+    """Times and bytes are added up by rank; the processors held are those before each launch, and of each run."""
+    site = Site({"a": 2})
+    site.submit(replace(job("1", 2), retries=1, retry_on=(RetriedEnd.FAILED,)))
+    for attempt, seconds in enumerate((5, 7)):
+        site.take_all()
+        first, second = site.claimed("1")
+        site.hold(first.id)
+        site.pass_time(3)
+        site.hold(second.id)
+        site.run("1")
+        site.pass_time(10)
+        measure(site, 0, used(seconds, mib=8 - attempt))
+        site.rank_ends("1", 0, TaskEnd(reason=EndReason.EXITED, exit_code=1))
+        site.end_ending()
+        site.pass_time(0)
+    assert site.record("1").state is JobState.FAILED
+    usage = usage_of(site)
+    assert (usage.used_seconds, usage.memory_bytes, usage.read_bytes) == (12, 8 * MIB, 20)
+    assert (usage.measured, usage.uncounted) == (1, 2)
+    assert usage.held_before_launch_seconds == pytest.approx(6)
+    assert usage.held_seconds == pytest.approx(6 + 2 * 20)
 
 
 @pytest.mark.parametrize("rank", [-1, 2])
