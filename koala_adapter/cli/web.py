@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from contextlib import closing, suppress
 from importlib.util import find_spec
@@ -73,7 +74,7 @@ def _listening(listen: str, port: int) -> socket.socket:
     try:
         return socket.create_server((listen, port), family=family)
     except OSError as error:
-        message = f"cannot listen on {listen} port {port}: {error.strerror or error}"
+        message = f"cannot listen on {listen} port {port}: {os.strerror(error.errno) if error.errno else error}"
         raise ServiceRunningError(message, hint="is another program there? give another --port") from error
 
 

@@ -92,6 +92,7 @@ def _body(heading: Heading, jobs: Jobs, shown: Sequence[JobReport], drawn: dict[
     yield tag("p", told, tag("code", heading.command), class_="faint")
     if len(jobs.reports) == 1 and jobs.since is None:
         yield from job_view(jobs.reports[0], jobs.negotiations, jobs.zone)
+        return
     if not shown:
         yield tag("p", "There was no job.", class_="notice")
         return

@@ -4,7 +4,7 @@
   const main = document.querySelector("main[data-pause]");
   if (!main || !window.EventSource) return;
   const pause = 1000 * Number(main.dataset.pause);
-  let busy = false, wanted = false, last = "";
+  let busy = false, wanted = false, last = "", timer = 0;
 
   function takeOver(old, fresh) {
     const boxes = fresh.querySelectorAll(".wide, pre");
@@ -22,6 +22,7 @@
   function show(text) {
     const fresh = new DOMParser().parseFromString(text, "text/html").querySelector("main");
     if (!fresh) return;
+    main.dataset.every = fresh.dataset.every ?? "";
     const names = (where) => [...where.querySelectorAll(":scope > section[id]")].map((one) => one.id);
     if (names(main).join() !== names(fresh).join()) { main.replaceChildren(...fresh.childNodes); return; }
     for (const id of names(main)) {
@@ -38,6 +39,13 @@
       if (answer.ok) show(await answer.text());
     } catch { /* the source of events tells that the server has gone */ }
     setTimeout(() => { busy = false; if (wanted) refresh(); }, pause);
+    lookAgain();
+  }
+
+  // The service does not tell that a job has printed something.
+  function lookAgain() {
+    clearTimeout(timer);
+    if (main.dataset.every) timer = setTimeout(refresh, 1000 * Number(main.dataset.every));
   }
 
   const source = new EventSource(main.dataset.events);
@@ -45,5 +53,6 @@
   source.onerror = () => {
     if (source.readyState === EventSource.CLOSED) document.getElementById("lost")?.removeAttribute("hidden");
   };
+  lookAgain();
   document.addEventListener("visibilitychange", () => { if (wanted) refresh(); });
 })();

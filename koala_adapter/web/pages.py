@@ -41,6 +41,8 @@ SECTIONS = {"": "Now", "chart": "Chart", "history": "History"}
 """Pages that every page leads to, by their path."""
 PAUSE = 1
 """Seconds between two looks of a live page, at least."""
+OUTPUT_PAUSE = 5
+"""Seconds between two looks at what a job prints."""
 SLOW_PAUSE = 15
 """The same for the chart, which takes long to make."""
 
@@ -66,10 +68,13 @@ class Frame:
         """Return the address of the page of a job."""
         return f"{self.base}jobs/{quote(job_id, safe='')}"
 
-    def page(self, title: str, current: str | None, *sections: Content, pause: int | None = PAUSE) -> str:
+    def page(
+        self, title: str, current: str | None, *sections: Content, pause: int | None = PAUSE, every: int | None = None
+    ) -> str:
         """Return a whole page. ``current``: path of the page; None: it is none of SECTIONS.
 
-        ``pause``: seconds between two looks, at least; None: it stays as it is.
+        ``pause``: seconds between two looks, at least; None: it stays as it is. ``every``: seconds after which it is
+        looked at again also where no change was told.
         """
         links = (
             tag("a", name, href=self.base + path, aria_current="page" if path == current else None)
@@ -91,7 +96,7 @@ class Frame:
                 tag("header", tag("nav", *links, aria_label="Pages"), tag("span", self.where, class_="where")),
                 tag(
                     "main", lost, *sections, tag("section", tag("p", f"{at}, {state}", class_="faint"), id="as-of"),
-                    id="content", data_pause=pause, data_events=f"{self.base}events",
+                    id="content", data_pause=pause, data_every=every, data_events=f"{self.base}events",
                 ),
             ),
         )  # fmt: skip
@@ -147,7 +152,8 @@ def job_page(
         action = tag("section", tag("details", tag("summary", "Cancel this job"), form), id="cancel")
     sections = job_view(report, negotiations, frame.zone)
     output = tag("section", tag("h2", "Output"), *_outputs(frame, report, outputs, tails), id="output")
-    return frame.page(f"Job {report.id}", None, job_title(report), *sections, output, action)
+    every = OUTPUT_PAUSE if report.outcome is None else None
+    return frame.page(f"Job {report.id}", None, job_title(report), *sections, output, action, every=every)
 
 
 def _outputs(
@@ -184,7 +190,8 @@ def output_page(frame: Frame, report: JobReport, one: Output, tail: Tail) -> str
     """Return the page of one file of output."""
     back = tag("p", tag("a", f"Job {report.id}", href=frame.job(report.id)), " ", foreign(report.name))
     text = tag("section", _text(one, tail), id="text")
-    return frame.page(f"Output of job {report.id}", None, tag("h1", name_of(one)), back, text)
+    every = OUTPUT_PAUSE if report.outcome is None else None
+    return frame.page(f"Output of job {report.id}", None, tag("h1", name_of(one)), back, text, every=every)
 
 
 # -- History and chart ---------------------------------------------------------------------------------------
