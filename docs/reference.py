@@ -29,6 +29,7 @@ from koala_adapter.config.sitefile import (
     MapConfig,
     MetricsConfig,
     NotifyConfig,
+    RemoteSiteConfig,
     SchedulerConfig,
 )
 from koala_adapter.config.slottable import SlotTable
@@ -70,6 +71,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "scheduler": SchedulerConfig,
     "metrics": MetricsConfig,
     "notify": NotifyConfig,
+    "sites": RemoteSiteConfig,
     "clusters": ClusterConfig,
     "clusters.directives": DirectivesConfig,
     "clusters.map": MapConfig,

@@ -54,8 +54,6 @@ class Leaving(LocalLrm):
     """Hears when the placeholders have been told to go."""
 
     told = False
-    late = 0.0
-    """Seconds for which the bound of requests has kept it from being asked, in its own words."""
 
     def hear(self, progress: str) -> None:
         """Take in what a trial says of its progress."""
@@ -70,7 +68,7 @@ class Delayed(Leaving):
         while True:
             jobs = await super().jobs(name_prefix=name_prefix)
             if not self.told or has_ended(jobs):
-                self.late += 30.0 * self.told
+                self._context.commands.put_off += 30.0 * self.told
                 return jobs
             await anyio.sleep(0.05)
 
@@ -101,13 +99,14 @@ async def tried(kind: type[LocalLrm], processors: int, directory: Path) -> dict[
     """Return what a trial of a plugin says, by subject; nothing of it stays behind."""
     site = load_site_text(SITE, {"local": PLUGIN})
     center = TrialCenter(site, directory, state=directory)
-    lrm = kind(new_context(directory), LocalSettings(processors=processors))
+    context = new_context(directory)
+    lrm = kind(context, LocalSettings(processors=processors))
     await lrm.start()
     try:
         async with anyio.create_task_group() as tasks:
             await center.serve(tasks)
             leaving = lrm if isinstance(lrm, Leaving) else Leaving(new_context(directory), LocalSettings(processors=1))
-            trial = Trial(center, site.clusters[0], lrm, timeout=120, tell=leaving.hear, put_off=lambda: leaving.late)
+            trial = Trial(center, site.clusters[0], lrm, context.commands, timeout=120, tell=leaving.hear)
             results = await trial.run()
             tasks.cancel_scope.cancel()
         await eventually(lambda: LocalLrm.jobs(lrm), has_ended, what="nothing stays behind", seconds=60)

@@ -29,7 +29,6 @@ from koala_adapter.driver.store import rebuilt
 from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.sockets import free_port
-from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import LrmJobState
 from koala_adapter.report.sitevalues import ClusterReport
 from koala_adapter.report.values import JobReport, by_number, in_order, of_the_past
@@ -40,7 +39,7 @@ from koala_adapter.service.clusters import read_cluster
 from koala_adapter.service.journal import Journal, SetAside, sentences
 from koala_adapter.service.leftovers import Cleaning
 from koala_adapter.service.listings import processors_held
-from koala_adapter.service.opening import close_lrm, make_lrm
+from koala_adapter.service.opening import close_lrm, host_of, make_lrm
 from koala_adapter.service.results import read_ledger
 from koala_adapter.service.service import WithPolicies, configuration
 from koala_adapter.service.sweeps import recorded_progress
@@ -82,12 +81,12 @@ async def everywhere(
     """Do something with all clusters of a site, side by side. ``directory``: its state directory."""
 
     async def with_cluster(name: str) -> None:
-        lrm, _ = make_lrm(site.cluster(name), plugins, directory)
+        lrm, commands = make_lrm(site.cluster(name), plugins, directory)
         try:
             await lrm.start()
             await do(name, lrm)
         finally:
-            await close_lrm(lrm)
+            await close_lrm(lrm, commands)
 
     async with anyio.create_task_group() as tasks:
         for config in site.clusters:
@@ -258,7 +257,7 @@ def next_submissions(
     own = certificate.load_or_create(record.directory / "certificate")
     port = site.control_center.port or record.port or free_port()
     scripts = ScriptMaker(site=site, port=port, fingerprint=own.fingerprint, directory=record.directory)
-    lrm, _ = make_lrm(config, plugins, record.directory)
+    lrm, _ = make_lrm(config, plugins, record.directory, host=host_of(config, site, record.directory))
     return sample_submissions(scripts, job, config, lrm, record.instance)
 
 
@@ -282,23 +281,29 @@ class ClusterAnswer:
 
 
 async def ask_cluster(
-    config: ClusterConfig, plugins: Mapping[str, PluginDefinition], directory: Path, *, prefix: str, timeout: float
+    config: ClusterConfig,
+    site: SiteConfig,
+    plugins: Mapping[str, PluginDefinition],
+    directory: Path,
+    *,
+    prefix: str,
+    timeout: float,
 ) -> ClusterAnswer:
     """Ask one cluster for its jobs and nodes. Never raises LrmError: what goes wrong is in the answer."""
-    lrm, commands = make_lrm(config, plugins, directory)
+    lrm, commands = make_lrm(config, plugins, directory, host=host_of(config, site, directory))
     version: str | None = None
     try:
         with anyio.fail_after(timeout):
             await lrm.start()
             version = await lrm.version()
-            reading = await read_cluster(config, lrm, name_prefix=prefix, user=login_name(), read_at=time.time())
+            reading = await read_cluster(config, lrm, name_prefix=prefix, user=commands.host.user, read_at=time.time())
     except LrmError as error:
         return ClusterAnswer(config=config, version=version, trouble=error.message, requests=commands.window.total)
     except TimeoutError:
         trouble = f"no answer within {timeout:g} s"
         return ClusterAnswer(config=config, version=version, trouble=trouble, requests=commands.window.total)
     finally:
-        await close_lrm(lrm)
+        await close_lrm(lrm, commands)
     return ClusterAnswer(
         config=config,
         version=version,
@@ -326,7 +331,9 @@ async def ask_clusters(
 
     async def ask(config: ClusterConfig) -> None:
         prefix = f"koala-{record.instance}-"
-        answers[config.name] = await ask_cluster(config, plugins, record.directory, prefix=prefix, timeout=timeout)
+        answers[config.name] = await ask_cluster(
+            config, site, plugins, record.directory, prefix=prefix, timeout=timeout
+        )
         waiting.remove(config.name)
         tell(", ".join(waiting))
 

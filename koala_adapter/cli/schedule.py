@@ -291,7 +291,7 @@ def give_queue_back(session: Session, config: ClusterConfig, directory: Path, re
 
 
 async def _give_back(session: Session, config: ClusterConfig, record: Path) -> tuple[GivenBack, str]:
-    lrm, _ = make_lrm(config, session.plugins, session.directory, owner=True)
+    lrm, commands = make_lrm(config, session.plugins, session.directory, owner=True)
     if not lrm.capabilities.hold:
         message = f"the plugin {config.plugin} can neither hold nor release jobs"
         raise LrmUnsupportedError(message, hint="release them with the batch system's own commands")
@@ -300,7 +300,7 @@ async def _give_back(session: Session, config: ClusterConfig, record: Path) -> t
             await lrm.start()
             return await give_back(lrm, pins=_pins(record), tell=status.update), lrm.hook_removal
     finally:
-        await close_lrm(lrm)
+        await close_lrm(lrm, commands)
 
 
 def _pins(record: Path) -> tuple[Pin, ...]:
@@ -572,7 +572,7 @@ async def _run(session: Session, config: ClusterConfig, plan: Plan, directory: P
                 await _schedule(lrm, pace, plan, screen, path)
             tasks.cancel_scope.cancel()
     finally:
-        await close_lrm(lrm)
+        await close_lrm(lrm, commands)
 
 
 async def _require_rights(lrm: Lrm, session: Session, *, first: bool) -> None:

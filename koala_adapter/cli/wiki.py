@@ -325,7 +325,7 @@ async def _serve(
         for one in configs:
             lrm, commands = make_lrm(one, session.plugins, session.directory, owner=config is not None)
             watch_commands(meter.meter, one.name, commands)
-            stack.push_async_callback(close_lrm, lrm)
+            stack.push_async_callback(close_lrm, lrm, commands)
             await lrm.start()
             lrms.append((one.cluster_name, lrm))
         # As with the order itself, `koala schedule` goes on from the starts of this server.

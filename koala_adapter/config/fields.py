@@ -235,6 +235,8 @@ ChargeName = Annotated[str, StringConstraints(pattern=CHARGE_PATTERN)]
 FeatureName = Annotated[str, StringConstraints(pattern=FEATURE_PATTERN)]
 """Name of a feature of nodes, or of a license."""
 Host = Annotated[str, AfterValidator(_host)]
+SshDestination = Annotated[str, StringConstraints(pattern=r"^[^\s-]\S*$")]
+"""What ssh takes for a host: no option, and one word."""
 WebAddress = Annotated[str, AfterValidator(_web_address)]
 MailAddress = Annotated[str, AfterValidator(_mail_address)]
 PlainText = Annotated[str, AfterValidator(_no_null)]

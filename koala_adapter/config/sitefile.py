@@ -34,6 +34,7 @@ from koala_adapter.config.fields import (
     Seconds,
     SetupLines,
     SoftwareName,
+    SshDestination,
     WebAddress,
     Whole,
     WholeSeconds,
@@ -62,6 +63,7 @@ __all__ = [
     "DirectivesConfig",
     "MapConfig",
     "NoSettings",
+    "RemoteSiteConfig",
     "SchedulerConfig",
     "SiteConfig",
     "load_site",
@@ -220,6 +222,11 @@ class ControlCenterConfig(BaseModel, frozen=True, extra="forbid", defer_build=Tr
     )
 
     @property
+    def address_here(self) -> str:
+        """The address at which this host itself finds the control center."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.listen, self.listen)  # noqa: S104 - told from others
+
+    @property
     def node_address(self) -> str:
         """The address by which nodes reach the control center, where a cluster does not say otherwise."""
         if self.address is not None:
@@ -373,6 +380,11 @@ REQUESTS_AS_OWNER = 1800
 class ClusterConfig(_PlacedCluster, defer_build=True):
     """One cluster: one batch system, the plugin that speaks to it, and the limits to be kept there."""
 
+    site: Name | None = Field(
+        default=None,
+        description="Site whose login node has the commands of its batch system: the name of a [[sites]] table. "
+        "Default: this host has them.",
+    )
     queue: QueueName | None = Field(
         default=None,
         description="Partition (Slurm) or queue (Grid Engine) for placeholders. Default: the LRM's own default.",
@@ -491,6 +503,32 @@ class ClusterConfig(_PlacedCluster, defer_build=True):
         return self
 
 
+class RemoteSiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
+    """A site that is reached by ssh: the login node of its clusters."""
+
+    name: Name = Field(description="Name of the site, for `site =` of clusters.")
+    ssh: SshDestination = Field(
+        description="What `ssh` is given to reach the login node: a host of ~/.ssh/config, or user@host. It must log "
+        "in without a question, by a key, an agent or a ControlMaster."
+    )
+    ssh_options: tuple[PlainText, ...] = Field(
+        default=(), description='Options that ssh is given before it, such as ["-F", "/path/of/config"].'
+    )
+    python: PlainText = Field(
+        default="python3", description="Python 3.6 or newer on the login node: a name in its PATH, or a path."
+    )
+    directory: PlainText = Field(
+        default="~/.koala",
+        description="Directory of the user there for what nodes must read, such as job scripts of Grid Engine. "
+        "The nodes must see it under the same path.",
+    )
+    listen: Host | None = Field(
+        default=None,
+        description="Address of the login node at which agents reach koala. Default: it listens on all, and agents "
+        "look for the login node by its own name.",
+    )
+
+
 class MetricsConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Where metrics are told in the form of OpenMetrics."""
 
@@ -548,6 +586,10 @@ class SiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
         default_factory=NotifyConfig,
         description="How jobs that want it are told of: see [notify].",
     )
+    sites: tuple[RemoteSiteConfig, ...] = Field(
+        default=(),
+        description="Sites that are reached by ssh, one [[sites]] table for each: see there.",
+    )
     clusters: tuple[ClusterConfig, ...] = Field(
         min_length=1,
         description="The clusters, one [[clusters]] table for each: see there.",
@@ -570,8 +612,12 @@ class SiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
                 return cluster
         raise KeyError(name)
 
+    def remote_site(self, cluster: ClusterConfig) -> RemoteSiteConfig | None:
+        """Return the site that a cluster is at; None: it is here."""
+        return next((one for one in self.sites if one.name == cluster.site), None)
+
     def node_address(self, cluster: ClusterConfig) -> str:
-        """Return the address by which the nodes of ``cluster`` reach the control center."""
+        """Return the address by which the nodes of ``cluster``, which is here, reach the control center."""
         return cluster.control_center_address or self.control_center.node_address
 
 
@@ -606,6 +652,7 @@ def _site(document: Document, plugins: Mapping[str, PluginDefinition]) -> SiteCo
     clusters = data.get("clusters")
     if isinstance(clusters, list):
         _check_together(problems, clusters, plugins)
+        _check_sites(problems, clusters, data.get("sites", []), plugins)
         data["clusters"] = [
             {**table, "settings": _settings(problems, index, table, plugins)} if isinstance(table, dict) else table
             for index, table in enumerate(clusters)
@@ -639,6 +686,36 @@ def _check_together(problems: Problems, clusters: list[object], plugins: Mapping
     disabled = [isinstance(table, dict) and table.get("enabled") is False for table in clusters]
     if clusters and all(disabled) and not outside:
         problems.add(("clusters",), "every cluster has enabled = false: allowed is at least one enabled cluster")
+
+
+HERE_ALONE = {
+    "control_center_address": "agents there reach koala by the login node: see `listen` of the site",
+    "token_directory": "this host does not share it",
+    "ask_socket": "the socket is of this host",
+}
+"""Keys of clusters that mean nothing at another site, and why."""
+
+
+def _check_sites(
+    problems: Problems, clusters: list[object], sites: object, plugins: Mapping[str, PluginDefinition]
+) -> None:
+    """Check what concerns sites and their clusters together."""
+    names = [table.get("name") for table in sites if isinstance(table, dict)] if isinstance(sites, list) else []
+    for index, name in enumerate(names):
+        if isinstance(name, str) and names.index(name) != index:
+            problems.add(("sites", index, "name"), f"found {show_value(name)} twice: allowed is a name of its own")
+    for index, table in enumerate(clusters):
+        if not isinstance(table, dict) or not isinstance(site := table.get("site"), str):
+            continue
+        if site not in names:
+            problems.add(("clusters", index, "site"), not_among(site, [str(name) for name in names], what="a site"))
+        plugin = table.get("plugin")
+        if isinstance(plugin, str) and plugin in plugins and not plugins[plugin].sites:
+            text = f"the plugin {show_value(plugin)} serves this host alone: allowed is no site"
+            problems.add(("clusters", index, "site"), text)
+        for key, why in HERE_ALONE.items():
+            if key in table:
+                problems.add(("clusters", index, key), f"allowed is no {key} with a site: {why}")
 
 
 def _settings(

@@ -43,6 +43,20 @@ class LrmHost(ABC):
     def user(self) -> str:
         """Login name of the user there; empty while it is not known."""
 
+    @property
+    def door(self) -> tuple[str, int] | None:
+        """Address and port there by which agents reach koala; None: they reach it without help.
+
+        Raises LrmUnreachableError where the host is away.
+        """
+        return None
+
+    def relay_agents_to(self, host: str, port: int) -> None:  # noqa: B027 - this host relays nothing
+        """Have the connections of agents there go to a control center of this host."""
+
+    async def close(self) -> None:  # noqa: B027 - this host keeps nothing
+        """Give everything back. Nothing is asked for after it."""
+
     @abstractmethod
     async def facts(self) -> HostFacts:
         """Return what the host tells of itself."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 import structlog
 
-from koala_adapter.errors import ConfigurationError, KoalaError
+from koala_adapter.errors import ConfigurationError, KoalaError, LrmUnreachableError
 from koala_adapter.host.containment import contained, report_defect, report_refused
 from koala_adapter.host.privatedirectory import make_directory
 from koala_adapter.host.sockets import lasting_ports
@@ -78,25 +78,38 @@ class ScriptMaker:
     directory: Path
     """The state directory."""
 
-    def submission(self, action: SubmitPlaceholders, config: ClusterConfig, lrm: Lrm, token: str) -> Submission:
-        """Return the submission for an action of the scheduler."""
+    def submission(
+        self,
+        action: SubmitPlaceholders,
+        config: ClusterConfig,
+        lrm: Lrm,
+        token: str,
+        *,
+        door: tuple[str, int] | None = None,
+    ) -> Submission:
+        """Return the submission for an action of the scheduler.
+
+        ``door``: address and port by which agents reach the control center; None: its own.
+        """
+        host, port = door or (config.site or self.site.node_address(config), self.port)
         token_file = token_path(config, action.batch)
         agent = AgentConfig(
             batch=action.batch,
             token=None if token_file else token,
             token_file=None if token_file is None else str(token_file),
-            host=self.site.node_address(config),
-            port=self.port,
+            host=host,
+            port=port,
             fingerprint=self.fingerprint,
             lease=self.site.parameters.lease,
             walltime=float(action.walltime),
             await_suspended=self.site.parameters.await_suspended,
         )
+        words = words_directory(config, self.directory)
         script = render_job_script(
             agent=agent,
             array_index_variable=lrm.array_index_variable,
             job_id_variable=lrm.job_id_variable,
-            words_directory=str(words_directory(config, self.directory)),
+            words_directory=str(words) if config.site is None or config.output_directory else None,
         )
         return Submission(
             key=action.batch,
@@ -435,7 +448,10 @@ class LiveEffector:
             path = token_path(driver.config, action.batch)
             if path is not None:
                 leave_token(path, token)
-            driver.submit(scripts.submission(action, driver.config, driver.lrm, token))
+            door = driver.commands.host.door
+            driver.submit(scripts.submission(action, driver.config, driver.lrm, token, door=door))
+        except LrmUnreachableError as error:
+            self._core.post(ev.BatchAbsent(time=self._core.now(), batch=action.batch, reason=error.message))
         except (OSError, KoalaError) as error:
             self._core.post(ev.BatchRejected(time=self._core.now(), batch=action.batch, reason=str(error)))
         except Exception as error:  # noqa: BLE001 - otherwise the submission would be awaited for ever

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.lrm import Lrm
     from koala_adapter.lrm.commands import CommandRunner
+    from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import Job, LrmJob, Node, PlaceholderId
     from koala_adapter.service.core import Core
     from koala_adapter.slots import Slot, SlotCount
@@ -107,13 +108,14 @@ class PollOwner(Protocol):
 class Poller:
     """Reads one cluster at intervals and hands each reading, or the reason why there is none, to its owner."""
 
-    def __init__(self, core: Core, config: ClusterConfig, lrm: Lrm, owner: PollOwner) -> None:
+    def __init__(self, core: Core, config: ClusterConfig, lrm: Lrm, owner: PollOwner, host: LrmHost) -> None:
         """Poll nothing before :meth:`run`."""
         self._core = core
         self._config = config
         self._name: ClusterName = config.cluster_name
         self._lrm = lrm
         self._owner = owner
+        self._host = host
         self._wanted = anyio.Event()
         shortest = shortest_poll_interval(config.requests_per_minute, lrm.requests_per_poll)
         self._pace = PollPace(shortest_interval=shortest)
@@ -168,7 +170,7 @@ class Poller:
             self._config,
             self._lrm,
             name_prefix=self._core.name_prefix,
-            user=self._core.user,
+            user=self._core.user if self._host.here else self._host.user,
             read_at=self._core.now(),
             others=others,
             slots=self._core.slots_on(self._name) if others else {},
@@ -234,7 +236,7 @@ class ClusterDriver:
         self.version: str | None = None
         """Name and version of the LRM, once it answered."""
         self._passed_over = False
-        self.poller = Poller(core, config, lrm, self)
+        self.poller = Poller(core, config, lrm, self, commands.host)
 
     def slots_counted(self, job: Job) -> SlotsCounted | None:
         """Count the slots that a new job needs on what the latest poll showed; None: they are known, or none was."""
@@ -298,6 +300,8 @@ class ClusterDriver:
                 with answering(self.name):
                     await self.lrm.start()
                     self.version = await self.lrm.version()
+                if not self.commands.host.here:
+                    self.judge.look_for(self.commands.host.user)
                 started = True
             except LrmError as error:
                 self.unavailable(error.message)

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.errors import LrmError
-from koala_adapter.lrm.commands import login_name
 from koala_adapter.lrm.listing import is_users
 from koala_adapter.lrm.rate import SUFFIX, UNUSED_AFTER, remove_window, unused_windows
 from koala_adapter.model import BatchKey, JobId, LrmJobId, LrmJobState, PlaceholderId
 from koala_adapter.report.sitevalues import CleanReport, Removed
-from koala_adapter.service.opening import close_lrm, make_lrm
+from koala_adapter.service.opening import close_lrm, host_of, make_lrm
 from koala_adapter.service.sweeps import first_job
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.lrm import Lrm, PluginDefinition
+    from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import LrmJob
     from koala_adapter.scheduler.records import JobRecord, State
     from koala_adapter.service.journal import Journal
@@ -358,10 +358,12 @@ class Reaper:
     async def find(self, read_owned: Callable[[], Owned], *, all_instances: bool, tell: Callable[[str], None]) -> None:
         """Ask all clusters, and then what is owned; see :func:`leftovers`."""
         listings: dict[str, tuple[LrmJob, ...]] = {}
+        users: dict[str, str] = {}
 
         async def ask(config: ClusterConfig) -> None:
-            async def jobs(lrm: Lrm) -> None:
+            async def jobs(lrm: Lrm, host: LrmHost) -> None:
                 listings[config.name] = await lrm.jobs(name_prefix=PREFIX)
+                users[config.name] = host.user
 
             await self._with_lrm(config, jobs)
 
@@ -371,7 +373,7 @@ class Reaper:
                 tasks.start_soon(ask, config)
         owned = read_owned()  # after the listings: a submission is journaled before it is sent
         for name, listing in listings.items():
-            self.found += leftovers(name, listing, owned, user=login_name(), all_instances=all_instances)
+            self.found += leftovers(name, listing, owned, user=users[name], all_instances=all_instances)
 
     async def cancel(self, timeout: float, *, tell: Callable[[str], None]) -> None:
         """Cancel what was found, and wait until it has gone, ``timeout`` seconds at most."""
@@ -381,7 +383,7 @@ class Reaper:
         left = dict(by_cluster)
 
         async def end(name: str, wanted: dict[LrmJobId, Leftover]) -> None:
-            async def cancel(lrm: Lrm) -> None:
+            async def cancel(lrm: Lrm, _: LrmHost) -> None:
                 await lrm.cancel(list(wanted))
                 with anyio.move_on_after(timeout):
                     while left[name]:
@@ -398,19 +400,20 @@ class Reaper:
                 tasks.start_soon(end, name, wanted)
         self.stayed = [one for wanted in left.values() for one in wanted.values()]
 
-    async def _with_lrm(self, config: ClusterConfig, do: Callable[[Lrm], Awaitable[None]]) -> None:
+    async def _with_lrm(self, config: ClusterConfig, do: Callable[[Lrm, LrmHost], Awaitable[None]]) -> None:
         """Do something with a cluster's LRM; what goes wrong is noted."""
-        lrm, _ = make_lrm(config, self._plugins, self._directory)
+        host = host_of(config, self._site, self._directory)
+        lrm, commands = make_lrm(config, self._plugins, self._directory, host=host)
         try:
             with anyio.fail_after(ASKING):
                 await lrm.start()
-            await do(lrm)
+            await do(lrm, host)
         except LrmError as error:
             self.trouble[config.name] = error.message
         except TimeoutError:
             self.trouble[config.name] = f"no answer within {ASKING:.0f} s"
         finally:
-            await close_lrm(lrm)
+            await close_lrm(lrm, commands)
 
 
 def _is_there(job: LrmJob | None) -> bool:

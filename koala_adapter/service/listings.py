@@ -353,6 +353,11 @@ class ListingJudge:
         self._under_way: set[BatchKey] = set()
         self._not_cancelled: set[LrmJobId] = set()
 
+    def look_for(self, user: str) -> None:
+        """Take the jobs of this user for ours: at another site, the name is known when that is connected."""
+        self._user = user
+        self._reconciler = replace(self._reconciler, user=user)
+
     # ---- what is under way ----------------------------------------------------------------------------------------
 
     @property

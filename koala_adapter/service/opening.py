@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -12,17 +13,18 @@ import anyio
 import structlog
 
 from koala_adapter.config.locations import requests_directory
-from koala_adapter.errors import LrmError
+from koala_adapter.errors import ConfigurationError, LrmError
 from koala_adapter.host.privatedirectory import make_private_directory
 from koala_adapter.lrm import ClusterContext
-from koala_adapter.lrm.commands import CommandRunner, login_name
+from koala_adapter.lrm.commands import THIS_HOST, CommandRunner, login_name
 from koala_adapter.lrm.rate import prepare_directory, window_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from koala_adapter.config.sitefile import ClusterConfig
+    from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.lrm import Lrm, PluginDefinition
+    from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import BatchKey
 
 
@@ -56,7 +58,7 @@ def _identity(config: ClusterConfig, definition: PluginDefinition) -> tuple[str,
     """Return what tells a batch system from all others."""
     if definition.identified_by:
         chosen = config.settings.model_dump_json(include=set(definition.identified_by))
-        return (definition.name, chosen)
+        return (definition.name, chosen, *filter(None, (config.site,)))
     return (definition.name, config.settings.model_dump_json(), config.name)
 
 
@@ -66,35 +68,71 @@ CLOSING = 5.0
 """Seconds that a plugin may take to give its resources back."""
 
 
+def host_of(config: ClusterConfig, site: SiteConfig, directory: Path, *, lasting: bool = False) -> LrmHost:
+    """Return where a cluster's batch system is: this host, or another one that is connected when it is first asked.
+
+    ``directory``: the state directory. ``lasting``: agents look for its gateway on the same port after a restart.
+    """
+    remote = site.remote_site(config)
+    if remote is None:
+        return THIS_HOST
+    from koala_adapter.sites.remotesite import RemoteSite  # noqa: PLC0415 - only where there are sites
+
+    port_file = None
+    if lasting:
+        make_private_directory(directory / "sites")
+        port_file = directory / "sites" / f"{remote.name}.port"
+    return RemoteSite(
+        remote.name,
+        remote.ssh,
+        options=remote.ssh_options,
+        python=remote.python,
+        directory=remote.directory,
+        listen=remote.listen or "",
+        title=f"of {login_name()}@{socket.gethostname()}:{directory}",
+        port_file=port_file,
+    )
+
+
 def make_lrm(
-    config: ClusterConfig, plugins: Mapping[str, PluginDefinition], directory: Path, *, owner: bool = False
+    config: ClusterConfig,
+    plugins: Mapping[str, PluginDefinition],
+    directory: Path,
+    *,
+    host: LrmHost = THIS_HOST,
+    owner: bool = False,
 ) -> tuple[Lrm, CommandRunner]:
     """Return the LRM of a cluster, not started, and what bounds its requests.
 
-    ``directory``: the state directory, below which the plugin gets its private one. ``owner``: we own the order of all
-    jobs there, and may ask more often, unless the site says how often. Raises OSError.
+    ``directory``: the state directory, below which the plugin gets its private one. ``host``: see `host_of`. ``owner``:
+    we own the order of all jobs there, and may ask more often, unless the site says how often. Raises OSError.
     """
+    if host.here and config.site is not None:
+        message = f"cluster {config.name} is at site {config.site}, which this command does not reach"
+        raise ConfigurationError(message, hint="use it on the login node of the site")
     per_minute = config.requests_as_owner if owner else config.requests_per_minute
     window = request_window(config, plugins[config.plugin], directory)
-    commands = CommandRunner(per_minute=per_minute, shared=window)
+    commands = CommandRunner(per_minute=per_minute, shared=window, host=host)
     private = directory / "clusters" / config.name
     make_private_directory(private)
-    if config.output_directory is None:
+    if config.output_directory is None and host.here:
         make_private_directory(words_directory(config, directory))
     context = ClusterContext(
         cluster=config.cluster_name,
         commands=commands,
         state_directory=private,
         directives=config.changes,
-        user=login_name(),
+        user=login_name() if host.here else "",
     )
     return plugins[config.plugin].factory(context, config.settings), commands
 
 
-async def close_lrm(lrm: Lrm) -> None:
-    """Give an LRM's resources back, also when we are being cancelled."""
+async def close_lrm(lrm: Lrm, commands: CommandRunner) -> None:
+    """Give an LRM's resources back, also when we are being cancelled; and its host, which must be its own."""
     with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSING), suppress(LrmError):
         await lrm.close()
+    with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSING):
+        await commands.close()
 
 
 # -- Token files and output directories of placeholders ------------------------------------------------------

@@ -23,11 +23,11 @@ from koala_adapter.api.statedirectory import socket_path
 from koala_adapter.config.sitefile import ANY_ADDRESS, shortest_poll_interval
 from koala_adapter.errors import KoalaError, LrmError
 from koala_adapter.lrm import CheckResult
-from koala_adapter.lrm.commands import login_name
+from koala_adapter.lrm.commands import THIS_HOST
 from koala_adapter.lrm.rate import URGENT_SHARE, WINDOW
 from koala_adapter.outcome import JobState
 from koala_adapter.service.clusters import read_cluster
-from koala_adapter.service.opening import close_lrm, make_lrm
+from koala_adapter.service.opening import close_lrm, host_of, make_lrm
 from koala_adapter.sitesetup.trial import Trial, TrialCenter
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.lrm import Lrm, PluginDefinition
     from koala_adapter.lrm.commands import CommandRunner
+    from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import Queue
     from koala_adapter.service.clusters import ClusterReading
 
@@ -235,11 +236,13 @@ class ClusterCheck:
     """Look also at what an outside scheduler needs."""
     asked: Sequence[AskedTime] = ()
     """Walltimes that jobs of a running service wait for."""
+    host: LrmHost = THIS_HOST
+    """Where the batch system is."""
 
     async def run(self) -> list[CheckResult]:
         """Return what was found; what builds on a failure is left out."""
         try:
-            lrm, commands = make_lrm(self.config, self.plugins, self.directory)
+            lrm, commands = make_lrm(self.config, self.plugins, self.directory, host=self.host)
         except (OSError, KoalaError) as error:
             return [CheckResult(subject="plugin", ok=False, found=str(error))]
         progress = Progress(self.tell, commands)
@@ -250,10 +253,15 @@ class ClusterCheck:
                 tasks.cancel_scope.cancel()
             return results
         finally:
-            await close_lrm(lrm)
+            await close_lrm(lrm, commands)
 
     async def look(self, lrm: Lrm, commands: CommandRunner) -> list[CheckResult]:
         """Return what was found of a cluster whose plugin has not started yet."""
+        results: list[CheckResult] = []
+        if not self.host.here:
+            results.append(await self._step(f"site {self.config.site}", self._site))
+            if not results[0].ok:
+                return results
         self.tell("starting")
         commands.patience = REACH_TIME
         try:
@@ -262,13 +270,13 @@ class ClusterCheck:
         except (LrmError, TimeoutError) as error:
             remedy = UNANSWERED if commands.unanswered else _hint(error)
             start = CheckResult(subject="start", ok=False, found=_said(error), remedy=remedy)
-            return [start, *await self._plugin_checks(lrm)]
+            return [*results, start, *await self._plugin_checks(lrm)]
         commands.patience = REACH_TIME if commands.unanswered else None
-        results = await self._plugin_checks(lrm)
+        results += await self._plugin_checks(lrm)
         commands.patience = REACH_TIME if commands.unanswered else None
         if not any(result.subject == "version" for result in results):
             results.append(await self._step("version", lrm.version))
-        results.append(await self._step("nodes", lambda: self._nodes(lrm)))
+        results.append(await self._step("nodes", lambda: self._nodes(lrm, commands.host.user)))
         answers = results[-1].ok
         if not answers and commands.unanswered:
             return results  # each further question would wait as long
@@ -282,12 +290,24 @@ class ClusterCheck:
                 self.center,
                 self.config,
                 lrm,
+                commands,
                 timeout=self.timeout,
                 tell=self.tell,
-                put_off=lambda: commands.put_off,
             )
             results += await trial.run()
         return results
+
+    async def _site(self) -> str:
+        """Connect the site, and return whom it is and how quick."""
+        if self.center is not None:
+            self.host.relay_agents_to(self.center.scripts.site.control_center.address_here, self.center.port)
+        facts = await self.host.facts()
+        begun = anyio.current_time()
+        await self.host.resolved("/")
+        answered = (anyio.current_time() - begun) * 1000
+        door = self.host.door if self.center is not None else None
+        agents = f"; agents report to {door[0]}:{door[1]}" if door is not None else ""
+        return f"{facts.user}@{facts.name} by ssh, which answers in {answered:.0f} ms{agents}"
 
     async def _plugin_checks(self, lrm: Lrm) -> list[CheckResult]:
         self.tell("looking at commands and libraries")
@@ -305,8 +325,8 @@ class ClusterCheck:
         except (LrmError, TimeoutError) as error:
             return CheckResult(subject=subject, ok=False, found=_said(error), remedy=_hint(error))
 
-    async def _nodes(self, lrm: Lrm) -> str:
-        reading = await read_cluster(self.config, lrm, name_prefix="koala-", user=login_name(), read_at=0.0)
+    async def _nodes(self, lrm: Lrm, user: str) -> str:
+        reading = await read_cluster(self.config, lrm, name_prefix="koala-", user=user, read_at=0.0)
         if not reading.processors:
             raise LrmError("it lists no processors", hint="check the queue, and the settings, of this cluster")
         kept = self.config.parameters.threshold
@@ -488,6 +508,7 @@ async def check_clusters(
                     timeout=options.timeout or 0.0,
                     outside=options.outside,
                     asked=asked,
+                    host=host_of(config, installation.site, installation.directory),
                 )
                 tasks.start_soon(one, check, config.name)
         center_tasks.cancel_scope.cancel()

@@ -17,7 +17,6 @@ import anyio
 from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import ConfigurationError, KoalaError, LrmError
 from koala_adapter.lrm import CheckResult
-from koala_adapter.lrm.commands import login_name
 from koala_adapter.lrm.listing import attribute
 from koala_adapter.lrm.rate import PollPace
 from koala_adapter.model import BatchKey, LrmJobState, MpiResize, PlaceholderId
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.lrm import Lrm
+    from koala_adapter.lrm.commands import CommandRunner
     from koala_adapter.model import LrmJob, LrmJobId, TaskEnd
 
 
@@ -258,21 +258,18 @@ class Trial:
         center: TrialCenter,
         config: ClusterConfig,
         lrm: Lrm,
+        commands: CommandRunner,
         *,
         timeout: float,
         tell: Callable[[str], None],
-        put_off: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """``lrm`` is started. ``timeout``: seconds for the placeholder to report; ``tell`` hears of the progress.
-
-        ``put_off`` tells for how many seconds requests have waited for their bound so far.
-        """
+        """``lrm`` is started. ``timeout``: seconds for the placeholder to report; ``tell`` hears of the progress."""
         self._center = center
         self._config = config
         self._lrm = lrm
         self._timeout = timeout
         self._tell = tell
-        self._put_off = put_off
+        self._commands = commands
         self._paused = 0.0
         self._batch = BatchKey(f"koala-{secrets.token_hex(4)}-1")
         count = min(COUNT, config.parameters.placeholders_in_flight)
@@ -341,7 +338,13 @@ class Trial:
             walltime=walltime if limit is None else min(walltime, limit),
         )
         return await self._lrm.submit(
-            self._center.scripts.submission(action, self._config, self._lrm, next(iter(self._visits.values())).token)
+            self._center.scripts.submission(
+                action,
+                self._config,
+                self._lrm,
+                next(iter(self._visits.values())).token,
+                door=self._commands.host.door,
+            )
         )
 
     async def _wait_for_agents(self) -> None:
@@ -388,7 +391,7 @@ class Trial:
         finally:
             self._pace.polled(anyio.current_time())
         self._trouble = ""
-        user = login_name()
+        user = self._commands.host.user
         jobs = attribute(listing, {id_: self._ids.get(id_) for id_ in self._visits}, user=user).jobs
         self._seen |= jobs
         if not jobs:
@@ -492,7 +495,7 @@ class Trial:
 
     def _unseen(self) -> float:
         """Return the seconds since the last look that the rate limit has allowed."""
-        return self._paused + self._put_off()
+        return self._paused + self._commands.put_off
 
     async def _clean_up(self) -> None:
         if not self._left:
@@ -518,7 +521,7 @@ class Trial:
     # ---- when nobody reports --------------------------------------------------------------------------------------
 
     async def _silence(self) -> CheckResult:
-        job, address = self._most_telling(), f"{self._site_address}:{self._center.port}"
+        job, address = self._most_telling(), self._site_address
         said = _joined(self._words(), self._center.rejected[-2:])
         if job is None:
             why = f"was submitted, but is not listed after {self._timeout:.0f} s {self._trouble}".strip()
@@ -568,7 +571,9 @@ class Trial:
 
     @property
     def _site_address(self) -> str:
-        return self._center.scripts.site.node_address(self._config)
+        door = self._commands.host.door
+        host, port = door or (self._center.scripts.site.node_address(self._config), self._center.port)
+        return f"{host}:{port}"
 
     def _output_files(self) -> tuple[Path, ...]:
         """Return the placeholder's own output, where the directory is shared with the node."""

@@ -38,10 +38,11 @@ APPLICATION = _in(*(f"application.{part}" for part in ("notes", "sizes", "proces
 NEGOTIATION = f"{CORE}.negotiation"
 SCHEMA = f"{NEGOTIATION}.schema"
 """What does not travel to programs, as all the rest of that room does."""
+(GATEWAY,) = _in("gateway")
 CONNECTION, LAUNCHER = _in("tasks.connection", "tasks.launcher")
 TASKWORKER, LEAVE = _in("python.taskworker", "dask.leave")
 WORKER, STEPPER = f"{EXPERIMENTS}.worker", f"{EXPERIMENTS}.stepper"
-STANDALONE = (AGENT, *APPLICATION, NEGOTIATION, CONNECTION, LAUNCHER, WORKER)
+STANDALONE = (AGENT, GATEWAY, *APPLICATION, NEGOTIATION, CONNECTION, LAUNCHER, WORKER)
 """Modules that run alone, with whatever Python a node has."""
 
 NOUNS = _in("__version__", "errors", "outcome", "model", "slots")
@@ -64,7 +65,9 @@ MAY_IMPORT = {
     NEGOTIATION: _rooms("negotiation"),
     f"{CORE}.application": _rooms("application", "negotiation"),
     **dict.fromkeys(APPLICATION, (*APPLICATION, NEGOTIATION)),
+    GATEWAY: (GATEWAY,),
     f"{CORE}.lrm": _rooms("lrm", "host", "wire"),
+    f"{CORE}.sites": _rooms("sites", "gateway", "lrm"),
     f"{CORE}.lrm.drmaa": _rooms("lrm", "host"),
     f"{CORE}.scheduler": _rooms("scheduler", "sizes", "wire"),
     f"{CORE}.scheduler.placement": _rooms("scheduler.placement", *SCHEDULER_NOUNS),
@@ -86,7 +89,7 @@ MAY_IMPORT = {
     f"{CORE}.service": _rooms(
         "service",
         *("application", "config", "driver", "host", "lrm", "negotiation", "runners", "scheduler"),
-        *("report.sitevalues", "report.values", "sizes", "tasks", "vjm", "wire"),
+        *("report.sitevalues", "report.values", "sites", "sizes", "tasks", "vjm", "wire"),
     ),
     f"{CORE}.simulation": _rooms(
         "simulation",
@@ -189,6 +192,7 @@ PURE = _in(
         "service.listings",
         "vjm.channel",
         "lrm.drmaa.protocol",
+        "gateway.streams",
     ),
     *(f"negotiation.{part}" for part in ("templates", "document", "states", "endpoint")),
 )
@@ -348,7 +352,8 @@ def agent_violations(module: Module) -> list[str]:
     for item in imports(module):
         top = item.target.partition(".")[0]
         newer = top in STDLIB_SINCE_36 or item.target == "__future__.annotations" or within(item.target, [SCHEMA])
-        travels_along = [AGENT] if within(module.name, [AGENT]) else [*APPLICATION, NEGOTIATION, CONNECTION]
+        own = next((part for part in (AGENT, GATEWAY) if within(module.name, [part])), None)
+        travels_along = [own] if own else [*APPLICATION, NEGOTIATION, CONNECTION]
         if newer or not (top in sys.stdlib_module_names or within(item.target, travels_along)):
             found.append(f"{module.path}:{item.line}: what runs alone may not import {item.target}")
     return found

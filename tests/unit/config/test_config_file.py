@@ -370,7 +370,43 @@ def with_optional_keys(path: Path) -> str:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_examples_load(path: Path, ours: dict[str, PluginDefinition]) -> None:
     site = load_site(path, ours)
-    assert len(load_site_text(with_optional_keys(path), ours, source=path.name).clusters) == len(site.clusters)
+    # A cluster at another site has no keys that are of this host.
+    everything = re.sub(r"(?m)^site = .*$", "", with_optional_keys(path))
+    assert len(load_site_text(everything, ours, source=path.name).clusters) == len(site.clusters)
+
+
+AT_SITES = """
+[[sites]]
+name = "delft"
+ssh = "fs3"
+[[sites]]
+name = "delft"
+ssh = "-oProxyCommand=x"
+[[clusters]]
+name = "a"
+plugin = "slurm"
+site = "delf"
+[[clusters]]
+name = "b"
+plugin = "local"
+site = "delft"
+token_directory = "/home/ann"
+settings.processors = 1
+"""
+
+
+def test_sites_and_their_clusters_fit(ours: dict[str, PluginDefinition]) -> None:
+    with pytest.raises(ConfigurationError) as refusal:
+        load_site_text(AT_SITES, ours, source="site.toml")
+    expected = (
+        'site.toml:6: sites[1].name: found "delft" twice',
+        "site.toml:7: sites[1].ssh: ",
+        'site.toml:11: clusters[0].site: found "delf", allowed is a site: "delft"',
+        'site.toml:15: clusters[1].site: the plugin "local" serves this host alone',
+        "site.toml:16: clusters[1].token_directory: allowed is no token_directory with a site",
+    )
+    for line, text in zip(refusal.value.message.splitlines(), expected, strict=True):
+        assert line.startswith(text)
 
 
 def test_each_plugin_has_an_example(ours: dict[str, PluginDefinition]) -> None:

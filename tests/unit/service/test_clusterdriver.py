@@ -13,7 +13,7 @@ import pytest
 from koala_adapter.config.sitefile import load_site
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm import Capabilities, Submission, load_plugins
-from koala_adapter.lrm.commands import CommandRunner
+from koala_adapter.lrm.commands import THIS_HOST, CommandRunner
 from koala_adapter.lrm.listing import answering
 from koala_adapter.model import BatchKey, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, NodeState
 from koala_adapter.scheduler import events as ev
@@ -307,7 +307,7 @@ class Polled:
         self._restless = restless
         core = StandInCore(Site({}))
         core.shrinks_for_others, core.grows = others_matter, growth_waits
-        self.poller = Poller(core, settings or config(), self.lrm, self)
+        self.poller = Poller(core, settings or config(), self.lrm, self, THIS_HOST)
 
     def examine(self, reading: ClusterReading) -> bool:
         self.readings.append(reading)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many streams over one connection, each with a window of its own. Pure: bytes in, events and bytes out.
+
+A frame is a head of nine bytes (kind, stream, length) and its payload. Either side opens streams, with a request as a
+JSON object; each side sends data within the credit that the other has granted, and ends its direction with a result. A
+stream is over when both directions have ended, or when one side has reset it. Python 3.6 or newer.
+"""
+
+import json
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
+
+HELLO = b"koala gateway 1 is ready\n"
+"""What a gateway says first. All before it is from the login: banners, and what start-up files print."""
+
+WINDOW = 32 * 1024
+"""Bytes that each side may send on a new stream before the other grants more."""
+LONGEST_PAYLOAD = 1024 * 1024
+"""Bytes of one request or result."""
+PIECE = 32 * 1024
+"""Bytes of data in one frame, so that streams take turns."""
+LARGEST_CREDIT = 64 * 1024 * 1024
+MOST_STREAMS = 8192
+"""Open streams at once: a peer that opens more breaks the rules."""
+
+HEAD = struct.Struct("!BII")
+CREDIT = struct.Struct("!I")
+OPEN, DATA, END, RESET, GRANT = range(1, 6)
+
+
+class ViolationError(Exception):
+    """The peer broke the rules of the protocol: nothing that it says after that counts."""
+
+
+class Event:
+    """What a peer has done on a stream."""
+
+    def __init__(self, kind: int, stream: int, data: bytes = b"", content: "Optional[Dict[str, Any]]" = None) -> None:
+        """``content``: the request of OPEN, the result of END, the reason of RESET."""
+        self.kind = kind
+        self.stream = stream
+        self.data = data
+        self.content: "Dict[str, Any]" = content if content is not None else {}
+
+    def __repr__(self) -> str:
+        """Show all of it, for messages of failing tests."""
+        return "Event({}, {}, {!r}, {!r})".format(self.kind, self.stream, self.data, self.content)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare by value."""
+        return isinstance(other, Event) and repr(self) == repr(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Stream:
+    """One open stream, seen from one side."""
+
+    def __init__(self) -> None:
+        self.credit = WINDOW  # bytes that we may send
+        self.window = WINDOW  # bytes that the peer may send
+        self.ended = False  # we have
+        self.peer_ended = False
+
+
+class Streams:
+    """All streams of one connection, as one side sees them."""
+
+    def __init__(self, *, gateway: bool) -> None:
+        """``gateway``: this is the side of the gateway, whose streams have even numbers."""
+        self.outgoing = bytearray()
+        """What is to be sent. Whoever sends it takes it away."""
+        self._streams: "Dict[int, _Stream]" = {}
+        self._next = 2 if gateway else 1
+        self._last_of_peer = -1 if gateway else 0
+        self._incoming = bytearray()
+
+    # -- sending --
+
+    def open(self, request: "Dict[str, Any]") -> int:
+        """Open a stream and return its number."""
+        number = self._next
+        self._next += 2
+        self._streams[number] = _Stream()
+        self._put(OPEN, number, _encoded(request))
+        return number
+
+    def credit(self, number: int) -> int:
+        """Return how many bytes may be sent on a stream now; 0 also when it is over or our direction has ended."""
+        stream = self._streams.get(number)
+        return 0 if stream is None or stream.ended else stream.credit
+
+    def send(self, number: int, data: bytes) -> None:
+        """Send data on a stream, at most its credit; what is for a stream that is over is dropped."""
+        stream = self._streams.get(number)
+        if stream is None or stream.ended:
+            return
+        if len(data) > stream.credit:
+            raise ValueError("more than the credit of the stream")
+        stream.credit -= len(data)
+        for start in range(0, len(data), PIECE):
+            self._put(DATA, number, data[start : start + PIECE])
+
+    def end(self, number: int, result: "Optional[Dict[str, Any]]" = None) -> None:
+        """End our direction of a stream."""
+        stream = self._streams.get(number)
+        if stream is None or stream.ended:
+            return
+        stream.ended = True
+        self._put(END, number, _encoded(result or {}))
+        self._forget_over(number, stream)
+
+    def reset(self, number: int, reason: str = "") -> None:
+        """Give up a stream, both directions at once."""
+        if self._streams.pop(number, None) is not None:
+            self._put(RESET, number, _encoded({"reason": reason[:2000]}))
+
+    def grant(self, number: int, size: int) -> None:
+        """Let the peer send so many bytes more on a stream."""
+        stream = self._streams.get(number)
+        if stream is not None and not stream.peer_ended and size:
+            stream.window += size
+            self._put(GRANT, number, CREDIT.pack(size))
+
+    def _put(self, kind: int, number: int, payload: bytes) -> None:
+        if len(payload) > LONGEST_PAYLOAD:
+            raise ValueError("a request or result is too long: {} bytes".format(len(payload)))
+        self.outgoing += HEAD.pack(kind, number, len(payload))
+        self.outgoing += payload
+
+    # -- receiving --
+
+    def receive(self, data: bytes) -> "List[Event]":
+        """Take in bytes of the peer and return what it has done. Raises ViolationError."""
+        self._incoming += data
+        events = []
+        at = 0
+        while len(self._incoming) - at >= HEAD.size:
+            kind, number, length = HEAD.unpack_from(self._incoming, at)
+            if length > LONGEST_PAYLOAD or not OPEN <= kind <= GRANT:
+                raise ViolationError("frame of kind {} with {} bytes".format(kind, length))
+            if len(self._incoming) - at - HEAD.size < length:
+                break
+            begin = at + HEAD.size
+            at = begin + length
+            event = self._event(kind, number, bytes(self._incoming[begin:at]))
+            if event is not None:
+                events.append(event)
+        del self._incoming[:at]
+        return events
+
+    def _event(self, kind: int, number: int, payload: bytes) -> "Optional[Event]":
+        if kind == OPEN:
+            return self._opened(number, payload)
+        stream = self._streams.get(number)
+        if stream is None:
+            if number > max(self._last_of_peer, self._next - 2):
+                raise ViolationError("stream {} was never opened".format(number))
+            return None  # it is over on our side, which the peer did not know yet
+        if kind == RESET:
+            del self._streams[number]
+            return Event(RESET, number, content=_decoded(payload))
+        if kind == GRANT:
+            return self._granted(stream, number, payload)
+        if stream.peer_ended:
+            raise ViolationError("stream {} goes on after its end".format(number))
+        if kind == DATA:
+            stream.window -= len(payload)
+            if stream.window < 0:
+                raise ViolationError("stream {} has sent more than was granted".format(number))
+            return Event(DATA, number, payload)
+        stream.peer_ended = True
+        self._forget_over(number, stream)
+        return Event(END, number, content=_decoded(payload))
+
+    def _opened(self, number: int, payload: bytes) -> Event:
+        if number <= self._last_of_peer or number % 2 == self._next % 2:
+            raise ViolationError("stream {} cannot be opened by the peer".format(number))
+        if len(self._streams) >= MOST_STREAMS:
+            raise ViolationError("more than {} streams".format(MOST_STREAMS))
+        self._last_of_peer = number
+        self._streams[number] = _Stream()
+        return Event(OPEN, number, content=_decoded(payload))
+
+    @staticmethod
+    def _granted(stream: _Stream, number: int, payload: bytes) -> Event:
+        if len(payload) != CREDIT.size:
+            raise ViolationError("a grant of {} bytes".format(len(payload)))
+        stream.credit += CREDIT.unpack(payload)[0]
+        if stream.credit > LARGEST_CREDIT:
+            raise ViolationError("stream {} has a credit beyond all measure".format(number))
+        return Event(GRANT, number)
+
+    def _forget_over(self, number: int, stream: _Stream) -> None:
+        if stream.ended and stream.peer_ended:
+            del self._streams[number]
+
+
+def _encoded(content: "Dict[str, Any]") -> bytes:
+    # In ASCII, with the halves of pairs by which Python keeps the undecodable bytes of file names.
+    return json.dumps(content).encode("ascii")
+
+
+def _decoded(payload: bytes) -> "Dict[str, Any]":
+    try:
+        content = json.loads(payload.decode("ascii"))
+    except (ValueError, RecursionError):
+        raise ViolationError("a request or result is no JSON") from None
+    if not isinstance(content, dict):
+        raise ViolationError("a request or result is no JSON object")
+    return content
+
+
+def after_hello(said: bytes) -> "Tuple[Optional[bytes], bytes]":
+    """Divide what came first into what follows HELLO, None before it has come, and what came before it."""
+    before, found, after = said.partition(HELLO)
+    return (after, before) if found else (None, said)

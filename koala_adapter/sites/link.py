@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection to the gateway of a site: ssh is started, the gateway is sent to it, and streams go both ways."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+from contextlib import suppress
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from koala_adapter import gateway
+from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
+from koala_adapter.gateway.streams import (
+    DATA,
+    END,
+    GRANT,
+    OPEN,
+    RESET,
+    WINDOW,
+    Event,
+    Streams,
+    ViolationError,
+    after_hello,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anyio.abc import ByteReceiveStream, ByteSendStream, Process, SocketStream, TaskGroup
+
+# -- What is run -----------------------------------------------------------------------------------------------------
+
+FIRST_LINE = b"""import os, sys
+text = b""
+while len(text) < %d:
+    piece = os.read(0, %d - len(text))
+    if not piece:
+        sys.exit(1)
+    text += piece
+exec(compile(text, "koala gateway", "exec"), {"__name__": "koala_gateway"})"""
+"""Reads the gateway, and no byte of what follows it."""
+
+READ_FIRST_LINE = 'import os,sys;exec(b"".join(iter(lambda:os.read(0,1)or sys.exit(1),b"\\n")))'
+"""On one line and without a quote of the shell, because the user's shell at the site may be any."""
+
+_OWN_IMPORT = re.compile(r"^from koala_adapter\.gateway\.streams import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
+
+
+@cache
+def gateway_file() -> bytes:
+    """Return the text of the gateway as one file."""
+    texts = [(resources.files(gateway) / name).read_text(encoding="utf-8") for name in ("streams.py", "program.py")]
+    return _OWN_IMPORT.sub("", "\n".join([*texts, "main()\n"])).encode()
+
+
+def first_words() -> bytes:
+    """Return what the site's Python is sent before the first frame."""
+    text = gateway_file()
+    line = FIRST_LINE % (len(text), len(text))
+    return b"exec(%a)\n" % line.decode() + text
+
+
+def ssh_command(destination: str, options: Sequence[str], python: str, title: str) -> tuple[str, ...]:
+    """Return the command line of ssh. ``title``: shown by ``ps`` at the site behind the gateway's command."""
+    remote = shlex.join([python, "-I", "-S", "-c", READ_FIRST_LINE, "koala-gateway", title])
+    ours = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
+    return ("ssh", *options, *ours, "--", destination, remote)
+
+
+# -- One connection --------------------------------------------------------------------------------------------------
+
+CONNECT_SECONDS = 45.0
+"""Seconds for ssh to log in and for the gateway to say that it is ready."""
+PING_INTERVAL = 20.0
+"""Seconds between two signs of life to the gateway, which ends without them."""
+PING_PATIENCE = 60.0
+"""Seconds without an answer to one after which the connection counts as dead."""
+MUCH = 256 * 1024
+"""Bytes that wait for ssh, beyond which nothing more is read from the control center."""
+OUTPUT_AHEAD = 1024 * 1024
+"""Credit for what a command prints."""
+COMPLAINT_SECONDS = 1.0
+"""Seconds for ssh to say why it ends."""
+LONGEST_NOISE = 64 * 1024
+"""Bytes that a login may print before the gateway is ready."""
+PIECE = 32 * 1024
+ENDING = 2.0
+"""Seconds for ssh to end when it is told to."""
+CLOSED = "the connection was closed"
+
+
+class _Call:
+    """A request of ours that the gateway has not answered yet."""
+
+    def __init__(self) -> None:
+        self.output = {b"1": bytearray(), b"2": bytearray()}
+        self.result: dict[str, Any] | None = None
+        self.lost = ""
+        self.changed = anyio.Event()
+
+    def change(self) -> None:
+        self.changed.set()
+        self.changed = anyio.Event()
+
+
+class _Relay:
+    """The connection of an agent at the site, as far as it goes to the control center."""
+
+    def __init__(self) -> None:
+        self.sender, self.pieces = anyio.create_memory_object_stream[bytes](WINDOW)
+        self.granted = anyio.Event()
+        self.scope = anyio.CancelScope()
+
+
+class Link:
+    """A connection to a gateway: made by :meth:`connect`, served by :meth:`serve` until it is lost."""
+
+    def __init__(self, site: str, argv: Sequence[str]) -> None:
+        """``site``: its name, for messages."""
+        self.site = site
+        self.center: tuple[str, int] | None = None
+        """Where the connections of agents go; None: they are refused."""
+        self._argv = argv
+        self._streams = Streams(gateway=False)
+        self._calls: dict[int, _Call] = {}
+        self._relays: dict[int, _Relay] = {}
+        self._to_send = anyio.Event()
+        self._sent = anyio.Event()
+        self._said = bytearray()
+        self._process: Process | None = None
+        self._lost = ""
+
+    async def connect(self) -> None:
+        """Start ssh and wait for the gateway. Raises LrmUnreachableError with what to do."""
+        try:
+            self._process = process = await anyio.open_process(
+                list(self._argv),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            message = f"site {self.site}: cannot run {self._argv[0]}: {error.strerror or error}"
+            raise LrmUnreachableError(message, hint="install OpenSSH's client") from error
+        try:
+            with anyio.fail_after(CONNECT_SECONDS):
+                rest = await self._greet(process)
+        except TimeoutError:
+            raise await self._refused(f"no answer within {CONNECT_SECONDS:g} s") from None
+        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            raise await self._refused("") from None
+        for event in self._streams.receive(rest):
+            self._take(event, None)
+
+    async def _greet(self, process: Process) -> bytes:
+        stdin, stdout = _pipes(process)
+        await stdin.send(first_words())
+        noise = b""
+        while True:
+            noise += await stdout.receive(65536)
+            rest, said = after_hello(noise)
+            if rest is not None:
+                return rest
+            self._said[:] = said[-2000:]
+            if len(noise) > LONGEST_NOISE:
+                raise anyio.EndOfStream
+
+    async def _refused(self, why: str) -> LrmUnreachableError:
+        with anyio.move_on_after(COMPLAINT_SECONDS):
+            await self._hear_complaints()
+        lines = bytes(self._said).decode("utf-8", "replace").strip().splitlines()
+        told = " / ".join(line.strip() for line in lines[-3:] if line.strip())
+        message = f"site {self.site} is away: {'; '.join(filter(None, (why, told))) or CLOSED}"
+        return LrmUnreachableError(message, hint=_remedy(told, self._argv))
+
+    async def _last_words(self) -> str:
+        return (await self._refused("")).message.partition(" is away: ")[2]
+
+    async def _hear_complaints(self) -> None:
+        """Keep the end of what ssh says."""
+        if self._process is None or self._process.stderr is None:
+            return
+        with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            while True:
+                self._said += await self._process.stderr.receive()
+                del self._said[:-2000]
+
+    async def serve(self) -> str:
+        """Serve the connection until it is lost, and return why."""
+        process = self._process
+        if process is None:
+            raise RuntimeError("not connected")
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._hear_complaints)
+                tasks.start_soon(self._send_all, process)
+                tasks.start_soon(self._ping)
+                tasks.start_soon(self._receive_all, process, tasks)
+        except* (ViolationError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError) as group:
+            fault = next((str(error) for error in group.exceptions if isinstance(error, ViolationError)), "")
+            self._lost = self._lost or fault or await self._last_words()
+        finally:
+            await self.close(self._lost or CLOSED)
+        return self._lost
+
+    async def close(self, why: str) -> None:
+        """End the connection, and with it all that was asked for."""
+        self._lost = self._lost or why
+        for call in self._calls.values():
+            call.lost = self._lost
+            call.change()
+        for relay in self._relays.values():
+            relay.scope.cancel()
+        process = self._process
+        if process is not None:
+            with anyio.CancelScope(shield=True):
+                for number in (signal.SIGTERM, signal.SIGKILL):
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, number)
+                    with anyio.move_on_after(ENDING):
+                        await process.wait()
+                        # One that did not end would be waited for without bound.
+                        await process.aclose()
+                        return
+
+    async def _send_all(self, process: Process) -> None:
+        stdin, _ = _pipes(process)
+        outgoing = self._streams.outgoing
+        while True:
+            while outgoing:
+                piece = bytes(outgoing[:65536])
+                del outgoing[:65536]
+                await stdin.send(piece)
+            self._sent.set()
+            self._sent = anyio.Event()
+            await self._to_send.wait()
+            self._to_send = anyio.Event()
+
+    async def _receive_all(self, process: Process, tasks: TaskGroup) -> None:
+        _, stdout = _pipes(process)
+        while True:
+            for event in self._streams.receive(await stdout.receive(256 * 1024)):
+                self._take(event, tasks)
+            self._to_send.set()
+
+    async def _ping(self) -> None:
+        while True:
+            await anyio.sleep(PING_INTERVAL)
+            with anyio.move_on_after(PING_PATIENCE) as scope:
+                await self.ask({"do": "ping"})
+            if scope.cancelled_caught:
+                self._lost = f"it did not answer for {PING_PATIENCE:g} s"
+                raise anyio.EndOfStream
+
+    def _take(self, event: Event, tasks: TaskGroup | None) -> None:
+        number = event.stream
+        if event.kind == OPEN:
+            if tasks is None or self.center is None or event.content.get("do") != "agent":
+                self._streams.reset(number, "not wanted")
+                return
+            self._relays[number] = relay = _Relay()
+            tasks.start_soon(self._relay, number, relay, self.center)
+        elif number in self._relays:
+            self._take_of_agent(event, self._relays[number])
+        elif number in self._calls:
+            self._take_answer(event, self._calls[number])
+
+    def _take_answer(self, event: Event, call: _Call) -> None:
+        if event.kind == DATA:
+            if (output := call.output.get(event.data[:1])) is not None:
+                output += event.data[1:]
+            self._streams.grant(event.stream, len(event.data))
+        elif event.kind == END:
+            call.result = event.content
+        elif event.kind == RESET:
+            call.lost = str(event.content.get("reason", "given up"))
+        call.change()
+
+    def _take_of_agent(self, event: Event, relay: _Relay) -> None:
+        if event.kind == DATA:
+            relay.sender.send_nowait(event.data)
+        elif event.kind == END:
+            relay.sender.close()
+        elif event.kind == RESET:
+            relay.scope.cancel()
+        elif event.kind == GRANT:
+            relay.granted.set()
+
+    # -- requests --
+
+    async def ask(self, request: Mapping[str, Any], content: bytes = b"") -> tuple[dict[str, Any], bytes, bytes]:
+        """Make a request of the gateway and return its result, and what a command printed as output and as error.
+
+        Raises OSError for an error at the site, LrmUnavailableError when the connection is lost before the answer.
+        """
+        if self._lost:
+            raise LrmUnreachableError(f"site {self.site} is away: {self._lost}")
+        number = self._streams.open(dict(request))
+        self._calls[number] = call = _Call()
+        if request["do"] == "run":
+            self._streams.grant(number, OUTPUT_AHEAD)
+        try:
+            await self._send_content(number, call, content)
+            self._streams.end(number)
+            self._to_send.set()
+            while call.result is None and not call.lost:
+                await call.changed.wait()
+        finally:
+            del self._calls[number]
+            if call.result is None and not self._lost:
+                self._streams.reset(number, "not wanted any more")
+                self._to_send.set()
+        if call.result is None:
+            raise LrmUnavailableError(f"the connection to site {self.site} was lost: {call.lost}")
+        if "errno" in call.result:
+            found = call.result
+            raise OSError(int(found["errno"]), str(found.get("error")), str(found.get("path")) or None)
+        return call.result, bytes(call.output[b"1"]), bytes(call.output[b"2"])
+
+    async def _send_content(self, number: int, call: _Call, content: bytes) -> None:
+        left = memoryview(content)
+        while left and call.result is None and not call.lost:
+            size = min(self._streams.credit(number), len(left), PIECE)
+            if not size or len(self._streams.outgoing) > MUCH:
+                self._to_send.set()
+                await (call.changed.wait() if not size else self._sent.wait())
+                continue
+            self._streams.send(number, bytes(left[:size]))
+            left = left[size:]
+
+    def tell(self, request: Mapping[str, Any]) -> None:
+        """Make a request whose answer is not waited for."""
+        self._streams.end(self._streams.open(dict(request)))
+        self._to_send.set()
+
+    # -- agents --
+
+    async def _relay(self, number: int, relay: _Relay, center: tuple[str, int]) -> None:
+        """Relay the bytes of one agent to the control center and back, until both directions have ended."""
+        try:
+            with relay.scope:
+                try:
+                    stream = await anyio.connect_tcp(*center)
+                except OSError as error:
+                    self._streams.reset(number, str(error))
+                    return
+                async with stream, anyio.create_task_group() as both:
+                    both.start_soon(self._to_center, number, relay, stream)
+                    await self._from_center(number, relay, stream)
+        except* (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass
+        finally:
+            self._relays.pop(number, None)
+            relay.sender.close()
+            relay.pieces.close()
+            self._streams.reset(number, "it has ended")
+            self._to_send.set()
+
+    async def _to_center(self, number: int, relay: _Relay, stream: SocketStream) -> None:
+        async for piece in relay.pieces:
+            await stream.send(piece)
+            self._streams.grant(number, len(piece))
+            self._to_send.set()
+        await stream.send_eof()
+
+    async def _from_center(self, number: int, relay: _Relay, stream: SocketStream) -> None:
+        while True:
+            while not (credit := self._streams.credit(number)):
+                relay.granted = anyio.Event()
+                await relay.granted.wait()
+            while len(self._streams.outgoing) > MUCH:
+                await self._sent.wait()
+            try:
+                piece = await stream.receive(min(PIECE, credit))
+            except anyio.EndOfStream:
+                self._streams.end(number)
+                self._to_send.set()
+                return
+            self._streams.send(number, piece)
+            self._to_send.set()
+
+
+def _pipes(process: Process) -> tuple[ByteSendStream, ByteReceiveStream]:
+    if process.stdin is None or process.stdout is None:
+        raise RuntimeError("ssh needs pipes")
+    return process.stdin, process.stdout
+
+
+def _remedy(told: str, argv: Sequence[str]) -> str:
+    """Return what to do about a connection that could not be made, by what ssh and the login said."""
+    destination = argv[-2]
+    low = told.lower()
+    if "host key verification failed" in low or "host identification has changed" in low:
+        return f"verify the host key of the site, then connect once by hand: ssh {destination}"
+    if "permission denied" in low:
+        return f"koala answers no questions: have `ssh {destination}` log in by a key, an agent or a ControlMaster"
+    if "not found" in low or "no such file" in low:
+        return "give the path of a Python 3.6 or newer there as `python` of the site"
+    if "could not resolve" in low or "timed out" in low or "refused" in low or "unreachable" in low:
+        return f"see whether `ssh {destination}` connects"
+    return f"see what `ssh {destination} true` prints"

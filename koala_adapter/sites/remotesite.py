@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site that is reached by ssh, as the host of a batch system: one connection, made again when it is lost.
+
+The connection is made with the first request. While it is away, requests fail at once; it is tried again with growing
+pauses. What was asked for when it was lost has an unknown outcome, as after a time-out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import structlog
+
+from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
+from koala_adapter.lrm.lrmhost import HostFacts, LrmHost
+from koala_adapter.sites.link import Link, ssh_command
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+FIRST_PAUSE = 2.0
+"""Seconds before a connection that was lost is made again; doubled with each failure."""
+LONGEST_PAUSE = 60.0
+PORT_PATIENCE = 120.0
+"""Seconds for which the port is waited for at which agents look for the gateway, before another one is taken."""
+PORT_PAUSE = 5.0
+
+log = structlog.get_logger()
+
+
+class RemoteSite(LrmHost):
+    """The login node of a site."""
+
+    here = False
+
+    def __init__(
+        self,
+        name: str,
+        destination: str,
+        *,
+        options: Sequence[str] = (),
+        python: str = "python3",
+        directory: str = "~/.koala",
+        listen: str = "",
+        title: str = "",
+        port_file: Path | None = None,
+    ) -> None:
+        """``destination``, ``options``: of ssh. ``directory``: private one of the user there, for koala.
+
+        ``listen``: address of the login node for agents; empty: all, and agents look for it by its name. ``title``: of
+        the gateway in the list of processes there. ``port_file``: keeps the port of the gateway over restarts of ours.
+        """
+        self.name = name
+        self._argv = ssh_command(destination, options, python, title or name)
+        self._base = directory
+        self._listen = listen
+        self._center: tuple[str, int] | None = None
+        self._link: Link | None = None
+        self._facts: HostFacts | None = None
+        self._port_file = port_file
+        self._port = 0
+        if port_file is not None:
+            with suppress(OSError, ValueError):
+                self._port = int(port_file.read_text(encoding="ascii"))
+        self._trouble: LrmUnreachableError | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._tried = anyio.Event()
+        """Set when the connection that is being made is there, or has failed."""
+        self._to_remove: set[str] = set()
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no connection; empty where there is one, or none was tried yet."""
+        return "" if self._trouble is None else self._trouble.message
+
+    def relay_agents_to(self, host: str, port: int) -> None:
+        """Have the connections of agents at the site go to a control center of this host."""
+        self._center = (host, port)
+        if self._link is not None:
+            self._link.center = self._center
+
+    @property
+    def door(self) -> tuple[str, int]:
+        """Address and port of the login node by which agents reach us. Raises LrmUnreachableError."""
+        if self._link is None or self._facts is None or not self._port:
+            raise self._trouble or LrmUnreachableError(f"site {self.name} is not connected yet")
+        return self._listen or self._facts.name, self._port
+
+    async def _connected(self) -> Link:
+        """Return the connection, made now if none was tried. Raises LrmUnreachableError."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._keep())
+        if self._link is None and self._trouble is None:
+            await self._tried.wait()
+        if self._link is None:
+            raise self._trouble or LrmUnreachableError(f"site {self.name} is not connected")
+        return self._link
+
+    async def _keep(self) -> None:
+        """Keep a connection until cancelled."""
+        pause = FIRST_PAUSE
+        while True:
+            link = Link(self.name, self._argv)
+            since = anyio.current_time()
+            try:
+                await link.connect()
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._begin, link)
+                    reason = await link.serve()
+                    tasks.cancel_scope.cancel()
+                self._lose(LrmUnreachableError(f"site {self.name} is away: {reason}"))
+            except LrmUnreachableError as error:
+                self._lose(error)
+            finally:
+                await link.close("koala ends")
+            if anyio.current_time() - since > LONGEST_PAUSE:
+                pause = FIRST_PAUSE
+            await anyio.sleep(pause)
+            pause = min(LONGEST_PAUSE, 2 * pause)
+
+    def _lose(self, error: LrmUnreachableError) -> None:
+        if self._trouble is None or self._trouble.message != error.message:
+            log.warning("site is away", site=self.name, reason=str(error))
+        self._link, self._trouble = None, error
+        self._tried.set()
+
+    async def _begin(self, link: Link) -> None:
+        """Learn of the host, and have the gateway listen; then requests go over the connection."""
+        try:
+            found, _, _ = await link.ask({"do": "facts"})
+            self._facts = HostFacts(**{name: found[name] for name in HostFacts.__dataclass_fields__})
+            if self._center is not None:
+                link.center = self._center
+                await self._listen_for_agents(link)
+        except (LrmUnavailableError, OSError, LookupError) as error:
+            await link.close(f"it cannot be used: {error}")
+            return
+        for path in self._to_remove:
+            link.tell({"do": "remove", "path": path, "base": self._base})
+        self._to_remove.clear()
+        log.info("site is connected", site=self.name, host=self._facts.name, user=self._facts.user)
+        self._link, self._trouble = link, None
+        self._tried.set()
+
+    async def _listen_for_agents(self, link: Link) -> None:
+        """Have the gateway listen, on the port at which earlier agents look for it, if that becomes free in time."""
+        until = anyio.current_time() + PORT_PATIENCE
+        port = self._port
+        while True:
+            try:
+                found, _, _ = await link.ask({"do": "listen", "address": self._listen, "port": port})
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or not port:
+                    raise
+            else:
+                break
+            if anyio.current_time() > until:
+                log.warning("another port is taken for agents", site=self.name, port=port)
+                port = 0
+            else:
+                await anyio.sleep(PORT_PAUSE)
+        self._port = int(found["port"])
+        if self._port_file is not None:
+            self._port_file.write_text(str(self._port), encoding="ascii")
+
+    async def close(self) -> None:
+        """End the connection, and the gateway with it."""
+        if self._task is not None:
+            self._task.cancel()
+            with anyio.CancelScope(shield=True), suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    # -- the host ----------------------------------------------------------------------------------------------------
+
+    @property
+    def user(self) -> str:
+        return "" if self._facts is None else self._facts.user
+
+    async def facts(self) -> HostFacts:
+        await self._connected()
+        if self._facts is None:
+            raise LrmUnreachableError(f"site {self.name} is not connected")
+        return self._facts
+
+    async def _ask(self, request: Mapping[str, Any], content: bytes = b"") -> Mapping[str, Any]:
+        link = await self._connected()
+        found, _, _ = await link.ask({**request, "base": self._base}, content)
+        return found
+
+    async def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", environment: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes, bytes]:
+        link = await self._connected()
+        request = {"do": "run", "argv": list(argv), "environment": dict(environment or {})}
+        found, output, complaint = await link.ask(request, stdin)
+        return int(found["status"]), output, complaint
+
+    async def programs(self, names: Sequence[str], directory: str = "") -> Mapping[str, str]:
+        return dict(await self._ask({"do": "programs", "names": list(names), "directory": directory}))
+
+    async def resolved(self, path: str) -> str:
+        return str((await self._ask({"do": "resolved", "path": path}))["path"])
+
+    async def read(self, path: str) -> bytes:
+        status, output, complaint = await self.run(("cat", "--", path))
+        if status:
+            raise OSError(errno.ENOENT, complaint.decode("utf-8", "replace").strip(), path)
+        return output
+
+    async def list_directory(self, path: str) -> Sequence[str]:
+        return [str(name) for name in (await self._ask({"do": "list_directory", "path": path}))["names"]]
+
+    async def make_directory(self, path: str) -> tuple[str, int]:
+        found = await self._ask({"do": "make_directory", "path": path})
+        return str(found["path"]), int(found["mode"])
+
+    async def write_private(self, path: str, content: bytes) -> None:
+        await self._ask({"do": "write", "path": path}, content)
+
+    def remove_soon(self, path: str) -> None:
+        if self._link is None:
+            self._to_remove.add(path)
+        else:
+            self._link.tell({"do": "remove", "path": path, "base": self._base})

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site by a real gateway, which a stand-in for ssh starts on this host: the transport alone is not real."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
+from koala_adapter.lrm.commands import THIS_HOST, CommandRunner
+from koala_adapter.sites.link import gateway_file
+from koala_adapter.sites.remotesite import RemoteSite
+from koala_adapter.testing.trial import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.anyio
+
+SSH = """#!/bin/sh
+# Stands for ssh: runs the remote command here, after what a login prints.
+[ ! -e "{away}" ] || {{ echo "ssh: connect to host fs3 port 22: Connection refused" >&2; exit 255; }}
+while [ "$1" != -- ]; do shift; done
+echo "Welcome to $2"
+echo $$ > "{pid}"
+exec sh -c "exec $3"
+"""
+
+
+class Place:
+    """A site whose ssh is the stand-in."""
+
+    def __init__(self, directory: Path) -> None:
+        self.away, self.pid, self.directory = directory / "away", directory / "pid", directory / "there"
+        ssh = directory / "bin" / "ssh"
+        ssh.parent.mkdir()
+        ssh.write_text(SSH.format(away=self.away, pid=self.pid))
+        ssh.chmod(0o755)
+        self.site = RemoteSite("delft", "fs3", directory=str(self.directory), listen="127.0.0.1")
+
+    async def until_away(self) -> None:
+        await eventually(self._trouble, bool, what="the site is away", seconds=30)
+
+    async def until_back(self) -> None:
+        await eventually(self._trouble, lambda trouble: not trouble, what="the site is back", seconds=60)
+
+    async def _trouble(self) -> str:
+        return self.site.trouble
+
+
+@pytest.fixture
+async def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    place = Place(tmp_path)
+    yield place
+    await place.site.close()
+
+
+async def test_a_command_there_is_as_one_here(place: Place) -> None:
+    """Output, error output, exit status and input come through whole, and the environment is built."""
+    found = {}
+    for name, host in (("here", THIS_HOST), ("there", place.site)):
+        script = 'cat; echo "$ADDED $HOME $USER" >&2; exit 7'
+        found[name] = await host.run(["sh", "-c", script], stdin=bytes(range(256)) * 1000, environment={"ADDED": "x"})
+    assert found["there"] == found["here"]
+    assert place.site.user == THIS_HOST.user
+
+
+async def test_more_than_a_window_comes_through_beside_other_commands(place: Place) -> None:
+    """One command with much output does not hold up others."""
+    sizes = {}
+
+    async def much() -> None:
+        sizes["much"] = len((await place.site.run(["head", "-c", "20000000", "/dev/zero"]))[1])
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(much)
+        for number in range(20):
+            assert (await place.site.run(["echo", str(number)]))[1] == f"{number}\n".encode()
+    assert sizes == {"much": 20_000_000}
+
+
+async def test_what_cannot_be_started_is_said_as_here(place: Place) -> None:
+    with pytest.raises(LrmUnreachableError, match="cannot run /nonexistent/sbatch: No such file"):
+        await CommandRunner(host=place.site).run(["/nonexistent/sbatch"])
+
+
+async def test_a_command_ends_when_it_is_not_waited_for(place: Place, tmp_path: Path) -> None:
+    pid = tmp_path / "command"
+    with pytest.raises(LrmUnavailableError, match="did not answer"):
+        await CommandRunner(host=place.site).run(["sh", "-c", f"echo $$ > {pid}; exec sleep 600"], timeout=3)
+    await gone(int(pid.read_text()))
+
+
+async def gone(pid: int) -> None:
+    """Return when a process has ended."""
+    await eventually(lambda: there(f"/proc/{pid}"), lambda yes: not yes, what=f"process {pid} has ended", seconds=30)
+
+
+def exists(path: str | Path) -> bool:
+    return Path(path).exists()
+
+
+async def there(path: str | Path) -> bool:
+    """Tell whether there is a file."""
+    return exists(path)
+
+
+async def test_files_there(place: Place) -> None:
+    """A private file is new and readable for its owner alone; a directory that others could replace is refused."""
+    made, mode = await place.site.make_directory("scripts/one")
+    assert (made, mode) == (str(place.directory / "scripts/one"), 0o700)
+    path, file = f"{made}/k.sh", place.directory / "scripts" / "one" / "k.sh"
+    await place.site.write_private(path, b"first")
+    file.unlink()
+    file.symlink_to(place.directory / "other")
+    await place.site.write_private(path, b"x" * 100_000)
+    assert (file.stat().st_mode & 0o777, file.is_symlink()) == (0o600, False)
+    assert await place.site.read(path) == b"x" * 100_000
+    assert await place.site.list_directory(made) == ["k.sh"]
+    assert await place.site.text(f"{made}/none") == ""
+    place.site.remove_soon(path)
+    assert await place.site.list_directory(made) == []
+    assert await place.site.resolved(f"{made}/none") == ""
+    assert set(await place.site.programs(["sh", "no-such-program"])) == {"sh"}
+    (place.directory / "open").mkdir(mode=0o777)
+    (place.directory / "open").chmod(0o777)
+    with pytest.raises(PermissionError, match="others can write"):
+        await place.site.make_directory("open/x")
+
+
+async def test_a_site_that_does_not_answer_is_away(place: Place) -> None:
+    place.away.touch()
+    with pytest.raises(LrmUnreachableError, match=r"site delft is away: .*Connection refused") as refusal:
+        await place.site.facts()
+    assert "ssh fs3" in refusal.value.hint
+    with pytest.raises(LrmUnreachableError, match="is away"):
+        await place.site.run(["true"])
+    place.away.unlink()
+    await place.until_back()
+    assert (await place.site.run(["true"]))[0] == 0
+
+
+async def test_a_connection_that_is_lost_is_made_again(place: Place, tmp_path: Path) -> None:
+    """What was asked for then has an unknown outcome, and ends; files are removed by the next gateway."""
+    script = tmp_path / "script"
+    command = tmp_path / "command"
+    script.touch()
+
+    async def running() -> bool:
+        return command.exists() and command.read_text().endswith("\n")
+
+    async def wait() -> None:
+        with pytest.raises(LrmUnavailableError, match="connection to site delft was lost"):
+            await place.site.run(["sh", "-c", f"echo $$ > {command}; exec sleep 600"])
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await eventually(running, bool, what="the command runs", seconds=30)
+        place.away.touch()
+        os.kill(int(place.pid.read_text()), signal.SIGTERM)
+    await gone(int(command.read_text()))
+    await place.until_away()
+    place.site.remove_soon(str(script))
+    place.away.unlink()
+    await place.until_back()
+    await eventually(lambda: there(script), lambda yes: not yes, what="the file is removed", seconds=30)
+
+
+async def echo(stream: anyio.abc.SocketStream) -> None:
+    """Stand for a control center: send back all that comes, and end when it ends."""
+    async with stream:
+        async for data in stream:
+            await stream.send(data)
+
+
+async def test_agents_are_relayed(place: Place) -> None:
+    """Bytes go both ways, each connection for itself, also more than a window, and its end comes through."""
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(anyio.abc.SocketAttribute.local_port)
+    place.site.relay_agents_to("127.0.0.1", port)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, echo)
+        await place.site.facts()
+        door = place.site.door
+        async with anyio.create_task_group() as agents:
+            for number in range(5):
+                agents.start_soon(converse, door, bytes([number]) * 300_000)
+        before = door
+        os.kill(int(place.pid.read_text()), signal.SIGTERM)
+        await place.until_away()
+        await place.until_back()
+        assert place.site.door == before, "agents look for the next gateway on the same port"
+        await converse(before, b"again")
+        tasks.cancel_scope.cancel()
+    await listener.aclose()
+
+
+async def converse(door: tuple[str, int], content: bytes) -> None:
+    """Send something to a control center that sends it back, and end."""
+    async with await anyio.connect_tcp(*door) as stream, anyio.create_task_group() as tasks:
+
+        async def send() -> None:
+            await stream.send(content)
+            await stream.send_eof()
+
+        tasks.start_soon(send)
+        found = b"".join([piece async for piece in stream])
+    assert found == content
+
+
+async def test_without_a_control_center_nothing_listens(place: Place) -> None:
+    await place.site.facts()
+    with pytest.raises(LrmUnreachableError, match="not connected"):
+        _ = place.site.door
+
+
+def test_the_gateway_is_one_file() -> None:
+    """It needs nothing of ours at the site."""
+    compile(gateway_file(), "gateway", "exec")
+    assert b"koala_adapter" not in gateway_file()
