@@ -74,6 +74,15 @@ def test_five_hundred_jobs_have_rows_of_their_own(tmp_path: Path) -> None:
     assert names == [f"{number} job" for number in range(1, 501)]
 
 
+def test_one_job_has_a_page_of_its_own(tmp_path: Path) -> None:
+    """Timeline, slots and sizes, and nothing twice."""
+    jobs = Jobs(reports=[failed(ran(1, component("x", "a", 2)))], now=300.0, zone=UTC)
+    page = html.fromstring(write_jobs(tmp_path, HEADING, jobs).read_text(encoding="utf-8"))
+    assert page.xpath("//section/@id") == ["facts", "timeline", "slots", "sizes"]
+    assert len(set(page.xpath("//@id"))) == len(page.xpath("//@id"))
+    assert "rank 3 was killed" in page.xpath("string(//*[@id='timeline'])")
+
+
 def test_no_jobs_make_a_page_that_says_so(tmp_path: Path) -> None:
     assert "There was no job." in page_of(tmp_path).text_content()
 
