@@ -265,17 +265,22 @@ def job_chart(reports: Sequence[JobReport], period: Period, href: Link) -> Marku
 
 
 def _of_job(report: JobReport, row: int, period: Period) -> Iterator[Bar]:
+    title, asked = told(report, period.zone), report.submitted_at
     until = report.finished_at or report.reported_at
-    title, launched = told(report, period.zone), report.launched_at
-    if report.submitted_at < (launched or until):
-        wait = launched or until
-        yield Bar(begin=report.submitted_at, end=wait, row=row + 0.3, rows=0.4, look=WAITING, title=title)
-    if launched is not None:
-        look_of = look(report.state)
-        label = f"{look_of.mark} {report.state.value}"
-        yield Bar(begin=launched, end=until, row=row + 0.08, rows=0.84, look=look_of, title=title, label=label)
-    elif report.state.final:
-        # It never ran: a mark where it ended.
+    runs = [(one.launched_at, one.ended_at, one.outcome.state) for one in report.attempts]
+    if report.launched_at is not None:
+        runs.append((report.launched_at, until, report.state))
+    for begin, end, state in runs:
+        if asked < begin:
+            yield Bar(begin=asked, end=begin, row=row + 0.3, rows=0.4, look=WAITING, title=title)
+        shown = look(state)
+        label = f"{shown.mark} {state.value}"
+        yield Bar(begin=begin, end=end, row=row + 0.08, rows=0.84, look=shown, title=title, label=label)
+        asked = end
+    if report.launched_at is None and asked < until:
+        yield Bar(begin=asked, end=until, row=row + 0.3, rows=0.4, look=WAITING, title=title)
+    if report.launched_at is None and report.state.final:
+        # It did not run again: a mark where it ended.
         width = (period.end - period.begin) * 14 / WIDTH
         begin = min(until, period.end - width)
         yield Bar(begin=begin, end=begin + width, row=row + 0.08, rows=0.84, look=look(report.state), title=title)

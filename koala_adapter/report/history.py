@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 # taken to have had one size.
 
 NOTE = (
-    "Made of the reports of jobs: placeholders that were handed back before a job started are not in it, and of a "
-    "malleable job's changes of size the latest twenty."
+    "Made of the reports of jobs: placeholders that were handed back before a job started are not in it, nor are those "
+    "of earlier attempts of a job that was run again; of a malleable job's changes of size there are the latest twenty."
 )
 
 

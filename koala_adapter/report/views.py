@@ -239,6 +239,11 @@ def timeline(report: JobReport, negotiations: Sequence[NegotiationReport], zone:
     events: list[tuple[float, Content]] = [(report.submitted_at, "submitted")]
     if report.launched_at is not None:
         events.append((report.launched_at, f"all processors held after {duration(waiting_time(report))}, launched"))
+    for run in report.attempts:
+        where = ", ".join(run.clusters)
+        events.append((run.launched_at, f"all processors held, attempt {run.number} launched on {where}"))
+        ended = joined(f"attempt {run.number} {run.outcome.state.value}: ", foreign(run.outcome.detail))
+        events.append((run.ended_at, ended))
     for one in report.size_changes:
         why = joined(": ", foreign(one.reason)) if one.reason else None
         size = f"{one.component} on {one.cluster}: {one.before} to {one.after} processors"

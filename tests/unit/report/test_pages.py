@@ -19,6 +19,7 @@ from koala_adapter.report.jobspage import Jobs, write_jobs
 from koala_adapter.report.markup import Markup, foreign, tag
 from koala_adapter.report.page import Heading
 from koala_adapter.report.timeaxis import Period, duration, zone_name
+from koala_adapter.report.values import AttemptReport
 from koala_adapter.report.views import style
 from tests.unit.report.test_history import component, ran
 
@@ -81,6 +82,19 @@ def test_one_job_has_a_page_of_its_own(tmp_path: Path) -> None:
     assert page.xpath("//section/@id") == ["facts", "timeline", "slots", "sizes"]
     assert len(set(page.xpath("//@id"))) == len(page.xpath("//@id"))
     assert "rank 3 was killed" in page.xpath("string(//*[@id='timeline'])")
+
+
+def test_a_job_that_was_run_again_has_a_bar_for_each_attempt(tmp_path: Path) -> None:
+    """In the chart by job, with waits between; its timeline says how each ended."""
+    good = ran(1, component("x", "a", 2))
+    bad = failed(good).outcome
+    assert bad is not None
+    attempt = AttemptReport(number=1, launched_at=85.0, ended_at=90.0, clusters=("a",), outcome=bad)
+    jobs = Jobs(reports=[replace(good, attempts=(attempt,))], now=300.0, zone=UTC)
+    page = html.fromstring(write_jobs(tmp_path, HEADING, jobs).read_text(encoding="utf-8"))
+    assert "attempt 1 failed: rank 3 was killed" in page.xpath("string(//*[@id='timeline'])")
+    bars = ET.parse(tmp_path / "figures" / "by-job.svg").findall(".//{*}g[@class]")  # noqa: S314 - of our own making
+    assert [bar.get("class", "").removeprefix("bar ") for bar in bars] == ["waiting", "failed", "waiting", "completed"]
 
 
 def test_no_jobs_make_a_page_that_says_so(tmp_path: Path) -> None:
