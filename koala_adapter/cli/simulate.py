@@ -64,6 +64,9 @@ DIRECTORY = click.Path(path_type=Path, file_okay=False)
 @click.option("--kill-at-limit", is_flag=True, help="End jobs at their requested time, as a real cluster does.")
 @click.option("--dependencies", is_flag=True, help="Submit a job that names a preceding job after the end of that job.")
 @click.option(
+    "--memory", is_flag=True, help="Count the memory that jobs ask for, by memory_per_node of the platform's clusters."
+)
+@click.option(
     "--metric", type=click.Choice(METRICS), default="processors", show_default=True,
     help="What bestfit and greedy fill gaps with most of.",
 )  # fmt: skip
@@ -85,8 +88,8 @@ DIRECTORY = click.Path(path_type=Path, file_okay=False)
 @command_body
 def simulate(
     session: Session, traces: tuple[str, ...], policies: tuple[str, ...], platform: str | None,
-    processors: int | None, jobs: int | None, seed: int, kill_at_limit: bool, dependencies: bool, metric: str,
-    depth: int, processes: int | None, out: Path | None, as_json: bool,
+    processors: int | None, jobs: int | None, seed: int, kill_at_limit: bool, dependencies: bool, memory: bool,
+    metric: str, depth: int, processes: int | None, out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     r"""Replay workloads under the policies of real clusters.
 
@@ -106,6 +109,8 @@ def simulate(
     if out is not None:
         check_matplotlib()
     sites = () if platform is None else clusters_of(platform)
+    if memory and not any(site.cluster is not None and site.cluster.memory_per_node for site in sites):
+        raise click.UsageError("--memory counts by the nodes of a platform: write memory_per_node into its file.")
     names = trace_names(traces)
     ordered_by = {
         name: Policy(name=name, metric=metric, depth=depth, make=load_queue_policy(name)) for name in policies
@@ -114,7 +119,7 @@ def simulate(
         Case(
             source=trace, name=names[trace], policy=ordered_by[policy], sites=sites, platform=platform or "",
             processors=processors, jobs=jobs, seed=seed, kill_at_limit=kill_at_limit,
-            dependencies=dependencies, out=out,
+            dependencies=dependencies, memory=memory, out=out,
         )
         for trace in names
         for policy in ordered_by

@@ -22,7 +22,7 @@ from koala_adapter.simulation import workload as swf
 from koala_adapter.simulation.models import MODELS, PREFIX, make_model
 from koala_adapter.simulation.parallel import watched
 from koala_adapter.simulation.platform import PLATFORMS, load_platform, named_platform
-from koala_adapter.simulation.replay import Policy, Replay, Site, replay
+from koala_adapter.simulation.replay import Policy, Replay, Site, replay, within_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -70,6 +70,8 @@ class Case:
     kill_at_limit: bool = False
     dependencies: bool = False
     """Whether jobs wait for the preceding jobs that the trace names."""
+    memory: bool = False
+    """Whether the memory that jobs ask for counts."""
     out: Path | None = None
     """Directory for what there is of each job, and whether curves are wanted."""
 
@@ -144,9 +146,11 @@ def run_case(case: Case, mark: ProgressMark) -> Outcome:
     if trace is None:
         workload = make_model(case.source, jobs=case.jobs, seed=case.seed, processors=_wanted(case))
     else:
-        workload = swf.workload(trace, kill_at_limit=case.kill_at_limit, dependencies=case.dependencies)
+        workload = swf.workload(
+            trace, kill_at_limit=case.kill_at_limit, dependencies=case.dependencies, memory=case.memory
+        )
     sites = case.sites or (Site(name=workload.name, processors=_processors(case, workload, trace)),)
-    workload = workload.fitting(max(site.processors for site in sites))
+    workload = within_memory(workload.fitting(max(site.processors for site in sites)), sites)
     if not len(workload):
         raise SimulationError(f"{case.source}: no job of it fits on the processors there are")
     workload = workload if case.jobs is None else workload.first(case.jobs)
@@ -428,6 +432,7 @@ def heading(cases: Sequence[Case]) -> Heading:
     words += ["--depth", str(first.policy.depth)] if first.policy.depth > 1 else []
     words += ["--kill-at-limit"] if first.kill_at_limit else []
     words += ["--dependencies"] if first.dependencies else []
+    words += ["--memory"] if first.memory else []
     lead = f"{', '.join(dict.fromkeys(case.name for case in cases))} under {', '.join(policies)}."
     return Heading(title="Simulation", lead=lead, command=shlex.join([*words, "--out", "DIR"]))
 

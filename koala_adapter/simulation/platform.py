@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Self
 from pydantic import BaseModel, Field, model_validator
 
 from koala_adapter.config.diagnosis import Problems, inconsistent, not_among, show_value
-from koala_adapter.config.fields import SECONDS, Name, Seconds, Title, Whole
+from koala_adapter.config.fields import SECONDS, Mebibytes, Name, Seconds, Title, Whole
 from koala_adapter.config.tomlfile import parse_document, read_document
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import ClusterName
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 HINT = "`koala docs simulation` describes platform files"
 MOST_PROCESSORS = 100_000_000
+KIB_PER_MIB = 1024
 NO_NETWORK = "simulations have no network: leave this out"
 
 
@@ -84,6 +85,11 @@ class ClusterModel(BaseModel, frozen=True, extra="forbid"):
         le=1e6,
         description="Speed of its processors; a job of 60 s at speed 1 takes 30 s at speed 2.",
     )
+    memory_per_node: Mebibytes | None = Field(
+        default=None,
+        description='Memory of each node, in MiB or as a text such as "64GiB". With --memory, jobs of a trace that ask '
+        "for memory have room by it. Default: enough.",
+    )
     threshold: Whole = Field(
         default=0, ge=0, description="Processors that all managed jobs together leave to local users."
     )
@@ -98,6 +104,16 @@ class ClusterModel(BaseModel, frozen=True, extra="forbid"):
     def processors(self) -> int:
         """Processors of all its nodes."""
         return self.nodes * self.processors_per_node
+
+    def processors_taken(self, size: int, memory: float) -> int | None:
+        """Return the processors that a job keeps others from: beside its own, those without the memory that it has.
+
+        ``memory``: KiB for each of its processors; 0 or less: not told. None: no node has so much.
+        """
+        if memory <= 0 or self.memory_per_node is None:
+            return size
+        slots = min(self.processors_per_node, int(self.memory_per_node * KIB_PER_MIB // memory))
+        return -(-size * self.processors_per_node // slots) if slots else None
 
     @property
     def cluster(self) -> ClusterName:

@@ -123,6 +123,14 @@ class Site:
     failures: Failures | None = None
     """How its nodes fail."""
 
+    def taken(self, workload: Workload, index: int) -> int | None:
+        """Return the processors that a job keeps others from here; None: it is too large for a node, or for all."""
+        size = workload.sizes[index]
+        if workload.memory and self.cluster is not None:
+            taken = self.cluster.processors_taken(size, workload.memory[index])
+            return None if taken is None or taken > self.processors else taken
+        return size if size <= self.processors else None
+
     @property
     def plain(self) -> bool:
         """Whether nothing happens here but the workload, at ordinary speed."""
@@ -200,18 +208,21 @@ class PlatformReplay:
 
     def _submit_job(self, index: int) -> None:
         """Submit a job to a cluster; what each is asked for is counted there, not by looking through the queues."""
-        size = self.workload.sizes[index]
-        loads = {one.site.name: (place, one) for place, one in enumerate(self.clusters)}
+        able = {
+            one.site.name: (place, one)
+            for place, one in enumerate(self.clusters)
+            if one.site.taken(self.workload, index) is not None
+        }
         chosen = least_loaded(
-            Requirements(processors=size),
+            Requirements(processors=self.workload.sizes[index]),
             [
                 ClusterLoad(name=name, processors=one.site.processors, demanded=one.demanded)
-                for name, (_, one) in loads.items()
+                for name, (_, one) in able.items()
             ],
         )
-        self.places[index], cluster = loads[chosen.name]
+        self.places[index], cluster = able[chosen.name]
         self.submits[index] = self.now
-        cluster.demanded += size
+        cluster.demanded += cluster.taken(index)
         cluster.queue(index)
 
     def job_over(self, index: int) -> None:
@@ -249,8 +260,11 @@ class ReplayedCluster:
         """Put a job of the workload into the queue."""
         world = self._world
         estimate = world.workload.estimates[index] / self.site.speed
-        size = world.workload.sizes[index]
-        self._put(LocalJob(index, size, estimate, world.submits[index], world.users[index]))
+        self._put(LocalJob(index, self.taken(index), estimate, world.submits[index], world.users[index]))
+
+    def taken(self, index: int) -> int:
+        """Return the processors that a job of the workload keeps others from."""
+        return self.site.taken(self._world.workload, index) or self._world.workload.sizes[index]
 
     def local_job(self, use: LocalUse) -> None:
         """Put the job of a local user into the queue."""
@@ -417,6 +431,15 @@ class Replay:
         return sum(site.processors for site in self.sites)
 
 
+def within_memory(workload: Workload, sites: Sequence[Site]) -> Workload:
+    """Return the workload without the jobs for which no cluster has the memory; they are counted."""
+    if not workload.memory:
+        return workload
+    places = range(len(workload))
+    fit = [index for index in places if any(site.taken(workload, index) is not None for site in sites)]
+    return workload if len(fit) == len(places) else workload.only(fit, "too large for the memory of nodes")
+
+
 def replay(
     workload: Workload, policy: Policy, sites: Sequence[Site], *, seed: int = 0, watch: Watch = unwatched
 ) -> Replay:
@@ -425,14 +448,17 @@ def replay(
     With several clusters each job goes, when it is submitted, to the least loaded of those large enough for it; then
     the policy orders each cluster's queue. A job with a preceding job is submitted after the end of that job: so many
     seconds as its think time later, or at its own time of submission when no think time is known. Jobs larger than
-    every cluster must have been left out (:meth:`Workload.fitting`). ``seed`` is that of local users and failures,
-    where there are any. Raises ConfigurationError for a policy that is not known.
+    every cluster must have been left out (:meth:`Workload.fitting`, :func:`within_memory`). ``seed`` is that of local
+    users and failures, where there are any. Raises ConfigurationError for a policy that is not known.
     """
     starts = [NEVER] * len(workload)
     schedulers = [policy.scheduler(site.processors) for site in sites]
     if len(sites) == 1 and sites[0].plain and not workload.preceding:
         platform = None
-        play = partial(_on_one, workload, schedulers[0], starts, watch)
+        sizes = workload.sizes
+        if workload.memory:
+            sizes = [sites[0].taken(workload, index) or size for index, size in enumerate(workload.sizes)]
+        play = partial(_on_one, workload, sizes, schedulers[0], starts, watch)
     else:
         platform = PlatformReplay(workload, sites, schedulers, _users(workload, schedulers[0]), seed)
         starts = platform.starts
@@ -456,12 +482,14 @@ def replay(
     )
 
 
-def _on_one(workload: Workload, scheduler: ClusterScheduler, starts: list[float], watch: Watch) -> bool:
-    """Fill in the starts on one cluster; returns whether the end was reached."""
+def _on_one(
+    workload: Workload, sizes: Sequence[int], scheduler: ClusterScheduler, starts: list[float], watch: Watch
+) -> bool:
+    """Fill in the starts on one cluster; returns whether the end was reached. ``sizes``: processors that jobs take."""
     runs = workload.runs
     submits = [*workload.submits, inf]
     users = _users(workload, scheduler)
-    come = map(LocalJob, count(), workload.sizes, workload.estimates, workload.submits, users).__next__
+    come = map(LocalJob, count(), sizes, workload.estimates, workload.submits, users).__next__
     submit, end, schedule = scheduler.submit, scheduler.end, scheduler.schedule
     ends: list[tuple[float, int, LocalJob]] = []
     index = waiting = 0

@@ -71,6 +71,8 @@ class Workload:
     """Seconds that the scheduler expects a job to take, never less than it takes."""
     users: Sequence[int]
     """-1: unknown."""
+    memory: Sequence[float] = ()
+    """KiB that each job asks for, for each of its processors; 0 or less: not told. Empty: memory does not count."""
     rows: Sequence[int]
     """Where each job stands in its trace, from 0."""
     lines: Sequence[int] = ()
@@ -121,6 +123,7 @@ class Workload:
             sizes=[self.sizes[index] for index in indices],
             estimates=[self.estimates[index] for index in indices],
             users=[self.users[index] for index in indices],
+            memory=[self.memory[index] for index in indices] if self.memory else (),
             rows=[self.rows[index] for index in indices],
             lines=[self.lines[index] for index in indices] if self.lines else (),
         )
@@ -130,10 +133,14 @@ class Workload:
         if max(self.sizes, default=0) <= processors:
             return self
         fit = [index for index, size in enumerate(self.sizes) if size <= processors]
-        kind = f"jobs larger than the {processors} processors there are"
-        places = [line for line, size in zip(self.lines, self.sizes, strict=False) if size > processors]
-        found = Irregularity(kind=kind, count=len(self) - len(fit), left_out=True, places=places)
-        chosen = self._cut(fit, f"jobs whose preceding job is larger than the {processors} processors there are")
+        return self.only(fit, f"larger than the {processors} processors there are")
+
+    def only(self, fit: Sequence[int], others: str) -> Workload:
+        """Return the jobs at these places; the others are counted. ``others``: what these are, after "jobs"."""
+        left_out = set(range(len(self))).difference(fit)
+        places = [line for index, line in enumerate(self.lines) if index in left_out]
+        found = Irregularity(kind=f"jobs {others}", count=len(left_out), left_out=True, places=places)
+        chosen = self._cut(fit, f"jobs whose preceding job is {others}")
         return replace(chosen, irregularities=(*chosen.irregularities, found))
 
     def _cut(self, indices: Sequence[int], kind: str) -> Workload:
@@ -492,16 +499,21 @@ def _disorder(trace: Trace) -> Iterator[Irregularity]:
 
 
 def workload(
-    trace: Trace, *, jobs: int | None = None, kill_at_limit: bool = False, dependencies: bool = False
+    trace: Trace,
+    *,
+    jobs: int | None = None,
+    kill_at_limit: bool = False,
+    dependencies: bool = False,
+    memory: bool = False,
 ) -> Workload:
     """Return what a simulation makes of a trace.
 
     The size of a job is what it was allocated when that is known, else what it requested. Jobs without run time or
     size, and parts of jobs, are left out and counted. The estimate is the requested time when there is one, else the
     run time; one below the run time is raised to it, or, with ``kill_at_limit``, the job is cut off there.
-    With ``dependencies`` a job that names a preceding job is submitted after the end of that job. What the trace says
-    and a simulation does not use is counted. ``jobs``: only so many, the first ones. Raises SimulationError when none
-    is left.
+    With ``dependencies`` a job that names a preceding job is submitted after the end of that job; with ``memory`` jobs
+    ask for memory. What the trace says and a simulation does not use is counted. ``jobs``: only so many, the first
+    ones. Raises SimulationError when none is left.
     """
     column = trace.columns
     sizes = _sizes(column[Field.ALLOCATED], column[Field.REQUESTED_PROCESSORS])
@@ -519,7 +531,7 @@ def workload(
         for index in over:
             runs[index] = limits[index]
     preceding = _preceding(trace, rows, found, obeyed=dependencies)
-    found += _not_simulated(trace, rows)
+    found += _not_simulated(trace, rows, memory=memory)
     result = Workload(
         name=trace.name,
         processors=trace.processors,
@@ -529,6 +541,7 @@ def workload(
         sizes=_whole(sizes, keep),
         estimates=[limit if limit > run else run for run, limit in zip(runs, limits, strict=True)],  # noqa: FURB136
         users=_whole(column[Field.USER], keep),
+        memory=_kept_only(column[Field.REQUESTED_MEMORY], keep) if memory else (),
         rows=rows,
         lines=trace.lines if keep is None else [trace.lines[row] for row in rows],
         irregularities=found,
@@ -564,10 +577,15 @@ def _preceding(trace: Trace, rows: Sequence[int], found: list[Irregularity], *, 
     return preceding
 
 
-def _not_simulated(trace: Trace, rows: Sequence[int]) -> Iterator[Irregularity]:
-    """Yield what the trace says of its jobs and a simulation does not use."""
+def _not_simulated(trace: Trace, rows: Sequence[int], *, memory: bool) -> Iterator[Irregularity]:
+    """Yield what the trace says of its jobs and a simulation does not use, and what it does not say of memory."""
+    if memory:
+        asked = trace.columns[Field.REQUESTED_MEMORY]
+        silent = array("q", [trace.lines[row] for row in rows if asked[row] <= 0])
+        if silent:
+            yield _irregularity("jobs that ask for no memory", silent)
     for which, kind in (
-        (Field.REQUESTED_MEMORY, "jobs with a requested memory, which is not simulated"),
+        *([] if memory else [(Field.REQUESTED_MEMORY, "jobs with a requested memory, not counted (see --memory)")]),
         (Field.QUEUE, "jobs in one of several queues, which are not simulated"),
         (Field.PARTITION, "jobs in one of several partitions, which are not simulated"),
     ):

@@ -149,6 +149,23 @@ def test_a_platform_has_several_clusters(trace: Path, tmp_path: Path) -> None:
     assert "local_jobs" in busy["extras"]
 
 
+def test_memory_counts_when_asked_for(tmp_path: Path) -> None:
+    """Three jobs ask for 2 GiB on two nodes of 2 GiB each: the third waits; one that no node has is left out."""
+    path, platform, out = tmp_path / "memory.swf", tmp_path / "two.toml", tmp_path / "out"
+    asked = (2097152, 2097152, 2097152, 2097153)
+    path.write_text(
+        "".join(f"{job} 0 -1 10 1 -1 -1 1 10 {kb} 1 1 1 -1 -1 -1 -1 -1\n" for job, kb in enumerate(asked, 1))
+    )
+    platform.write_text('[[clusters]]\nname = "a"\nnodes = 2\nprocessors_per_node = 2\nmemory_per_node = "2GiB"\n')
+    told = invoke(path, "--platform", platform)
+    assert "4 jobs with a requested memory, not counted (see --memory), first in line 1" in told.stderr
+    (plain,) = json.loads(invoke(path, "--platform", platform, "--json").stdout)
+    (counted,) = json.loads(invoke(path, "--platform", platform, "--memory", "--out", out, "--json").stdout)
+    assert [(one["jobs"], one["makespan"]) for one in (plain, counted)] == [(4, 10), (3, 20)]
+    assert [one["kind"] for one in counted["irregularities"]] == ["jobs too large for the memory of nodes"]
+    assert "--memory" in (out / "index.html").read_text(encoding="utf-8")
+
+
 def test_models_stand_in_for_traces() -> None:
     one, same, other = (
         json.loads(invoke("model:lublin", "--jobs", 300, "--processors", 64, "--seed", seed, "--json").stdout)[0]
@@ -234,6 +251,7 @@ def test_files_do_not_depend_on_processes_or_time(out: Path, tmp_path: Path) -> 
         (TRACE.replace("MaxProcs: 4", "MaxProcs: 1,664"), (), "no plain number of processors in '; MaxProcs: 1,664'"),
         (TRACE, ("--platform", "das3", "--processors", "4"), "give one"),
         (TRACE, ("--platform", "nowhere.toml"), "nowhere.toml: there is no such file"),
+        (TRACE, ("--platform", "das3", "--memory"), "write memory_per_node into its file"),
         (TRACE, ("--policy", "random"), "'random' is not one of 'fcfs'"),
         (TRACE, ("model:nothing",), "there is no workload model nothing"),
         (TRACE.replace(" 1 -1 -1 1 8", " 7 -1 -1 7 8"), ("--processors", "1"), "no job of it fits"),

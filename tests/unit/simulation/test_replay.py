@@ -26,7 +26,7 @@ from koala_adapter.simulation.platform import (
     load_platform_text,
     named_platform,
 )
-from koala_adapter.simulation.replay import NEVER, PlatformReplay, Policy, Replay, Site, replay
+from koala_adapter.simulation.replay import NEVER, PlatformReplay, Policy, Replay, Site, replay, within_memory
 from koala_adapter.simulation.workload import NEEDED, read_trace, workload
 from koala_adapter.simulation.world import FIRST, LAST, Engine, LocalUse, Outage, local_users, outages
 from tests.unit.simulation.workloads import PROCESSORS, any_workload, archive, make
@@ -78,6 +78,36 @@ def test_all_of_an_instant_happens_before_the_pass() -> None:
     # One pass per event would start the small job in the room of the large one that comes at the same instant.
     assert starts("fcfs", (0, 4, 10), (3, 4, 5), (10, 1, 5)) == [0, 10, 15]
     assert starts("easy", (0, 2, 10), (0, 2, 10), (5, 4, 1), (5, 1, 5)) == [0, 0, 10, 11]
+
+
+GIB = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("memory", "taken"),
+    [(0, 2), (-1, 2), (2 * GIB, 2), (2 * GIB + 1, 3), (4 * GIB, 4), (8 * GIB, 8), (8 * GIB + 1, None)],
+)
+def test_memory_takes_the_processors_of_its_places(memory: int, taken: int | None) -> None:
+    """On nodes of 4 processors and 8 GiB: of 3 GiB there are two places, of 8 GiB one."""
+    cluster = ClusterModel(name="x", nodes=3, processors_per_node=4, memory_per_node=8192)
+    assert cluster.processors_taken(2, memory) == taken
+    assert cluster.model_copy(update={"memory_per_node": None}).processors_taken(2, memory) == 2
+
+
+LARGE = ClusterModel(name="large", nodes=2, processors_per_node=4, memory_per_node=8192)
+SMALL = ClusterModel(name="small", nodes=20, memory_per_node=1)
+
+
+@pytest.mark.parametrize("clusters", [(LARGE,), (LARGE, SMALL), (SMALL, LARGE)])
+def test_jobs_wait_for_memory(clusters: tuple[ClusterModel, ...]) -> None:
+    """Of three jobs that need a node each, one waits for one of two; a cluster without the memory is no help."""
+    sites = [Site(name=one.name, processors=one.processors, cluster=one) for one in clusters]
+    work = make((0, 2, 10), (0, 2, 10), (0, 2, 10), (0, 1, 10))
+    assert replay(work, Policy(name="easy"), sites).starts == [0, 0, 0, 0]
+    asking = changed(work, memory=[4 * GIB, 4 * GIB, 4 * GIB, 9 * GIB])
+    left = within_memory(asking, sites)
+    assert [str(one) for one in left.irregularities] == ["1 jobs too large for the memory of nodes (left out)"]
+    assert replay(left, Policy(name="easy"), sites).starts == [0, 0, 10]
 
 
 @EVERY_POLICY

@@ -252,9 +252,16 @@ def test_what_a_simulation_does_not_use_is_told() -> None:
         job(1, queue=1, partition=2, requested_memory=64) + job(2, queue=2, partition=2) + job(3, partition=2)
     )
     assert {one.kind: (one.count, one.line) for one in workload(trace).irregularities} == {
-        "jobs with a requested memory, which is not simulated": (1, 1),
+        "jobs with a requested memory, not counted (see --memory)": (1, 1),
         "jobs in one of several queues, which are not simulated": (2, 1),
     }
+    counted = workload(trace, memory=True)
+    assert list(counted.memory) == [64, -1, -1]
+    assert {one.kind: (one.count, one.line) for one in counted.irregularities} == {
+        "jobs that ask for no memory": (2, 2),
+        "jobs in one of several queues, which are not simulated": (2, 1),
+    }
+    assert list(counted.picked([2, 0]).memory) == [-1, 64]
 
 
 @pytest.mark.parametrize("word", ["1e400", "nan", "inf", "99999999999999999999", "0x10", "ten"])
