@@ -202,24 +202,26 @@ def _usage(record: JobRecord, now: float) -> UsageReport | None:
     if not held and not record.usages:
         return None
     every = [
-        RankUsage(rank=rank, component=record.ranks[rank].component, used=used) for rank, used in record.usages.items()
+        RankUsage(rank=rank, component=record.ranks[rank].component, used=used)
+        for rank, used in record.usages.items()
+        if rank < len(record.ranks)  # between two attempts it has none, and the next one may have fewer
     ]
     every.sort(key=lambda one: (one.used.processor_seconds, one.rank))
     few = RANKS_LISTED // 2
     largest = max(every, key=lambda one: one.used.memory_bytes, default=None)
-    gpus = [one.used.gpu_seconds for one in every if one.used.gpu_seconds is not None]
+    gpus = [used.gpu_seconds for used in record.usages.values() if used.gpu_seconds is not None]
     return UsageReport(
         held_seconds=held,
         held_before_launch_seconds=(
             held - record.held_in_attempts if record.launched_at is None else record.held_before_launch
         ),
-        used_seconds=sum(one.used.processor_seconds for one in every),
-        system_seconds=sum(one.used.system_seconds for one in every),
+        used_seconds=sum(used.processor_seconds for used in record.usages.values()),
+        system_seconds=sum(used.system_seconds for used in record.usages.values()),
         memory_bytes=0 if largest is None else largest.used.memory_bytes,
         memory_rank=None if largest is None else largest.rank,
         memory_asked_bytes=0 if largest is None else _memory_of(record, largest.rank),
-        read_bytes=sum(one.used.read_bytes for one in every),
-        written_bytes=sum(one.used.written_bytes for one in every),
+        read_bytes=sum(used.read_bytes for used in record.usages.values()),
+        written_bytes=sum(used.written_bytes for used in record.usages.values()),
         gpu_seconds=sum(gpus) if gpus else None,
         measured=len(every),
         uncounted=record.uncounted + len(record.ranks) - len(record.measured),
