@@ -64,9 +64,13 @@ def test_a_job_goes_on_over_three_walltimes_and_two_clusters(
     shared.mkdir()
     program = shared / "counts.py"
     program.write_text(COUNTS)
-    keys = {"checkpoint_signal": "USR1", "warn_before": 4, "requeue_on_walltime": True}
     file = user.job_file(
-        part(None, 1, sys.executable, str(program)), walltime=12, working_directory=str(shared), **keys
+        part(None, 1, sys.executable, str(program)),
+        walltime=12,
+        working_directory=str(shared),
+        checkpoint_signal="USR1",
+        warn_before=4,
+        requeue_on_walltime=True,
     )
     job = user.submit(file)
     report = user.wait(job, lambda one: one.state is JobState.RUNNING, what="runs")
