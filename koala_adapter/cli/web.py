@@ -50,14 +50,18 @@ def web(session: Session, port: int, listen: str, allow_actions: bool) -> None:
             "the pages need starlette and uvicorn, which are not installed",
             hint="install them with: pip install 'koala-adapter[web]'",
         )
-    from koala_adapter.web.access import LOOPBACK, Access
+    from koala_adapter.web.access import Access
     from koala_adapter.web.server import Shown, serve
 
     session.check_site_option()
     with closing(_listening(listen, port)) as listener:
         found = listener.getsockname()[1]
-        access = Access(names=LOOPBACK if is_loopback(listen) else LOOPBACK | {listen.lower(), *_own_names()})
-        host = f"[{listen}]" if ":" in listen else listen
+        host, access = listen, Access()
+        if not is_loopback(listen):
+            own = socket.getfqdn()
+            access = Access(names=access.names | {one.lower() for one in (listen, own, socket.gethostname())})
+            host = own if listen in {"0.0.0.0", "::"} else listen  # noqa: S104 - asked for by the user
+        host = f"[{host}]" if ":" in host else host
         click.echo(f"http://{host}:{found}/?token={access.token}")
         session.remark("open this link in a browser, and give it to no one: it shows your jobs. Ctrl-C ends it.")
         if not is_loopback(listen):
@@ -76,8 +80,3 @@ def _listening(listen: str, port: int) -> socket.socket:
     except OSError as error:
         message = f"cannot listen on {listen} port {port}: {os.strerror(error.errno) if error.errno else error}"
         raise ServiceRunningError(message, hint="is another program there? give another --port") from error
-
-
-def _own_names() -> set[str]:
-    """Return the names of this host by which a browser elsewhere may ask for its pages."""
-    return {socket.gethostname().lower(), socket.getfqdn().lower()}

@@ -12,10 +12,8 @@ import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from urllib.parse import urlsplit
-
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-"""Names under which a browser may ask for a page on loopback. The port does not matter: ssh -L may have another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +46,9 @@ def _secret() -> str:
 class Access:
     """Secrets of one run, and the names of this host."""
 
-    names: frozenset[str] = LOOPBACK
+    names: frozenset[str] = frozenset({"localhost"})
+    """Names of this host, in lower case, by which a browser may ask for a page beside any address. It cannot be brought
+    to take an address for a page of others, as it can a name. The port does not matter: ssh -L may have another."""
     token: str = field(default_factory=_secret)
     """In the link; a browser that has it gets the cookie."""
     session: str = field(default_factory=_secret)
@@ -75,7 +75,8 @@ class Access:
     def stranger(self, asked: Asked) -> Refusal | None:
         """Return why a request is refused with and without the cookie; None: it is not."""
         host = asked.hosts[0] if len(asked.hosts) == 1 else ""
-        if _name(host) not in self.names:
+        name = _name(host)
+        if name not in self.names and not _is_address(name):
             return Refusal(status=421, reason="This is not the host of that name.")
         if asked.origin is not None and asked.origin != f"http://{host}":
             return Refusal(status=403, reason="The request comes from another page.")
@@ -95,6 +96,14 @@ class Access:
 def same(given: str, secret: str) -> bool:
     """Compare what was given with a secret, in a time that does not depend on where they differ."""
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), secret.encode())
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _name(host: str) -> str:

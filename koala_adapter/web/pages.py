@@ -207,6 +207,7 @@ class Search:
     """What of the history is asked for."""
 
     words: str = ""
+    """Text in the name, a command, a node, an id of a batch system or the reason."""
     state: str = ""
     """A state, or ANY_FAILURE; empty: any."""
     since: str = "all"
@@ -262,7 +263,7 @@ def _search_form(frame: Frame, search: Search) -> Markup:
     states = [("", "any"), (ANY_FAILURE, ANY_FAILURE), *((state.value, state.value) for state in JobState)]
     return tag(
         "form",
-        tag("label", "Words", tag("input", type="search", name="q", value=search.words, size=24)),
+        tag("label", "Text", tag("input", type="search", name="q", value=search.words, size=24)),
         tag("label", "State", _select("state", states, search.state)),
         tag("label", "Ended within", _select("since", [(one, one) for one in PERIODS], search.since)),
         tag("button", "Search", type="submit"),
@@ -275,8 +276,8 @@ def _select(name: str, options: Sequence[tuple[str, str]], chosen: str) -> Marku
     return tag("select", *shown, name=name)
 
 
-def chart_page(frame: Frame, since: str, reports: Sequence[JobReport]) -> str:
-    """Return the charts of jobs. ``since``: one of PERIODS."""
+def chart_page(frame: Frame, since: str, reports: Sequence[JobReport], most: int) -> str:
+    """Return the charts of jobs. ``since``: one of PERIODS. ``most``: there may be more jobs than so many."""
     begin = begin_of(since, frame.now)
     shown = recent(reports, begin)
     drawn = charts(shown, frame.job, since=begin, now=frame.now, zone=frame.zone)
@@ -284,11 +285,15 @@ def chart_page(frame: Frame, since: str, reports: Sequence[JobReport]) -> str:
         joined(tag("a", one, href=f"{frame.base}chart?since={one}", aria_current="true" if one == since else None), " ")
         for one in PERIODS
     )
-    few = f"By job, the chart has the latest {MOST_ROWS} of {counted(len(shown), 'job')}."
+    bounds = []
+    if len(reports) >= most:
+        bounds.append(tag("p", f"These are the latest {most:,} jobs: there may be more.", class_="notice"))
+    if len(shown) > MOST_ROWS:
+        few = f"By job, the chart has the latest {MOST_ROWS} of {counted(len(shown), 'job')}."
+        bounds.append(tag("p", few, class_="notice"))
     return frame.page(
         "Chart", "chart", tag("h1", "Jobs in clock time"), tag("nav", *choices, aria_label="Time shown"),
-        tag("section", tag("p", totals(shown)), tag("p", few, class_="notice") if len(shown) > MOST_ROWS else None,
-            cluster_use(occupations(shown, begin)), id="sums"),
+        tag("section", tag("p", totals(shown)), *bounds, cluster_use(occupations(shown, begin)), id="sums"),
         *chart_sections(drawn), pause=SLOW_PAUSE,
     )  # fmt: skip
 

@@ -96,7 +96,7 @@ class Shown:
 # -- Pages ---------------------------------------------------------------------------------------------------
 # They ask the service, or read files, so each is made in a thread.
 
-MOST_JOBS = 10_000
+MOST_JOBS = 3000
 """Jobs in a chart, the latest ones."""
 RECENT = 500
 """Jobs among which the first page looks for unfinished ones."""
@@ -181,7 +181,7 @@ class Pages:
         chosen = since if since in PERIODS else "1d"
         frame = self._shown.frame(source)
         selection = JobSelection(since=begin_of(chosen, frame.now))
-        return HTMLResponse(chart_page(frame, chosen, source.jobs(MOST_JOBS, selection)))
+        return HTMLResponse(chart_page(frame, chosen, source.jobs(MOST_JOBS, selection), MOST_JOBS))
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a job, where that is allowed, and go back to its page."""

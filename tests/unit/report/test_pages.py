@@ -18,9 +18,10 @@ from koala_adapter.report.charts import look
 from koala_adapter.report.jobspage import Jobs, write_jobs
 from koala_adapter.report.markup import Markup, foreign, tag
 from koala_adapter.report.page import Heading
+from koala_adapter.report.sitevalues import ClusterReport
 from koala_adapter.report.timeaxis import Period, duration, zone_name
 from koala_adapter.report.values import AttemptReport
-from koala_adapter.report.views import style
+from koala_adapter.report.views import cluster_cards, style
 from tests.unit.report.test_history import component, ran
 
 if TYPE_CHECKING:
@@ -108,6 +109,24 @@ def test_states_are_told_apart_without_colours(tmp_path: Path) -> None:
     page = page_of(tmp_path, failed(ran(1, component("x", "a", 1))), ran(2, component("x", "a", 1)))
     hatched = page.xpath("//*[@id='by-cluster']//a[.//rect[@class='over']]/title/text()")
     assert [title.split(":")[0] for title in hatched] == ["job 1 job"]
+
+
+def test_a_cluster_has_what_is_idle_ours_and_of_others() -> None:
+    """They add up to its processors, down ones among them; and it says why it is closed."""
+    report = ClusterReport(
+        name="a", plugin="slurm", lrm="slurm 25.11", closed="<b>drained</b>", processors=20, idle=5, others=8,
+        threshold=0, placeholders=6, placeholders_queued=2, available=5, polled_at=60.0, requests=1,
+        largest_requests_per_minute=1, requests_per_minute=60, down=3, gpus=4, gpus_idle=1,
+    )  # fmt: skip
+    (card,) = html.fromstring(cluster_cards([report], UTC)).xpath("//li")
+    assert [one.text_content() for one in card.xpath("p")] == [
+        "4 ours, 8 others, 5 idle, 3 down of 20 processors",
+        "1 of 4 GPUs idle",
+        "Nothing is placed here: <b>drained</b>",
+        "6 placeholders, 2 of them queued; slurm 25.11, seen 1970-01-01 00:01:00",
+    ]
+    widths = [float(one.get("width")) for one in card.xpath(".//*[name()='rect'][starts-with(@class, 'share')]")]
+    assert widths == [40.0, 80.0, 50.0, 30.0]
 
 
 # -- Foreign text stays text

@@ -142,9 +142,9 @@ def test_a_forged_host_gets_nothing(browser: Browser, host: str) -> None:
         assert (answer.status, answer.headers["Set-Cookie"]) == (421, None)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:1", "localhost:8080", "LOCALHOST", "[::1]:99"])
-def test_names_of_loopback_are_good_with_any_port(browser: Browser, host: str) -> None:
-    """A tunnel may have another port than we."""
+@pytest.mark.parametrize("host", ["127.0.0.1:1", "localhost:8080", "LOCALHOST", "[::1]:99", "192.0.2.7"])
+def test_addresses_and_localhost_are_good_with_any_port(browser: Browser, host: str) -> None:
+    """A tunnel may have another port than we, and no page of others has an address for its name."""
     browser.open_link()
     assert browser.ask(browser.access.base, Host=host).status == 200
 
