@@ -217,7 +217,8 @@ def _ending_problems(header: JobHeader) -> Iterator[tuple[KeyPath, str]]:
     if header.warn_before is not None:
         yield from _warning_problems(header)
     if header.runner is not RunnerName.RANKS:
-        for key in sorted(_OF_RANKS & header.model_fields_set):
+        own = _OF_RANKS if header.array is None else _OF_RANKS - {"retries"}
+        for key in sorted(own & header.model_fields_set):
             yield (key,), f'allowed with runner = "{RunnerName.RANKS}" only'
     elif "retry_on" in header.model_fields_set and not header.retries:
         yield ("retry_on",), "allowed together with retries only"
@@ -454,7 +455,7 @@ def _launchers(array: str, components: Sequence[tuple[int, ComponentTable]]) -> 
 def _sweep_of(job: JobTable, directory: Path) -> Sweep | None:
     """Return the sweep of a job that has no problems; None: it has none. Raises OSError."""
     if job.array is not None:
-        return Sweep(axes=(array_axis(job.array)[0],), repeats=0, is_array=True)
+        return Sweep(axes=(array_axis(job.array)[0],), repeats=job.retries, is_array=True)
     if (table := job.sweep) is None:
         return None
     axes = [_axis(name, values, directory) for name, values in table.parameters.items()]
@@ -791,6 +792,6 @@ def _job(document: Document, name: str, directory: Path, *, user: str, site: Sit
         notify=table.notify,
         checkpoint_signal=0 if table.checkpoint_signal is None else signal_number(table.checkpoint_signal),
         requeue_on_walltime=table.requeue_on_walltime,
-        retries=table.retries,
+        retries=table.retries if table.array is None else 0,  # they are those of its tasks
         retry_on=table.retry_on,
     )

@@ -434,7 +434,8 @@ class JobHeader(BaseModel, frozen=True, extra="forbid", defer_build=True):
         default=0,
         ge=0,
         le=MOST_RETRIES,
-        description="How often the job runs again after an end that is one of retry_on. With runner ranks only.",
+        description="How often the job runs again after an end that is one of retry_on; of an array, how often each "
+        "task that fails. With runner ranks and array only.",
     )
     retry_on: tuple[RetriedValue, ...] = Field(
         default=(RetriedEnd.FAILED, RetriedEnd.LOST),

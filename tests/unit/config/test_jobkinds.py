@@ -127,6 +127,13 @@ def test_an_array_is_a_sweep_of_its_indices(array: str, indices: list[str] | Non
     assert (indices is None and len(tasks) == 10**6) or [tasks.row(n)["index"] for n in range(len(tasks))] == indices
 
 
+def test_tasks_of_an_array_are_tried_again(tmp_path: Path) -> None:
+    """The tasks, and not the job as a whole."""
+    job = load(f'walltime = 60\narray = "1-3"\nretries = 4\n{ARRAY}', tmp_path)
+    assert job.sweep is not None
+    assert (job.sweep.repeats, job.retries) == (4, 0)
+
+
 INDICES = 'allowed is numbers and ranges, such as "1-100"'
 
 
@@ -153,6 +160,7 @@ INDICES = 'allowed is numbers and ranges, such as "1-100"'
             'array = "1-5"\nlauncher = "mpi"\n' + ARRAY,
             'components[0].launcher: found "mpi", allowed with runner',
         ),
+        ('array = "1-5"\nretry_on = ["lost"]\n' + ARRAY, 'job:3: retry_on: allowed with runner = "ranks" only'),
         ('array = "1-5"\n' + ARRAY + 'output_files = ["x"]', "components[0].output_files: not with array: what a task"),
     ],
 )
