@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site of its own on this machine: a network namespace with nothing but its loopback, a Slurm cluster, and real sshd.
+
+No packet goes into the namespace or out of it. Each connection is an ``sshd -i`` that ssh's ProxyCommand starts in it,
+with keys and configuration of its own. Run as a program, this module is what runs in the namespace.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from tests.real.systems.directories import SystemDirectory
+from tests.real.systems.processes import PATIENCE, base_environment, find_processes, run_command
+from tests.real.systems.slurm import SlurmCluster
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+PROGRAMS = {
+    "/usr/sbin/sshd": "openssh-server",
+    "/usr/bin/ssh": "openssh-client",
+    "/usr/bin/unshare": "util-linux",
+    "/sbin/ip": "iproute2",
+}
+"""What it needs beside Slurm, by files and Debian packages."""
+
+ADDRESS = "10.99.0.1"
+"""Of the login node, for its nodes alone. Slurm finds no address on a host that has those of the loopback only."""
+
+SSHD = """\
+HostKey {directory}/host_key
+AuthorizedKeysFile {directory}/user_key.pub
+StrictModes no
+PermitRootLogin yes
+PasswordAuthentication no
+UsePAM no
+"""
+SSH = """\
+Host site
+    HostKeyAlias site
+    User root
+    IdentityFile {directory}/user_key
+    IdentitiesOnly yes
+    UserKnownHostsFile {directory}/known_hosts
+    StrictHostKeyChecking yes
+    ProxyCommand nsenter --net=/proc/{pid}/ns/net /usr/sbin/sshd -i -f {directory}/sshd_config
+"""
+
+
+def missing_for_other_site() -> list[str]:
+    """Say what is missing beside Slurm; empty: nothing."""
+    return [f"{file} (Debian package {package})" for file, package in PROGRAMS.items() if not Path(file).exists()]
+
+
+class OtherSite:
+    """A started site; use as a context manager."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._pid = 0
+        """Of a process in its namespace."""
+        self.conf = Path()
+        """slurm.conf of its cluster."""
+        self.ssh_config = Path()
+        """For ``ssh -F``: the site is the host ``site``."""
+
+    def __enter__(self) -> Self:
+        """Start it and return when its nodes are idle."""
+        owned = SystemDirectory.create("site")
+        self._stack.callback(owned.remove)
+        directory = owned.path
+        for name in ("host_key", "user_key"):
+            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name)]
+            run_command(command, environment=base_environment())
+        known = (directory / "host_key.pub").read_text().split()
+        (directory / "known_hosts").write_text(f"site {known[0]} {known[1]}\n")
+        (directory / "sshd_config").write_text(SSHD.format(directory=directory))
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        here = f'ip link set lo up && ip address add {ADDRESS}/32 dev lo && exec "$0" -m tests.real.systems.othersite'
+        process = subprocess.Popen(
+            ["unshare", "--net", "sh", "-c", here, sys.executable],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[3],
+            env=base_environment(),
+        )
+        self._pid = process.pid
+        self._stack.callback(process.communicate, timeout=PATIENCE)
+        line = process.stdout.readline() if process.stdout is not None else b""
+        self.conf = Path(json.loads(line)["conf"])
+        self.ssh_config = directory / "ssh_config"
+        self.ssh_config.write_text(SSH.format(directory=directory, pid=process.pid))
+        return self
+
+    @property
+    def network(self) -> str:
+        """Its network namespace, as its processes see it."""
+        return str(Path(f"/proc/{self._pid}/ns/net").readlink())
+
+    def connection(self, parent: int) -> int:
+        """Return the ssh process of a service."""
+        (found,) = find_processes(lambda process: process.command == "ssh" and process.parent == parent)[:1]
+        return found
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End all of it."""
+        self._stack.close()
+
+
+def main() -> None:
+    """Run a cluster until standard input ends."""
+    with SlurmCluster("delft", nodes=1) as cluster:
+        sys.stdout.write(json.dumps({"conf": str(cluster.conf)}) + "\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster that is reached by ssh alone: no packet goes between its nodes and koala's host."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.real.systems.othersite import ADDRESS, OtherSite, missing_for_other_site
+from tests.real.systems.processes import PATIENCE, base_environment, run_command, wait_until
+from tests.real.systems.requirements import missing_for_slurm, require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sshd"), pytest.mark.timeout(600)]
+
+SITE = """
+[control_center]
+listen = "127.0.0.1"
+[[sites]]
+name = "delft"
+ssh = "site"
+ssh_options = ["-F", "{ssh_config}"]
+directory = "{directory}/there"
+listen = "{address}"
+[[clusters]]
+name = "far"
+plugin = "slurm"
+site = "delft"
+poll_interval = 1
+requests_per_minute = 600
+settings.conf = "{conf}"
+[[clusters]]
+name = "near"
+plugin = "local"
+settings.processors = 2
+"""
+
+
+class Home:
+    """A user of koala here, with a site file that names the other site."""
+
+    def __init__(self, directory: Path, there: OtherSite) -> None:
+        self.directory, self.there = directory, there
+        self.site = directory / "site.toml"
+        self.site.write_text(
+            SITE.format(ssh_config=there.ssh_config, directory=directory, address=ADDRESS, conf=there.conf)
+        )
+        where = ("--site", str(self.site), "--state", str(directory / "state"))
+        self.koala = (str(Path(sys.executable).with_name("koala")), *where)
+
+    def run(self, *arguments: str) -> str:
+        """Return what a command prints. Raises CommandError."""
+        return run_command([*self.koala, *arguments], environment=base_environment(), timeout=PATIENCE * 3)
+
+    def state_of(self, job: str) -> str:
+        """Return the state of a job."""
+        return str(json.loads(self.run("status", job, "--json"))["state"])
+
+    def trouble(self) -> str:
+        """Return what is said of the clusters."""
+        return self.run("clusters")
+
+
+@pytest.fixture(scope="module")
+def there() -> Iterator[OtherSite]:
+    require([*missing_for_slurm(), *missing_for_other_site(), *([] if os.getuid() == 0 else ["to be root"])])
+    with OtherSite() as site:
+        yield site
+
+
+@pytest.fixture
+def home(there: OtherSite, tmp_path: Path) -> Home:
+    return Home(tmp_path, there)
+
+
+def test_one_job_here_and_there(home: Home) -> None:
+    """The check passes from the outside in; ranks run in both networks, and what they print comes to one place."""
+    checked = home.run("check", "--cluster", "far")
+    assert f"agents report to {ADDRESS}:" in checked
+    assert "all" in checked.splitlines()[-1]
+    said = home.run("run", "-n", "5", "--split", "--", "readlink", "/proc/self/ns/net")
+    networks = [line.partition(": ")[2] for line in said.splitlines() if "net:[" in line]
+    assert len(networks) == 5
+    assert set(networks) == {str(Path("/proc/self/ns/net").readlink()), home.there.network}
+
+
+def test_a_job_outlives_the_connection(home: Home) -> None:
+    """While the site is away, status says why; the job goes on there, and its end and output arrive later."""
+    go_on, known = home.directory / "go-on", home.there.ssh_config.with_name("known_hosts")
+    command = f"echo begun; until [ -e {go_on} ]; do sleep 0.1; done; echo done"
+    with subprocess.Popen([*home.koala, "serve"], env=base_environment(), stderr=subprocess.DEVNULL) as service:
+        try:
+            wait_until(lambda: "far" in home.trouble(), seconds=PATIENCE, what="the service answers")
+            job = home.run("submit", "--json", "-n", "1", "--cluster", "far", "--", "sh", "-c", command)
+            number = str(json.loads(job)["id"])
+            wait_until(lambda: "begun" in home.run("logs", number), seconds=PATIENCE, what="the job runs")
+            kept = known.read_text()
+            known.write_text("")
+            os.kill(home.there.connection(service.pid), signal.SIGKILL)
+            wait_until(
+                lambda: "Host key verification failed" in home.trouble(),
+                seconds=PATIENCE,
+                what="it is said why the site is away",
+                details=home.trouble,
+            )
+            go_on.touch()
+            known.write_text(kept)
+            wait_until(lambda: home.state_of(number) == "completed", seconds=2 * PATIENCE, what="the job has ended")
+            assert "done" in home.run("logs", number)
+        finally:
+            service.terminate()
