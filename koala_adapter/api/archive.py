@@ -45,7 +45,7 @@ def with_kept(path: Path, live: Sequence[Document], selection: JobSelection, lim
     """
     try:
         with closing(open_read_only(path)) as database:
-            kept = _finished(database).ended_since(selection.since or 0.0)
+            kept = _finished(database).newest_first(selection.since)
             found = latest_of(live, kept, selection, limit)
     except sqlite3.Error as error:
         raise JournalError(f"{path}: the journal cannot be read: {error}", hint="is the file damaged?") from error

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import socket
 import time
 from dataclasses import asdict
@@ -20,14 +20,6 @@ from koala_adapter.errors import (
     ServiceUnavailableError,
 )
 from koala_adapter.outcome import NOT_SEEN
-from koala_adapter.report.sitevalues import (
-    CleanReport,
-    ClusterReport,
-    NegotiationAccess,
-    NegotiationReport,
-    PlanReport,
-    SampleSubmission,
-)
 from koala_adapter.report.values import JobReport, in_order
 
 if TYPE_CHECKING:
@@ -37,6 +29,14 @@ if TYPE_CHECKING:
     from koala_adapter.api.protocol import Reply, Request
     from koala_adapter.model import Job
     from koala_adapter.report.selection import JobSelection
+    from koala_adapter.report.sitevalues import (
+        CleanReport,
+        ClusterReport,
+        NegotiationAccess,
+        NegotiationReport,
+        PlanReport,
+        SampleSubmission,
+    )
 
 
 # -- The client ----------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class Client:
         found = self._ask(protocol.Request(operation="jobs", limit=limit, selection=selection))
         if selection is None:
             return [from_json(JobReport, one) for one in found]
-        from koala_adapter.api.archive import with_kept  # noqa: PLC0415 - few callers need sqlite
+        from koala_adapter.api.archive import with_kept
 
         # The archive is read here, because that may take long, and the service is to answer others meanwhile.
         return with_kept(self.directory / JOURNAL_NAME, found, selection, limit)
@@ -161,19 +161,27 @@ class Client:
 
     def clusters(self) -> list[ClusterReport]:
         """Return the clusters."""
+        from koala_adapter.report.sitevalues import ClusterReport
+
         return [from_json(ClusterReport, one) for one in self._ask(protocol.Request(operation="clusters"))]
 
     def plan(self, job: Job) -> PlanReport:
         """Return where a job would go now."""
+        from koala_adapter.report.sitevalues import PlanReport
+
         return from_json(PlanReport, self._ask(protocol.Request(operation="plan", job=asdict(job))))
 
     def script(self, job: Job, cluster: str) -> list[SampleSubmission]:
         """Return the exact submissions of a job to a cluster, not sent."""
+        from koala_adapter.report.sitevalues import SampleSubmission
+
         found = self._ask(protocol.Request(operation="script", job=asdict(job), cluster=cluster))
         return [from_json(SampleSubmission, one) for one in found]
 
     def negotiation_access(self, job_id: str) -> NegotiationAccess:
         """Return how a program gets to negotiate for a job, once. Raises JobNotFoundError and JobRefusedError."""
+        from koala_adapter.report.sitevalues import NegotiationAccess
+
         return from_json(NegotiationAccess, self._ask(protocol.Request(operation="negotiate", job_id=job_id)))
 
     def negotiations(self, *, job_id: str = "", number: int = 0, limit: int = 50) -> list[NegotiationReport]:
@@ -181,6 +189,8 @@ class Client:
 
         Raises NegotiationError when there is none of that number.
         """
+        from koala_adapter.report.sitevalues import NegotiationReport
+
         request = protocol.Request(operation="negotiations", job_id=job_id, number=number, limit=limit)
         return [from_json(NegotiationReport, one) for one in self._ask(request)]
 
@@ -190,6 +200,8 @@ class Client:
 
     def clean(self, older: float, *, dry_run: bool) -> CleanReport:
         """Remove what is left of jobs that ended more than ``older`` seconds ago, or only tell; takes its time."""
+        from koala_adapter.report.sitevalues import CleanReport
+
         request = protocol.Request(operation="clean", older=older, dry_run=dry_run)
         return from_json(CleanReport, self._ask(request, timeout=None))
 
@@ -289,7 +301,7 @@ class Client:
 
 def new_submission() -> str:
     """Return the name of a new submission, by which it can be sent again."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 def unanswered(error: ServiceUnavailableError) -> ServiceUnavailableError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,8 @@ class InstalledCommand(OnDemandCommand):
 
     def load(self) -> click.Command:
         """Return the command itself, or what stands in its place where that distribution is not installed."""
+        from importlib import metadata
+
         for entry_point in metadata.entry_points(group=COMMAND_GROUP, name=str(self.name)):
             command: click.Command = entry_point.load()
             as_written(command)

@@ -53,7 +53,7 @@ def span_of(text: str, now: datetime) -> tuple[float, float]:
         with suppress(ValueError):
             latest = datetime.combine(now, time.fromisoformat(text))
             return _instant(latest if latest <= now else latest - timedelta(days=1))
-    from koala_adapter.config.fields import parse_duration
+    from koala_adapter.config.durations import parse_duration
 
     try:
         return _instant(now - timedelta(seconds=float(str(parse_duration(text)))))

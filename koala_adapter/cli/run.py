@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.markup import escape
-from rich.syntax import Syntax
 
 from koala_adapter.api.client import unless_another_answers
 from koala_adapter.api.statedirectory import LOG_NAME, ownership
@@ -36,7 +35,7 @@ from koala_adapter.cli.display import FittingTable
 from koala_adapter.cli.jobs import PATIENCE, job_information, lost
 from koala_adapter.cli.session import command_body, job_argument, json_option, pass_session
 from koala_adapter.cli.terminal import Interrupts
-from koala_adapter.config.fields import DURATION_WORDS, NotAllowedError, parse_duration
+from koala_adapter.config.durations import DURATION_WORDS, NotAllowedError, parse_duration
 from koala_adapter.config.jobfile import explained, job_from_dict
 from koala_adapter.errors import EXIT_NOT_PLACED, EXIT_REFUSED, ConfigurationError, ServiceUnavailableError
 from koala_adapter.model import JobId, JobKind
@@ -517,6 +516,8 @@ def show_sample(sample: SampleSubmission, cluster: str, console: Console) -> Non
     words = [f"{name}={shlex.quote(value)}" for name, value in sample.environment.items()]
     console.print(" ".join([*words, shlex.join(sample.command)]), markup=False, soft_wrap=True)
     if console.is_terminal:
+        from rich.syntax import Syntax
+
         console.print(Syntax(sample.script, "sh", background_color="default", word_wrap=False), soft_wrap=True)
     else:
         console.print(sample.script, markup=False, soft_wrap=True, end="")

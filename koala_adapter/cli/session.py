@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 def in_seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
     """Return the seconds of a duration such as 30d; None for none. Raises click's error for what is no duration."""
-    from koala_adapter.config.fields import DURATION_WORDS, NotAllowedError, parse_duration
+    from koala_adapter.config.durations import DURATION_WORDS, NotAllowedError, parse_duration
 
     if value is None:
         return None
@@ -314,6 +314,6 @@ class QueuePolicy(click.Choice[str]):
         if value in self.choices:
             return value
         from koala_adapter.policies import PolicyKind
-        from koala_adapter.policies.loading import policy_names
+        from koala_adapter.policies.names import policy_names
 
         return str(click.Choice((*self.choices, *policy_names(PolicyKind.QUEUE))).convert(value, param, ctx))

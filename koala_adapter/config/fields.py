@@ -28,10 +28,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
+from koala_adapter.config.durations import NotAllowedError, parse_duration
 from koala_adapter.config.exported import ALL, GLOB, stays_behind
 from koala_adapter.model import After, AfterEnd, JobId, RetriedEnd
 from koala_adapter.policies import PolicyKind
-from koala_adapter.policies.loading import policy_names
+from koala_adapter.policies.names import policy_names
 from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
 from koala_adapter.sizes import rule_named
 
@@ -45,15 +46,6 @@ if TYPE_CHECKING:
 
 PLACEMENTS = tuple(PLACEMENT_POLICIES)
 """Koala's own placement policies. A file may also name those that are installed beside it."""
-
-DURATION_WORDS = 'seconds as a number, "HH:MM:SS", "D-HH:MM:SS", or numbers with units such as "90s", "45m" or "1h30m"'
-DURATION_PATTERN = (
-    r"^([0-9]{1,4}-)?[0-9]{1,6}:[0-5][0-9]:[0-5][0-9]$"
-    r"|^(?=[0-9])([0-9]{1,6}d)?([0-9]{1,7}h)?([0-9]{1,8}m)?([0-9]{1,9}s)?$"
-)
-_CLOCK = re.compile(r"(?:([0-9]{1,4})-)?([0-9]{1,6}):([0-5][0-9]):([0-5][0-9])")
-_UNITS = re.compile(r"(?=[0-9])(?:([0-9]{1,6})d)?(?:([0-9]{1,7})h)?(?:([0-9]{1,8})m)?(?:([0-9]{1,9})s)?")
-_SECONDS = (86_400, 3600, 60, 1)
 
 SECONDS: JsonDict = {"x-unit": "seconds"}
 """Marks a duration in a JSON Schema; :mod:`koala_adapter.config.schema` then also allows the text forms there."""
@@ -83,31 +75,6 @@ PATTERN_WORDS: Mapping[str, str] = {
     FEATURE_PATTERN: "one word of letters, digits and . _ - + : = / @ # %, at most 64 characters",
 }
 """What each pattern means, in words for a refusal."""
-
-
-class NotAllowedError(ValueError):
-    """What a validator here raises: its text is what is allowed. No refusal by itself, pydantic turns it into one."""
-
-
-def parse_duration(value: object) -> object:
-    """Return seconds for a text such as ``01:30:00`` or ``1h30m``; anything that is no text is returned as it is.
-
-    Raises NotAllowedError for a text that has several meanings: ``90`` is minutes to Slurm and seconds to Grid Engine;
-    ``10:30`` is minutes and seconds to one reader and hours and minutes to another.
-    """
-    if not isinstance(value, str):
-        return value
-    if found := _CLOCK.fullmatch(value) or _UNITS.fullmatch(value):
-        return sum(int(number or 0) * seconds for number, seconds in zip(found.groups(), _SECONDS, strict=True))
-    if re.fullmatch(r"[0-9]+", value):
-        number = value[:9]
-        way_out = f'write "{number}s" for seconds or "{number}m" for minutes'
-        raise NotAllowedError(f"{DURATION_WORDS}; digits alone may mean seconds or minutes: {way_out}")
-    if re.fullmatch(r"[0-9]+:[0-9]+", value):
-        raise NotAllowedError(
-            f"{DURATION_WORDS}; two numbers may be hours and minutes or minutes and seconds: write all three"
-        )
-    raise NotAllowedError(DURATION_WORDS)
 
 
 SIZE_WORDS = 'MiB as a whole number, or a text with a unit (K, M, G or T, with or without iB), such as "4GiB" or "500M"'

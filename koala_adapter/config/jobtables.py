@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from koala_adapter.config.diagnosis import inconsistent
+from koala_adapter.config.durations import NotAllowedError
 from koala_adapter.config.fields import (
     LONGEST_GRACE,
     LONGEST_POINT_PATIENCE,
@@ -36,7 +37,6 @@ from koala_adapter.config.fields import (
     HandledSignalName,
     MpiResizeWanted,
     Name,
-    NotAllowedError,
     OutputPattern,
     PlacementName,
     PlainText,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, TypeAlias
 
-from koala_adapter.config.fields import DURATION_PATTERN
+from koala_adapter.config.durations import DURATION_PATTERN
 from koala_adapter.config.jobtables import JobTable
 from koala_adapter.config.sitefile import SiteConfig
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast, 
 from pydantic import AfterValidator, BaseModel, Field, SerializeAsAny, WithJsonSchema, create_model, model_validator
 
 from koala_adapter.config.diagnosis import ALSO_CALLED, Problems, inconsistent, not_among, show_value
+from koala_adapter.config.durations import NotAllowedError
 from koala_adapter.config.fields import (
     SECONDS,
     AbsolutePath,
@@ -27,7 +28,6 @@ from koala_adapter.config.fields import (
     MailAddress,
     MebibytesPerSecond,
     Name,
-    NotAllowedError,
     PlacementName,
     PlainText,
     QueueName,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, PlainValidator, Tag, WithJsonSchema
 
 from koala_adapter.config.diagnosis import not_among
+from koala_adapter.config.durations import NotAllowedError
 from koala_adapter.config.fields import (
     ChargeName,
     DirectiveArgument,
@@ -18,7 +19,6 @@ from koala_adapter.config.fields import (
     Flag,
     Mebibytes,
     Name,
-    NotAllowedError,
     QueueName,
     Whole,
 )

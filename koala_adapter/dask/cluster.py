@@ -27,7 +27,8 @@ from distributed.deploy.spec import ProcessInterface, SpecCluster
 from distributed.utils import NoOpAwaitable
 
 from koala_adapter.api.asyncclient import AsyncClient
-from koala_adapter.config.fields import NotAllowedError, parse_size
+from koala_adapter.config.durations import NotAllowedError
+from koala_adapter.config.fields import parse_size
 from koala_adapter.config.jobfile import job_of_values
 from koala_adapter.dask import leave
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ServiceUnavailableError

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from koala_adapter.errors import ConfigurationError, PluginError
-from koala_adapter.lrm.contract import installed_entry_points
-from koala_adapter.policies import ENTRY_POINT_GROUP, INTERFACE_VERSION, PolicyDefinition, PolicyKind
+from koala_adapter.policies import INTERFACE_VERSION, PolicyDefinition, PolicyKind
 from koala_adapter.policies.checked import CheckedMalleability, CheckedPlacement, CheckedQueues
+from koala_adapter.policies.names import installed
 from koala_adapter.queueing.backfill import POLICIES as QUEUE_POLICIES
 from koala_adapter.queueing.queue import ARRIVAL, ClusterScheduler
 from koala_adapter.scheduler.knownpolicies import Policies
@@ -44,17 +44,6 @@ class InstalledPolicy:
     definition: PolicyDefinition
     described: str
     """Its entry point and distribution, as a person is told."""
-
-
-def installed() -> tuple[metadata.EntryPoint, ...]:
-    """Return the entry points of the policies of all installed distributions. Nothing is imported."""
-    return tuple(installed_entry_points().select(group=ENTRY_POINT_GROUP))
-
-
-def policy_names(kind: PolicyKind) -> tuple[str, ...]:
-    """Return what the installed policies of a kind are called, by their entry points alone."""
-    prefix = f"{kind}."
-    return tuple(sorted(one.name.removeprefix(prefix) for one in installed() if one.name.startswith(prefix)))
 
 
 def load_definitions(

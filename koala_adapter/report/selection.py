@@ -74,8 +74,8 @@ def _texts(report: Document) -> Iterator[str]:
 def latest_of(live: Iterable[Document], kept: Iterable[str], selection: JobSelection, limit: int) -> list[Document]:
     """Return the latest ``limit`` jobs of a selection in order of submission.
 
-    ``live``: the jobs of the scheduler. ``kept``: reports of ended jobs (JSON), those that ended last first; a job that
-    is among the live ones, too, is taken from there.
+    ``live``: the jobs of the scheduler. ``kept``: reports of ended jobs (JSON), the latest ones first; a job that is
+    among the live ones, too, is taken from there.
     """
     found: dict[str, Document] = {one["id"]: one for one in live}
     known = set(found)

@@ -200,7 +200,9 @@ CREATE TABLE IF NOT EXISTS cleaned (id TEXT PRIMARY KEY, cleaned_at REAL NOT NUL
 """
 _ENDED = "CASE WHEN json_valid(body) THEN json_extract(body, '$.finished_at') END"
 """When a job ended, by people's clocks, as its report says; NULL: the report cannot be read."""
+_NUMBER = "CAST(id AS INTEGER)"
 INDEXES = f"""
+CREATE INDEX IF NOT EXISTS finished_by_number ON finished ({_NUMBER}, id);
 CREATE INDEX IF NOT EXISTS finished_by_service_clock ON finished (finished_at);
 CREATE INDEX IF NOT EXISTS finished_by_end ON finished ({_ENDED});
 """
@@ -241,10 +243,14 @@ class FinishedJobs:
         rows = self._execute("SELECT body FROM finished ORDER BY finished_at DESC LIMIT ?", (limit,))
         return [str(row[0]) for row in rows]
 
-    def ended_since(self, since: float) -> Iterator[str]:
-        """Yield the reports of the jobs that ended at ``since`` or later by people's clocks, newest first."""
-        which = f"{_ENDED} >= ? ORDER BY {_ENDED} DESC"
-        for (body,) in self._execute(f"SELECT body FROM finished WHERE {which}", (since,)):  # noqa: S608 - a constant
+    def newest_first(self, since: float | None) -> Iterator[str]:
+        """Yield the reports of all jobs, the one submitted last first.
+
+        ``since``: of jobs that ended then or later by people's clocks, the one that ended last first.
+        """
+        which = f"ORDER BY {_NUMBER} DESC, id DESC" if since is None else f"WHERE {_ENDED} >= ? ORDER BY {_ENDED} DESC"
+        values = () if since is None else (since,)
+        for (body,) in self._execute(f"SELECT body FROM finished {which}", values):  # noqa: S608 - constants
             yield str(body)
 
     def before(self, limit: float) -> list[tuple[str, int]]:

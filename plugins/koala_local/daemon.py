@@ -29,6 +29,8 @@ from koala_adapter.model import OCCUPYING, WAITING, EndReason, LrmJobState
 from koala_local import processes
 from koala_local.jobs import (
     END_OF,
+    LAYOUT_NAME,
+    LOG_NAME,
     LONGEST_MESSAGE,
     QUEUE,
     SOCKET_NAME,
@@ -519,9 +521,7 @@ OPERATIONS: Mapping[str, Operation] = {
 
 # -- The process ---------------------------------------------------------------------------------------------
 
-LAYOUT_NAME = "layout.json"
 PID_NAME = "pid"
-LOG_NAME = "daemon.log"
 LARGEST_LOG = 1 << 20
 LONGEST_WAIT = 45
 """Seconds that a new daemon waits for an old one to end."""

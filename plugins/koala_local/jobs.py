@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Json: TypeAlias = Union[bool, int, float, str, "list[Json]", "dict[str, Json]", None]
 
 SOCKET_NAME = "socket"
+LAYOUT_NAME = "layout.json"
+LOG_NAME = "daemon.log"
 LONGEST_MESSAGE = 64 * 1024 * 1024
 """Bytes; a submission with its script is far below."""
 

@@ -23,9 +23,10 @@ from koala_adapter.lrm.commands import login_name
 from koala_adapter.lrm.contract import oldest_first
 from koala_adapter.model import LrmJobId, Node, NodeGpus, NodeState, Queue
 from koala_local import processes
-from koala_local.daemon import LAYOUT_NAME, LOG_NAME
 from koala_local.jobs import (
     KILL_WAIT,
+    LAYOUT_NAME,
+    LOG_NAME,
     LONGEST_MESSAGE,
     QUEUE,
     JobRecord,

@@ -46,9 +46,9 @@ class SizeChanges:
         return self._made
 
     def start(self, tasks: TaskGroup) -> None:
-        """Be ready for jobs and programs, within ``tasks``; at once for the jobs that there are."""
+        """Be ready for jobs and programs, within ``tasks``; at once for the jobs that have not ended."""
         self._tasks = tasks
-        if self._concerns(self._core.state.jobs):
+        if self._concerns(id_ for id_, record in self._core.state.jobs.items() if not record.state.final):
             self._make()
 
     def resume(self) -> None:

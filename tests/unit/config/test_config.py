@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
-from koala_adapter.config.fields import DURATION_PATTERN, Environment, Host, Seconds, WholeSeconds, parse_duration
+from koala_adapter.config.durations import DURATION_PATTERN, parse_duration
+from koala_adapter.config.fields import Environment, Host, Seconds, WholeSeconds
 from koala_adapter.config.sitefile import (
     ClusterConfig,
     ControlCenterConfig,
