@@ -58,8 +58,8 @@ def web(session: Session, port: int, listen: str, allow_actions: bool) -> None:
         found = listener.getsockname()[1]
         host, access = listen, Access()
         if not is_loopback(listen):
-            own = socket.getfqdn()
-            access = Access(names=access.names | {one.lower() for one in (listen, own, socket.gethostname())})
+            own = socket.gethostname()
+            access = Access(names=access.names | {one.lower() for one in (listen, own, socket.getfqdn())})
             host = own if listen in {"0.0.0.0", "::"} else listen  # noqa: S104 - asked for by the user
         host = f"[{host}]" if ":" in host else host
         click.echo(f"http://{host}:{found}/?token={access.token}")

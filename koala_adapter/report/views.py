@@ -7,7 +7,7 @@ from collections import Counter
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from koala_adapter.report.charts import cluster_chart, job_chart, legend, look, period_of, shortened, usage_chart
+from koala_adapter.report.charts import cluster_chart, job_chart, legend, look, period_of, usage_chart
 from koala_adapter.report.history import NOTE, by_cluster, occupations, reason
 from koala_adapter.report.markup import Markup, foreign, joined, tag
 from koala_adapter.report.timeaxis import Period, duration, moment
@@ -347,4 +347,4 @@ def chart_sections(drawn: dict[str, Markup]) -> Iterator[Markup]:
 
 def job_title(report: JobReport) -> Markup:
     """Return the heading of the page of a job."""
-    return tag("h1", f"Job {report.id} ", foreign(shortened(report.name, 300)))
+    return tag("h1", f"Job {report.id} ", foreign(report.name))
