@@ -99,17 +99,24 @@ def journal_of(directory: Path, *reports: JobReport) -> None:
             journal.finished.keep(report.id, report.finished_at or 0.0, report.to_json())
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    """Return a browser on a state directory with two jobs, one of which has failed and has printed something."""
-    output = tmp_path / "jobs" / "2" / "x"
+@pytest.fixture(scope="module")
+def two_jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Browser, Path]]:
+    """Serve a state directory with two jobs, one of which has failed and has printed something."""
+    directory = tmp_path_factory.mktemp("state")
+    output = directory / "jobs" / "2" / "x"
     output.mkdir(parents=True)
     (output / "0.out").write_text("<script>alert(1)</script>\n\x1b[31mred\n")
     (output / "1.err").write_bytes(b"first line\n" + b"x" * 200_000 + b"\nlast line\n")
     bad = replace(failed(ran(2, component("x", "a", 2)), "rank 1 was killed"), output_directory=str(output.parent))
-    journal_of(tmp_path, replace(ran(1, component("x", "a", 1)), outcome=COMPLETED), bad)
-    with served(tmp_path) as found:
-        yield found
+    journal_of(directory, replace(ran(1, component("x", "a", 1)), outcome=COMPLETED), bad)
+    with served(directory) as found:
+        yield found, directory
+
+
+@pytest.fixture
+def browser(two_jobs: tuple[Browser, Path]) -> Browser:
+    """Return a browser that has no cookie yet."""
+    return replace(two_jobs[0])
 
 
 # -- Who gets the pages
@@ -219,9 +226,10 @@ def test_no_other_file_is_shown(browser: Browser, asked: dict[str, str]) -> None
     assert "has no such output" in browser.page(f"jobs/2/output?{urlencode(asked)}", 404).text_content()
 
 
-def test_a_link_in_the_place_of_output_is_not_followed(browser: Browser, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("secret")
-    (tmp_path / "jobs" / "2" / "x" / "5.out").symlink_to(tmp_path / "secret")
+def test_a_link_in_the_place_of_output_is_not_followed(browser: Browser, two_jobs: tuple[Browser, Path]) -> None:
+    directory = two_jobs[1]
+    (directory / "secret").write_text("secret")
+    (directory / "jobs" / "2" / "x" / "5.out").symlink_to(directory / "secret")
     browser.open_link()
     browser.page("jobs/2/output?component=x&rank=5&stream=stdout", 404)
     assert "secret" not in browser.content
