@@ -409,8 +409,10 @@ LONGEST_EXPANSION = 10_000
 _RANGE = re.compile(r"(\d{1,10})(?:-(\d{1,10})(?::(\d{1,10}))?)?")
 
 
-def parse_jobs(raw: bytes, *, name_prefix: str = "", by_queue: bool = False) -> tuple[LrmJob, ...]:
+def parse_jobs(raw: bytes, *, name_prefix: str = "", by_queue: bool = False, gpu: str = "") -> tuple[LrmJob, ...]:
     """Return jobs (array tasks singly) whose name begins with ``name_prefix``. Raises LrmUnavailableError.
+
+    ``gpu``: the complex by which jobs ask for GPUs; empty: it is not known.
 
     Times are read as UTC: the command must run with TZ=UTC. A job listed twice (it moved while it was listed) counts
     once, as it was seen last.
@@ -419,8 +421,16 @@ def parse_jobs(raw: bytes, *, name_prefix: str = "", by_queue: bool = False) -> 
     for element in listed_jobs(raw):
         name = text_of(element, "full_job_name") or text_of(element, "JB_name")
         if name.startswith(name_prefix):
-            jobs.update((job.id, job) for job in _jobs(element, name, by_queue=by_queue))
+            gpus = 0 if place_of(element)[1] else _requested(element, gpu)
+            found = _jobs(element, name, by_queue=by_queue)
+            jobs.update((job.id, replace(job, gpus_per_node=gpus) if gpus else job) for job in found)
     return tuple(jobs.values())
+
+
+def _requested(element: _Element, name: str) -> int:
+    """Return how many of a complex a job asks for; 0 of none."""
+    requests = (one for one in element.iterfind("hard_request") if name and one.get("name") == name)
+    return max((number_of((one.text or "").strip()) for one in requests), default=0)
 
 
 def listed_jobs(raw: bytes) -> tuple[_Element, ...]:

@@ -240,7 +240,8 @@ class SgeLrm(CommandPlugin):
     async def _listing(self) -> tuple[bytes, tuple[LrmJob, ...]]:
         asked_at = time.monotonic()
         document = await self._commands.document(heldjobs.list_jobs(singly=self._singly))
-        everything = parse_jobs(document, by_queue=self._by_queue)
+        gpu = gpu_complex(self._context.directives, self._complexes)
+        everything = parse_jobs(document, by_queue=self._by_queue, gpu=gpu)
         self._listed = asked_at, {job.id: job for job in everything}
         await self._submitter.sweep({job.name for job in everything if job.user == self._user})
         return document, everything

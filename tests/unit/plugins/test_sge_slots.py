@@ -13,7 +13,7 @@ from koala_adapter.lrm import Submission
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.model import BatchKey, NodeGpus
 from koala_adapter.slots import PLAIN, Slot
-from koala_sge.listing import parse_left, parse_nodes
+from koala_sge.listing import parse_jobs, parse_left, parse_nodes
 from koala_sge.settings import SgeSettings
 from koala_sge.slots import (
     Complexes,
@@ -169,6 +169,13 @@ def test_gpus_of_a_host() -> None:
     assert (unknown.gpus, unknown.untold) == ((), ("gpus", "gpu_kind", "features"))
     (without,) = parse_nodes(listing, by_queue=True, gpus={"other": gpus["localhost"]})
     assert (without.name, without.gpus, without.untold) == ("all.q@localhost", (), ("gpu_kind",))
+
+
+def test_gpus_that_waiting_jobs_ask_for() -> None:
+    listing = (SAMPLES / "qstat_r_gpu.xml").read_bytes()
+    asked = {job.id: job.gpus_per_node for job in parse_jobs(listing, gpu="gpu")}
+    assert asked == {"1": 0, "2.1": 1, "2.2": 1}
+    assert {job.gpus_per_node for job in parse_jobs(listing)} == {0}
 
 
 @pytest.mark.parametrize(
