@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import Counter
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from itertools import accumulate, groupby
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from koala_adapter.report.page import Table
@@ -85,23 +86,32 @@ def lanes(found: Iterable[Occupation]) -> Iterator[tuple[Occupation, int, int]]:
 
     Each item has some of them, their first row and the number of rows; they take the lowest rows that are free.
     """
-    free: list[int] = []
-    busy: list[tuple[float, int]] = []
-    opened = 0
+    free: list[tuple[int, int]] = [(0, 1 << 62)]
+    busy: list[tuple[float, int, int]] = []
     for one in sorted((one for one in found if one.ended_at > one.begun_at), key=lambda one: one.begun_at):
         while busy and busy[0][0] <= one.begun_at:
-            heappush(free, heappop(busy)[1])
-        rows = []
-        for _ in range(one.processors):
-            if free:
-                rows.append(heappop(free))
-            else:
-                rows.append(opened)
-                opened += 1
-            heappush(busy, (one.ended_at, rows[-1]))
-        for _, run in groupby(enumerate(rows), key=lambda item: item[1] - item[0]):
-            together = [row for _, row in run]
-            yield one, together[0], len(together)
+            _, first, end = heappop(busy)
+            _give_back(free, first, end)
+        left = one.processors
+        while left:
+            first, end = free.pop(0)
+            taken = min(left, end - first)
+            if first + taken < end:
+                free.insert(0, (first + taken, end))
+            heappush(busy, (one.ended_at, first, first + taken))
+            yield one, first, taken
+            left -= taken
+
+
+def _give_back(free: list[tuple[int, int]], first: int, end: int) -> None:
+    """Add rows to the ranges of free ones, which are in order and do not touch each other."""
+    place = bisect(free, (first, end))
+    if place < len(free) and free[place][0] == end:
+        end = free.pop(place)[1]
+    if place and free[place - 1][1] == first:
+        place -= 1
+        first = free.pop(place)[0]
+    free.insert(place, (first, end))
 
 
 def levels(spans: Iterable[tuple[float, float, int]]) -> list[tuple[float, int]]:
