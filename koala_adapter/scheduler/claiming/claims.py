@@ -407,7 +407,7 @@ def scan_queue(context: Context, *, above: int | None = None) -> None:
         result = place(context, record, capacity.views)
         if isinstance(result, Placed) and not (unseen and _waits(context, record, result, capacity)):
             leave_queue(context, record)
-            claim_placement(context, record, result)
+            claim_placement(context, record, result, capacity.views)
             capacity.refresh({placed.cluster for placed in result.components})
         else:
             passed_over.add(context.queue.lane_of(record))
@@ -418,16 +418,56 @@ def _waits(context: Context, record: JobRecord, placed: Placed, capacity: Capaci
     return waits_for_looks(context, would_be_queued(context.requests(record), placed, capacity.views))
 
 
-def claim_placement(context: Context, record: JobRecord, placed: Placed) -> None:
-    """Submit placeholders for every component of a placement."""
+def claim_placement(context: Context, record: JobRecord, placed: Placed, views: Views) -> None:
+    """Submit placeholders for every component of a placement, which was found with ``views``."""
+    life = _life_asked(context, record, placed, views)
     context.ledger.move_job(record, JobState.CLAIMING)
     record.reclaim_with_room = False
     record.last_trouble = ""
-    _fill(context, record, list(record.claims), placed.components)
+    _fill(context, record, list(record.claims), placed.components, life)
 
 
-def _fill(context: Context, record: JobRecord, claims: list[Claim], placed: tuple[PlacedComponent, ...]) -> None:
-    """Claim what was placed for some claims of a job; a component that was split gets one claim for each piece."""
+AT_ONCE = 60.0
+"""Seconds within which placeholders are held for which processors are idle."""
+SAFETY = 2.0
+"""So many times as long as others have waited, a placeholder can wait for those of other submissions."""
+
+
+def _life_asked(context: Context, record: JobRecord, placed: Placed, views: Views) -> float:
+    """Return for how many seconds beyond its job the placeholders of a first claim are asked for.
+
+    Batch systems start a job that asks for less time sooner (backfill). So what is asked is what they will probably
+    wait for each other, up to ``placeholder_life``. Those that do not last are handed back and claimed anew, for the
+    whole life then. The whole of it is asked, too, where another job waits that may get them next (``reuse``).
+    """
+    parameters = context.state.parameters
+    life = parameters.placeholder_life
+    if record.failed_claims or (parameters.reuse and len(context.queue)):
+        return life
+    if sum(part.processors for part in placed.components) == 1:
+        return 0.0
+    queued = {request.component.name for request in would_be_queued(context.requests(record), placed, views)}
+    longest = 0.0
+    for part in placed.components:
+        wait = 0.0
+        if part.component in queued:
+            expected = context.state.expected_wait(context.state.clusters[part.cluster], context.now)
+            wait = life if expected is None else SAFETY * expected
+        longest = max(longest, wait)
+    return min(life, AT_ONCE + longest)
+
+
+def _fill(
+    context: Context,
+    record: JobRecord,
+    claims: list[Claim],
+    placed: tuple[PlacedComponent, ...],
+    life: float,
+) -> None:
+    """Claim what was placed for some claims of a job; a component that was split gets one claim for each piece.
+
+    ``life``: seconds that placeholders are to last beyond their job.
+    """
     for claim in claims:
         parts = [one for one in placed if one.component == claim.component]
         pieces = [claim, *(Claim(component=claim.component, excluded=dict(claim.excluded)) for _ in parts[1:])]
@@ -436,15 +476,14 @@ def _fill(context: Context, record: JobRecord, claims: list[Claim], placed: tupl
             piece.slot_processors = context.slot_processors(record, claim.component, part.cluster)
             piece.piece = claim.piece if part.piece is None else part.piece
             if piece.missing > 0:
-                _submit(context, record, piece, part.cluster)
+                _submit(context, record, piece, part.cluster, life)
         if len(pieces) > 1:
             at = next(number for number, one in enumerate(record.claims) if one is claim)
             record.claims[at : at + 1] = pieces
 
 
-def _submit(context: Context, record: JobRecord, claim: Claim, cluster_name: ClusterName) -> None:
-    parameters = context.state.parameters
-    seconds = record.job.walltime + parameters.launch_margin + parameters.placeholder_life
+def _submit(context: Context, record: JobRecord, claim: Claim, cluster_name: ClusterName, life: float) -> None:
+    seconds = record.job.walltime + context.state.parameters.launch_margin + life
     claim.placeholders += submit_batch(context, record, claim.component, cluster_name, claim.missing, seconds)
 
 
@@ -481,10 +520,11 @@ def reclaim(context: Context, record: JobRecord, *, early: bool = False) -> None
     if trouble is not None:
         claim_failed(context, record, trouble)
         return
-    _fill(context, record, homeless, placed)
+    life = context.state.parameters.placeholder_life
+    _fill(context, record, homeless, placed, life)
     for claim in settled:
         if claim.cluster is not None:
-            _submit(context, record, claim, claim.cluster)
+            _submit(context, record, claim, claim.cluster, life)
 
 
 def _leave_kept(context: Context, record: JobRecord, views: Views) -> None:

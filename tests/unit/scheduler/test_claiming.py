@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 
 def test_job_is_claimed_with_one_submission_per_component() -> None:
-    """Placeholders are asked for in one request each, for walltime plus margin plus life."""
+    """One request each, for walltime, margin, and what the placeholders may wait for each other."""
     site = Site({"a": 8, "b": 4}, Parameters(launch_margin=120, placeholder_life=900.0))
     actions = site.submit(job("1", component("x", 5), component("y", 3), walltime=600))
     first, second = of_kind(SubmitPlaceholders, actions)
     assert actions == [
-        SubmitPlaceholders(batch=first.batch, cluster=A, count=5, walltime=1620),
-        SubmitPlaceholders(batch=second.batch, cluster=B, count=3, walltime=1620),
+        SubmitPlaceholders(batch=first.batch, cluster=A, count=5, walltime=780),
+        SubmitPlaceholders(batch=second.batch, cluster=B, count=3, walltime=780),
     ]
     assert site.record("1").state is JobState.CLAIMING
     assert site.state.clusters[A].queued == 5
@@ -469,6 +469,46 @@ def test_refused_everywhere_ends_the_job() -> None:
     assert not site.state.placeholders
 
 
+def asked(site: Site) -> list[int]:
+    """Return the seconds beyond job and margin that submissions have asked for."""
+    return [one.walltime - 720 for one in of_kind(SubmitPlaceholders, site.actions)]
+
+
+def test_one_placeholder_waits_for_no_other() -> None:
+    site = Site({"a": 1}, Parameters(launch_margin=120, placeholder_life=900.0))
+    site.submit(job("1", 1, walltime=600), job("2", 1, walltime=600))
+    assert asked(site) == [0]
+
+
+def test_placeholders_last_as_long_as_others_have_waited() -> None:
+    """The whole life is asked for while nothing is known, and once a claim has come to nothing."""
+    site = Site({"a": 4, "b": 4}, Parameters(launch_margin=120, placeholder_life=900.0))
+    site.poll("b", 4, 0)
+    parts = (component("x", 2, cluster="a"), component("y", 2, cluster="b"))
+    site.submit(job("1", *parts, walltime=600))
+    site.pass_time(100)
+    site.run("1")
+    site.finish("1")
+    site.poll("a", 4)
+    site.poll("b", 4, 0)
+    site.submit(job("2", *parts, walltime=600))
+    site.take_all()
+    site.ended(site.claimed("2")[0].id)
+    site.pass_time(300)
+    assert asked(site) == [900, 900, 260, 260, 900]
+
+
+def test_placeholders_that_another_job_may_get_next_last_longer() -> None:
+    for reuse, life in ((True, 900), (False, 60)):
+        site = Site({"a": 4}, Parameters(launch_margin=120, placeholder_life=900.0, reuse=reuse))
+        site.submit(*(job(id_, 4, walltime=600) for id_ in "123"))
+        site.cancel("1")
+        site.take_all()
+        site.end_ending()
+        site.poll("a", 4)
+        assert asked(site) == [60, life]
+
+
 def test_refusal_that_leaves_no_joint_fit_ends_the_job() -> None:
     """Each component could still go somewhere, but not both at once: refused, not tried a thousand times."""
     site = Site({"a": 8, "b": 4})
@@ -479,7 +519,7 @@ def test_refusal_that_leaves_no_joint_fit_ends_the_job() -> None:
     assert outcome.state is JobState.REFUSED
     assert outcome.detail == (
         "a refused the placeholders of 'y': no account; "
-        "without it, its components (4, 3 processors) do not fit into the clusters at the same time (a: 8; b: 4)"
+        "without it, the job needs 7 processors at once, all clusters together have 4 to use"
     )
 
 

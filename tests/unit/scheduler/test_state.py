@@ -238,7 +238,7 @@ def test_ranks_that_ended_while_the_service_was_down() -> None:
 
 
 def test_what_happened_while_the_service_was_down_is_not_held_against_agents() -> None:
-    site = Site({"a": 4}, Parameters(registration_timeout=120.0))
+    site = Site({"a": 4}, Parameters(registration_timeout=120.0, launch_margin=600))
     site.queue(job("1", 3))
     for placeholder in site.claimed("1"):
         site.post(ev.PlaceholderStarted(time=site.now, placeholder=placeholder.id))
