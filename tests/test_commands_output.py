@@ -164,6 +164,9 @@ def test_a_service_does_without_what_few_jobs_need() -> None:
         "koala_adapter.lrm.drmaa.transport",
         "lxml",
         "koala_adapter.negotiation",
+        "koala_adapter.runners.adaptive",
+        "koala_adapter.runners.mpi",
+        "koala_adapter.service.leftovers",
         "http.client",
     }
     program = "import sys, koala_slurm.lrm, koala_adapter.cli.innerservice; print(*sys.modules)"

@@ -134,7 +134,7 @@ class FittingTable(Table):
 
 
 def _text(cell: RenderableType) -> Text:
-    return cell if isinstance(cell, Text) else Text.from_markup(str(cell))
+    return cell if isinstance(cell, Text) else Text.from_markup(str(cell), emoji=False)
 
 
 # -- Tables and lines of jobs and clusters -------------------------------------------------------------------
@@ -542,7 +542,8 @@ def _progress(report: JobReport) -> RenderableType:
         clock = f"running {seconds(run_time(report))} of at most {seconds(float(report.walltime))}"
     if report.outcome is not None:
         clock = f"cleaning up, {report.placeholders_left} placeholders left"
-    head = Text.from_markup(f"job [bold]{report.id}[/] {escape(report.name)}  {styled(report.state)}  {clock}")
+    name = f"[bold]{report.id}[/] {escape(report.name)}"
+    head = Text.from_markup(f"job {name}  {styled(report.state)}  {clock}", emoji=False)
 
     lines: list[RenderableType] = [Spinner("dots", text=head), *_sweep_bar(report), components_table(report)]
     if report.launched_at is None and report.outcome is None:
@@ -554,7 +555,7 @@ def _sweep_bar(report: JobReport) -> list[RenderableType]:
     sweep = report.sweep
     if sweep is None:
         return []
-    return [Text.from_markup(f"{bar(sweep.done + sweep.failed, sweep.total)}{sweep_state(report)}")]
+    return [Text.from_markup(f"{bar(sweep.done + sweep.failed, sweep.total)}{sweep_state(report)}", emoji=False)]
 
 
 def closing(report: JobReport, console: Console, *, where: bool = True) -> None:

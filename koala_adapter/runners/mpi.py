@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.runners.adaptive import AdaptiveRunner
-from koala_adapter.runners.runner import AddressedLaunch, Reaction, Runner
+from koala_adapter.runners.runner import LAUNCHER_TASK, AddressedLaunch, Reaction, Runner
 from koala_adapter.scheduler.events import Event, RankEnded
 from koala_adapter.vjm.channel import Launch
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 # -- MPI programs of fixed size ------------------------------------------------------------------------------
 
-LAUNCHER_TASK = "launcher"
 LONGEST_LINE = 64 * 1024
 SIGNAL_BASE = 128
 """A POSIX shell shows a death by signal n as status 128 + n."""

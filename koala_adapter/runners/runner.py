@@ -51,6 +51,8 @@ def job_ends_at(record: JobRecord, placeholders: Mapping[PlaceholderId, Placehol
     return min((process_ends_at(record, rank, placeholders, now) for rank in here), default=now + record.job.walltime)
 
 
+LAUNCHER_TASK = "launcher"
+"""Name of the task that is the launcher of an MPI program."""
 OPENMP_THREADS = "OMP_NUM_THREADS"
 """Set to the threads of each rank, unless the job sets it: OpenMP would use all processors of the node."""
 

@@ -22,10 +22,8 @@ from koala_adapter.host.regularfile import read_regular
 from koala_adapter.model import EndReason, JobId, Launcher, MpiResize, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.report.values import ATTEMPTS
-from koala_adapter.runners.adaptive import AdaptiveRunner
-from koala_adapter.runners.mpi import LAUNCHER_TASK, AdaptiveMpiRunner, MpiRunner
-from koala_adapter.runners.restartedmpi import RestartedMpiRunner
 from koala_adapter.runners.runner import (
+    LAUNCHER_TASK,
     AddressedLaunch,
     Application,
     ProcessRunner,
@@ -35,7 +33,6 @@ from koala_adapter.runners.runner import (
     by_placeholder,
 )
 from koala_adapter.runners.software import ClusterSoftware
-from koala_adapter.runners.workers import SweepRunner, WorkersRunner
 from koala_adapter.scheduler.events import RankEnded, RankMeasured
 from koala_adapter.service.results import Results
 from koala_adapter.vjm.channel import LaunchFile
@@ -45,7 +42,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.model import Component, Job, PlaceholderId
+    from koala_adapter.runners.adaptive import AdaptiveRunner
     from koala_adapter.runners.runner import Order
+    from koala_adapter.runners.workers import WorkersRunner
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import JobRecord
@@ -111,15 +110,6 @@ def _job(task: str) -> JobId:
 
 
 # -- Runners of launched jobs --------------------------------------------------------------------------------
-
-_RUNNERS: dict[tuple[RunnerName, Launcher], type[Runner]] = {
-    (RunnerName.RANKS, Launcher.PROCESS): ProcessRunner,
-    (RunnerName.RANKS, Launcher.MPI): MpiRunner,
-    (RunnerName.WORKERS, Launcher.PROCESS): WorkersRunner,
-    (RunnerName.SWEEP, Launcher.PROCESS): SweepRunner,
-    (RunnerName.ADAPTIVE, Launcher.PROCESS): AdaptiveRunner,
-    (RunnerName.ADAPTIVE, Launcher.MPI): AdaptiveMpiRunner,
-}
 
 
 class ApplicationListener(Protocol):
@@ -430,11 +420,15 @@ class Applications:
 
     def workers(self, record: JobRecord) -> WorkersRunner | None:
         """Return the runner of a job whose workers come and go; None: it is of another kind, or does not run."""
+        from koala_adapter.runners.workers import WorkersRunner
+
         runner = self._runner(record)
         return runner if isinstance(runner, WorkersRunner) else None
 
     def adaptive(self, record: JobRecord) -> AdaptiveRunner | None:
         """Return the runner of a job whose processes change together; None: it is of another kind, or does not run."""
+        from koala_adapter.runners.adaptive import AdaptiveRunner
+
         runner = self._runner(record)
         return runner if isinstance(runner, AdaptiveRunner) else None
 
@@ -483,10 +477,25 @@ class Applications:
 
 
 def _runner_class(job: Job) -> type[Runner]:
-    restarted = job.mpi_resize is MpiResize.RESTART
-    if (job.runner, job.launcher) == (RunnerName.ADAPTIVE, Launcher.MPI) and restarted:
-        return RestartedMpiRunner
-    return _RUNNERS[job.runner, job.launcher]
+    """Return the class of a job's runner. Those but of plain ranks are imported with the first job that needs one."""
+    kind = job.runner, job.launcher
+    if kind == (RunnerName.RANKS, Launcher.PROCESS):
+        return ProcessRunner
+    from koala_adapter.runners.adaptive import AdaptiveRunner
+    from koala_adapter.runners.mpi import AdaptiveMpiRunner, MpiRunner
+    from koala_adapter.runners.restartedmpi import RestartedMpiRunner
+    from koala_adapter.runners.workers import SweepRunner, WorkersRunner
+
+    runners: dict[tuple[RunnerName, Launcher], type[Runner]] = {
+        (RunnerName.RANKS, Launcher.MPI): MpiRunner,
+        (RunnerName.WORKERS, Launcher.PROCESS): WorkersRunner,
+        (RunnerName.SWEEP, Launcher.PROCESS): SweepRunner,
+        (RunnerName.ADAPTIVE, Launcher.PROCESS): AdaptiveRunner,
+        (RunnerName.ADAPTIVE, Launcher.MPI): (
+            RestartedMpiRunner if job.mpi_resize is MpiResize.RESTART else AdaptiveMpiRunner
+        ),
+    }
+    return runners[kind]
 
 
 # -- Reports of ended jobs -----------------------------------------------------------------------------------

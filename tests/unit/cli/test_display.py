@@ -453,6 +453,16 @@ def test_no_value_is_lost(table: FittingTable, values: list[str], width: int) ->
         assert all(word in words for word in value.split())
 
 
+def test_a_name_is_shown_as_it_is() -> None:
+    """Neither markup nor the words of emoji are anything else, also where a row becomes some lines."""
+    named = replace(JOB, name=":smile: [b]")
+    console = make_console(io.TextIOWrapper(io.BytesIO()))
+    for width in (40, 200):
+        with console.capture() as captured:
+            console.print(jobs_table([named]), width=width)
+        assert ":smile: [b]" in captured.get()
+
+
 NEEDED = Slot(threads=2, memory_mib=4096, gpus=1, gpu_kind="a100", features=("ib",), queue="long", account="physics")
 SAID = "8 ranks of 2 processors, 4096 MiB, 1 GPU (a100), features ib, queue long"
 
