@@ -126,7 +126,15 @@ def make_directory(request: "Dict[str, Any]") -> "Dict[str, Any]":
     """Make a directory with mode 0700, unless another user could replace a part of its path."""
     path = os.path.abspath(absolute(request))
     require_strong(path)
-    os.makedirs(path, 0o700, exist_ok=True)
+    missing = []
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for path in reversed(missing):  # noqa: B020 - the last one is the one that is asked for
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            pass  # another gateway of ours was faster
     require_strong(path)
     return {"path": path, "mode": stat.S_IMODE(os.stat(path).st_mode)}
 

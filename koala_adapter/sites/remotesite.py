@@ -29,6 +29,8 @@ LONGEST_PAUSE = 60.0
 PORT_PATIENCE = 120.0
 """Seconds for which the port is waited for at which agents look for the gateway, before another one is taken."""
 PORT_PAUSE = 5.0
+LAST_REQUESTS = 3.0
+"""Seconds at the end for requests whose answers nobody waits for, such as the removal of files."""
 
 log = structlog.get_logger()
 
@@ -171,7 +173,10 @@ class RemoteSite(LrmHost):
             self._port_file.write_text(str(self._port), encoding="ascii")
 
     async def close(self) -> None:
-        """End the connection, and the gateway with it."""
+        """End the connection, and the gateway with it, after what was asked for without waiting."""
+        if self._link is not None:
+            with anyio.move_on_after(LAST_REQUESTS), suppress(LrmUnavailableError, OSError):
+                await self._link.ask({"do": "resolved", "path": "/"})  # files are done in order
         if self._task is not None:
             self._task.cancel()
             with anyio.CancelScope(shield=True), suppress(asyncio.CancelledError):

@@ -115,6 +115,7 @@ async def test_files_there(place: Place) -> None:
     """A private file is new and readable for its owner alone; a directory that others could replace is refused."""
     made, mode = await place.site.make_directory("scripts/one")
     assert (made, mode) == (str(place.directory / "scripts/one"), 0o700)
+    assert (place.directory / "scripts").stat().st_mode & 0o777 == 0o700
     path, file = f"{made}/k.sh", place.directory / "scripts" / "one" / "k.sh"
     await place.site.write_private(path, b"first")
     file.unlink()
@@ -132,6 +133,15 @@ async def test_files_there(place: Place) -> None:
     (place.directory / "open").chmod(0o777)
     with pytest.raises(PermissionError, match="others can write"):
         await place.site.make_directory("open/x")
+
+
+async def test_what_is_to_be_removed_is_before_the_end(place: Place) -> None:
+    made, _ = await place.site.make_directory("scripts")
+    for number in range(50):
+        await place.site.write_private(f"{made}/{number}.sh", b"x")
+        place.site.remove_soon(f"{made}/{number}.sh")
+    await place.site.close()
+    assert await THIS_HOST.list_directory(made) == []
 
 
 async def test_a_site_that_does_not_answer_is_away(place: Place) -> None:
