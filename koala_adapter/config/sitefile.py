@@ -509,7 +509,7 @@ class RemoteSiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True)
     name: Name = Field(description="Name of the site, for `site =` of clusters.")
     ssh: SshDestination = Field(
         description="What `ssh` is given to reach the login node: a host of ~/.ssh/config, or user@host. It must log "
-        "in without a question, by a key, an agent or a ControlMaster."
+        "in without a question, by a key or an agent, or after `koala login`."
     )
     ssh_options: tuple[PlainText, ...] = Field(
         default=(), description='Options that ssh is given before it, such as ["-F", "/path/of/config"].'

@@ -130,7 +130,7 @@ def make_directory(request: "Dict[str, Any]") -> "Dict[str, Any]":
     while not os.path.isdir(path):
         missing.append(path)
         path = os.path.dirname(path)
-    for path in reversed(missing):  # noqa: B020 - the last one is the one that is asked for
+    for path in reversed(missing):
         try:
             os.mkdir(path, 0o700)
         except FileExistsError:

@@ -76,22 +76,31 @@ def host_of(config: ClusterConfig, site: SiteConfig, directory: Path, *, lasting
     remote = site.remote_site(config)
     if remote is None:
         return THIS_HOST
-    from koala_adapter.sites.remotesite import RemoteSite  # noqa: PLC0415 - only where there are sites
+    from koala_adapter.sites.remotesite import RemoteSite, SiteAddress  # noqa: PLC0415 - only where there are sites
 
     port_file = None
     if lasting:
         make_private_directory(directory / "sites")
         port_file = directory / "sites" / f"{remote.name}.port"
-    return RemoteSite(
-        remote.name,
-        remote.ssh,
+    address = SiteAddress(
+        name=remote.name,
+        ssh=remote.ssh,
         options=remote.ssh_options,
         python=remote.python,
         directory=remote.directory,
         listen=remote.listen or "",
+    )
+    return RemoteSite(
+        address,
         title=f"of {login_name()}@{socket.gethostname()}:{directory}",
         port_file=port_file,
+        control=login_socket(directory, remote.name),
     )
+
+
+def login_socket(directory: Path, site: str) -> Path:
+    """Return the socket of a login to a site in a terminal (``koala login``). ``directory``: the state directory."""
+    return directory / "sites" / f"{site}.ssh"
 
 
 def make_lrm(

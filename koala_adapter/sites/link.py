@@ -32,6 +32,7 @@ from koala_adapter.gateway.streams import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from anyio.abc import ByteReceiveStream, ByteSendStream, Process, SocketStream, TaskGroup
 
@@ -67,11 +68,30 @@ def first_words() -> bytes:
     return b"exec(%a)\n" % line.decode() + text
 
 
-def ssh_command(destination: str, options: Sequence[str], python: str, title: str) -> tuple[str, ...]:
-    """Return the command line of ssh. ``title``: shown by ``ps`` at the site behind the gateway's command."""
+ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
+
+
+def ssh_command(
+    destination: str, options: Sequence[str], python: str, title: str, control: Path | None = None
+) -> tuple[str, ...]:
+    """Return the command line of ssh. ``title``: shown by ``ps`` at the site behind the gateway's command.
+
+    ``control``: socket of a login that is used where there is one, see `login_command`.
+    """
     remote = shlex.join([python, "-I", "-S", "-c", READ_FIRST_LINE, "koala-gateway", title])
-    ours = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
-    return ("ssh", *options, *ours, "--", destination, remote)
+    master = ("-S", str(control)) if control is not None and control.exists() else ()
+    return ("ssh", *options, *master, "-T", "-o", "BatchMode=yes", *ALIVE, "--", destination, remote)
+
+
+def login_command(destination: str, options: Sequence[str], control: Path) -> tuple[str, ...]:
+    """Return the command line of ssh that logs in in a terminal, and keeps the login for later connections."""
+    kept = ("-S", str(control), "-o", "ControlMaster=auto", "-o", "ControlPersist=yes")
+    return ("ssh", *options, *kept, *ALIVE, "--", destination, "true")
+
+
+def logout_command(destination: str, options: Sequence[str], control: Path) -> tuple[str, ...]:
+    """Return the command line of ssh that ends such a login."""
+    return ("ssh", *options, "-S", str(control), "-O", "exit", "--", destination)
 
 
 # -- One connection --------------------------------------------------------------------------------------------------
@@ -179,7 +199,7 @@ class Link:
         lines = bytes(self._said).decode("utf-8", "replace").strip().splitlines()
         told = " / ".join(line.strip() for line in lines[-3:] if line.strip())
         message = f"site {self.site} is away: {'; '.join(filter(None, (why, told))) or CLOSED}"
-        return LrmUnreachableError(message, hint=_remedy(told, self._argv))
+        return LrmUnreachableError(message, hint=_remedy(told, self._argv, self.site))
 
     async def _last_words(self) -> str:
         return (await self._refused("")).message.partition(" is away: ")[2]
@@ -394,14 +414,14 @@ def _pipes(process: Process) -> tuple[ByteSendStream, ByteReceiveStream]:
     return process.stdin, process.stdout
 
 
-def _remedy(told: str, argv: Sequence[str]) -> str:
+def _remedy(told: str, argv: Sequence[str], site: str) -> str:
     """Return what to do about a connection that could not be made, by what ssh and the login said."""
     destination = argv[-2]
     low = told.lower()
     if "host key verification failed" in low or "host identification has changed" in low:
         return f"verify the host key of the site, then connect once by hand: ssh {destination}"
     if "permission denied" in low:
-        return f"koala answers no questions: have `ssh {destination}` log in by a key, an agent or a ControlMaster"
+        return f"log in with `koala login {site}`, or have `ssh {destination}` log in by a key or an agent"
     if "not found" in low or "no such file" in low:
         return "give the path of a Python 3.6 or newer there as `python` of the site"
     if "could not resolve" in low or "timed out" in low or "refused" in low or "unreachable" in low:

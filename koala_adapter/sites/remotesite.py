@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import errno
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -35,32 +37,41 @@ LAST_REQUESTS = 3.0
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteAddress:
+    """How a site is reached."""
+
+    name: str
+    ssh: str
+    """What ssh is given for the host."""
+    options: tuple[str, ...] = ()
+    """Of ssh, before the host."""
+    python: str = "python3"
+    directory: str = "~/.koala"
+    """Private directory of the user there, for koala."""
+    listen: str = ""
+    """Address of the login node for agents; empty: all, and agents look for it by its name."""
+
+
 class RemoteSite(LrmHost):
     """The login node of a site."""
 
     here = False
 
     def __init__(
-        self,
-        name: str,
-        destination: str,
-        *,
-        options: Sequence[str] = (),
-        python: str = "python3",
-        directory: str = "~/.koala",
-        listen: str = "",
-        title: str = "",
-        port_file: Path | None = None,
+        self, address: SiteAddress, *, title: str = "", port_file: Path | None = None, control: Path | None = None
     ) -> None:
-        """``destination``, ``options``: of ssh. ``directory``: private one of the user there, for koala.
+        """``title``: of the gateway in the list of processes there.
 
-        ``listen``: address of the login node for agents; empty: all, and agents look for it by its name. ``title``: of
-        the gateway in the list of processes there. ``port_file``: keeps the port of the gateway over restarts of ours.
+        ``port_file``: keeps the port of the gateway over restarts of ours. ``control``: socket of a login in a
+        terminal, which is used while there is one.
         """
-        self.name = name
-        self._argv = ssh_command(destination, options, python, title or name)
-        self._base = directory
-        self._listen = listen
+        self.name = address.name
+        self._command = partial(
+            ssh_command, address.ssh, address.options, address.python, title or address.name, control
+        )
+        self._base = address.directory
+        self._listen = address.listen
         self._center: tuple[str, int] | None = None
         self._link: Link | None = None
         self._facts: HostFacts | None = None
@@ -109,7 +120,7 @@ class RemoteSite(LrmHost):
         """Keep a connection until cancelled."""
         pause = FIRST_PAUSE
         while True:
-            link = Link(self.name, self._argv)
+            link = Link(self.name, self._command())
             since = anyio.current_time()
             try:
                 await link.connect()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.real.systems.othersite import ADDRESS, OtherSite, missing_for_other_site
-from tests.real.systems.processes import PATIENCE, base_environment, run_command, wait_until
+from tests.real.systems.processes import PATIENCE, CommandError, base_environment, run_command, wait_until
 from tests.real.systems.requirements import missing_for_slurm, require
 
 if TYPE_CHECKING:
@@ -91,6 +91,21 @@ def test_one_job_here_and_there(home: Home) -> None:
     networks = [line.partition(": ")[2] for line in said.splitlines() if "net:[" in line]
     assert len(networks) == 5
     assert set(networks) == {str(Path("/proc/self/ns/net").readlink()), home.there.network}
+
+
+def test_a_login_in_a_terminal_is_used(home: Home) -> None:
+    """Where the site takes no key, it is said how to log in; after that, koala uses the login until it is ended."""
+    keys = home.there.ssh_config.with_name("user_key.pub")
+    kept = keys.read_text()
+    home.run("login", "delft")
+    try:
+        keys.write_text("")
+        assert home.run("run", "-n", "1", "--cluster", "far", "--", "echo", "here").endswith("here\n")
+        home.run("login", "delft", "--end")
+        with pytest.raises(CommandError, match=r"koala login delft"):
+            home.run("check", "--cluster", "far")
+    finally:
+        keys.write_text(kept)
 
 
 def test_a_job_outlives_the_connection(home: Home) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm.commands import THIS_HOST, CommandRunner
-from koala_adapter.sites.link import gateway_file
-from koala_adapter.sites.remotesite import RemoteSite
+from koala_adapter.sites.link import gateway_file, login_command
+from koala_adapter.sites.remotesite import RemoteSite, SiteAddress
 from koala_adapter.testing.trial import eventually
 
 if TYPE_CHECKING:
@@ -25,7 +25,12 @@ pytestmark = pytest.mark.anyio
 SSH = """#!/bin/sh
 # Stands for ssh: runs the remote command here, after what a login prints.
 [ ! -e "{away}" ] || {{ echo "ssh: connect to host fs3 port 22: Connection refused" >&2; exit 255; }}
-while [ "$1" != -- ]; do shift; done
+login=no
+while [ "$1" != -- ]; do
+    case $1 in -S) login=yes ;; esac
+    shift
+done
+[ ! -e "{asks}" ] || [ $login = yes ] || {{ echo "fs3: Permission denied (publickey,password)." >&2; exit 255; }}
 echo "Welcome to $2"
 echo $$ > "{pid}"
 exec sh -c "exec $3"
@@ -37,11 +42,15 @@ class Place:
 
     def __init__(self, directory: Path) -> None:
         self.away, self.pid, self.directory = directory / "away", directory / "pid", directory / "there"
+        self.asks, self.control = directory / "asks", directory / "login"
         ssh = directory / "bin" / "ssh"
         ssh.parent.mkdir()
-        ssh.write_text(SSH.format(away=self.away, pid=self.pid))
+        ssh.write_text(SSH.format(away=self.away, pid=self.pid, asks=self.asks))
         ssh.chmod(0o755)
-        self.site = RemoteSite("delft", "fs3", directory=str(self.directory), listen="127.0.0.1")
+        self.site = RemoteSite(
+            SiteAddress(name="delft", ssh="fs3", directory=str(self.directory), listen="127.0.0.1"),
+            control=self.control,
+        )
 
     async def until_away(self) -> None:
         await eventually(self._trouble, bool, what="the site is away", seconds=30)
@@ -154,6 +163,19 @@ async def test_a_site_that_does_not_answer_is_away(place: Place) -> None:
     place.away.unlink()
     await place.until_back()
     assert (await place.site.run(["true"]))[0] == 0
+
+
+async def test_a_login_in_a_terminal_is_used_while_there_is_one(place: Place) -> None:
+    """What asks for a password says how to log in; the stand-in takes the login's socket for the right password."""
+    place.asks.touch()
+    with pytest.raises(LrmUnreachableError, match="Permission denied") as refusal:
+        await place.site.facts()
+    assert "`koala login delft`" in refusal.value.hint
+    place.control.touch()
+    await place.until_back()
+    command = login_command("fs3", ("-F", "config"), place.control)
+    assert command[:5] == ("ssh", "-F", "config", "-S", str(place.control))
+    assert command[-3:] == ("--", "fs3", "true")
 
 
 async def test_a_connection_that_is_lost_is_made_again(place: Place, tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala login``: a site whose login asks a person something, such as a password or a one-time code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+
+from koala_adapter.api.statedirectory import prepare_directory
+from koala_adapter.cli.session import EXIT_FAILURE, Session, command_body, pass_session
+from koala_adapter.config.diagnosis import not_among
+from koala_adapter.errors import ConfigurationError
+from koala_adapter.host.privatedirectory import make_private_directory
+from koala_adapter.service.opening import login_socket
+from koala_adapter.sites.link import login_command, logout_command
+
+LONGEST_SOCKET = 90
+"""Bytes of its path: ssh adds some, and unix(7) takes 107."""
+
+
+@click.command()
+@click.argument("site")
+@click.option("--end", is_flag=True, help="End the login: koala has to log in by itself from then on.")
+@pass_session
+@command_body
+def login(session: Session, site: str, end: bool) -> None:
+    r"""Log in to a site in this terminal, for koala to use it.
+
+    For a site that asks for a password or a one-time code. OpenSSH asks in this terminal and keeps the connection
+    (ControlMaster); commands of koala, and a service that runs, go over it until the site ends it. Koala sees nothing
+    of what is typed.
+
+    \b
+    Examples:
+      koala login delft
+      koala login delft --end
+    """
+    sites = {one.name: one for one in session.site.sites}
+    if site not in sites:
+        raise ConfigurationError(not_among(site, sites, what="a site of the site file"))
+    found, directory = sites[site], session.directory
+    socket = login_socket(directory, site)
+    if len(str(socket)) > LONGEST_SOCKET:
+        raise ConfigurationError(f"the path {socket} is too long for a socket", hint="give a shorter one with --state")
+    prepare_directory(directory)
+    make_private_directory(socket.parent)
+    command = (logout_command if end else login_command)(found.ssh, found.ssh_options, socket)
+    if subprocess.run(command, check=False).returncode:
+        sys.exit(EXIT_FAILURE)
+    session.remark(f"the login to {site} has ended" if end else f"koala uses this login to {site} while it lasts")
