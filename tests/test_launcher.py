@@ -88,6 +88,7 @@ class Place:
         library.mkdir(exist_ok=True)
         settings = {
             "hosts": {"": HOST},
+            "doors": {},
             "port": self.port,
             "token": TOKEN,
             "fingerprint": load_or_create(self.directory / "certificate").fingerprint,

@@ -54,6 +54,9 @@ class LrmHost(ABC):
     def relay_agents_to(self, host: str, port: int) -> None:  # noqa: B027 - this host relays nothing
         """Have the connections of agents there go to a control center of this host."""
 
+    def relay_to(self, port: int) -> None:  # noqa: B027 - likewise
+        """Let programs there connect to another port of this host, too, which they name first."""
+
     async def close(self) -> None:  # noqa: B027 - this host keeps nothing
         """Give everything back. Nothing is asked for after it."""
 

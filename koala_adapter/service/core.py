@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.driver.loop import EventLoop
     from koala_adapter.host.clock import ServiceClock
+    from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import ClusterName, LrmJobId, PlaceholderId
     from koala_adapter.scheduler import Scheduler
     from koala_adapter.scheduler.events import Event
@@ -48,6 +49,8 @@ class Core:
         """How the names of our LRM jobs begin."""
         self.user = login_name()
         """The owner of our LRM jobs."""
+        self.lrm_hosts: dict[str, LrmHost] = {}
+        """Where the batch systems are, by cluster."""
         self.changed = anyio.Event()
         """Set (and replaced) whenever something changed that a report may show."""
 

@@ -456,6 +456,7 @@ class Service:
 
     def _new_driver(self, config: ClusterConfig, plugins: Mapping[str, PluginDefinition]) -> ClusterDriver:
         lrm, commands = make_lrm(config, plugins, self.directory, host=self._host_of(config))
+        self.core.lrm_hosts[config.name] = commands.host
         self.meter.watch(config.name, commands)
         return ClusterDriver(self.core, config, lrm, commands)
 

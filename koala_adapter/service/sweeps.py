@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ import structlog
 from anyio import to_thread
 
 from koala_adapter.config.jobfile import LARGEST_FILE
-from koala_adapter.errors import JobRefusedError, KoalaError
+from koala_adapter.errors import JobRefusedError, KoalaError, LrmUnreachableError
 from koala_adapter.host.regularfile import read_regular
 from koala_adapter.host.sockets import lasting_ports
 from koala_adapter.model import EndReason, RunnerName, TaskEnd
@@ -542,6 +543,7 @@ class Sweeps:
         settings = {
             "hosts": {"": self._site.control_center.node_address}
             | {one.name: self._site.node_address(one) for one in self._site.clusters},
+            "doors": self._doors(),
             "port": contact.port,
             "token": contact.token,
             "fingerprint": certificate.load_or_create(self._certificates).fingerprint,
@@ -550,6 +552,15 @@ class Sweeps:
         }
         files = {**node_files("koala_adapter.tasks", "launcher", PROGRAM), SETTINGS: json.dumps(settings).encode()}
         return tuple(LaunchFile(target=name, mode=0o600, content=content) for name, content in files.items())
+
+    def _doors(self) -> dict[str, tuple[str, int]]:
+        """Return where launchers at other sites find their gateways, by cluster, as far as these are connected."""
+        found = {}
+        for name, host in self._core.lrm_hosts.items():
+            with suppress(LrmUnreachableError):
+                if (door := host.door) is not None:
+                    found[name] = door
+        return found
 
     def _open(self, job: Job) -> Contact:
         """Listen for the launchers of a sweep. Results of before are read by :meth:`run`.
@@ -589,6 +600,8 @@ class Sweeps:
             else:
                 contact = Contact(port=port, token=token)
                 files.keep_contact(contact)
+                for host in self._core.lrm_hosts.values():
+                    host.relay_to(port)
                 return listening, contact
         raise KoalaError(f"no port to hand out tasks from: {failure.strerror}", hint="see control_center.listen")
 

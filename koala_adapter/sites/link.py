@@ -31,7 +31,7 @@ from koala_adapter.gateway.streams import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from anyio.abc import ByteReceiveStream, ByteSendStream, Process, SocketStream, TaskGroup
@@ -113,6 +113,10 @@ LONGEST_NOISE = 64 * 1024
 PIECE = 32 * 1024
 ENDING = 2.0
 """Seconds for ssh to end when it is told to."""
+ASKING = b"koala "
+"""How a program begins that asks for another port than the control center's. An agent begins with TLS."""
+LONGEST_ASKING = 16
+_ASKING_FOR = re.compile(ASKING + rb"([0-9]{1,5})\n")
 CLOSED = "the connection was closed"
 
 
@@ -142,9 +146,10 @@ class _Relay:
 class Link:
     """A connection to a gateway: made by :meth:`connect`, served by :meth:`serve` until it is lost."""
 
-    def __init__(self, site: str, argv: Sequence[str]) -> None:
-        """``site``: its name, for messages."""
+    def __init__(self, site: str, argv: Sequence[str], ports: Collection[int] = ()) -> None:
+        """``site``: its name, for messages. ``ports``: of this host, to which programs at the site may connect."""
         self.site = site
+        self._ports = ports
         self.center: tuple[str, int] | None = None
         """Where the connections of agents go; None: they are refused."""
         self._argv = argv
@@ -364,18 +369,26 @@ class Link:
     # -- agents --
 
     async def _relay(self, number: int, relay: _Relay, center: tuple[str, int]) -> None:
-        """Relay the bytes of one agent to the control center and back, until both directions have ended."""
+        """Relay the bytes of one agent to the control center and back, until both directions have ended.
+
+        A program that asks for another port is relayed to that, where it may.
+        """
+        host, port = center
         try:
             with relay.scope:
-                try:
-                    stream = await anyio.connect_tcp(*center)
-                except OSError as error:
-                    self._streams.reset(number, str(error))
-                    return
-                async with stream, anyio.create_task_group() as both:
+                first = await relay.pieces.receive()
+                while first.startswith(ASKING) and b"\n" not in first and len(first) < LONGEST_ASKING:
+                    first += await relay.pieces.receive()
+                if asked := _ASKING_FOR.match(first):
+                    port = int(asked[1])
+                    if port not in self._ports:
+                        return
+                async with await anyio.connect_tcp(host, port) as stream, anyio.create_task_group() as both:
+                    await stream.send(first[asked.end() :] if asked else first)
+                    self._streams.grant(number, len(first))
                     both.start_soon(self._to_center, number, relay, stream)
                     await self._from_center(number, relay, stream)
-        except* (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        except* (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass
         finally:
             self._relays.pop(number, None)

@@ -73,6 +73,7 @@ class RemoteSite(LrmHost):
         self._base = address.directory
         self._listen = address.listen
         self._center: tuple[str, int] | None = None
+        self._ports: set[int] = set()
         self._link: Link | None = None
         self._facts: HostFacts | None = None
         self._port_file = port_file
@@ -99,6 +100,9 @@ class RemoteSite(LrmHost):
         if self._link is not None:
             self._link.center = self._center
 
+    def relay_to(self, port: int) -> None:
+        self._ports.add(port)
+
     @property
     def door(self) -> tuple[str, int]:
         """Address and port of the login node by which agents reach us. Raises LrmUnreachableError."""
@@ -120,7 +124,7 @@ class RemoteSite(LrmHost):
         """Keep a connection until cancelled."""
         pause = FIRST_PAUSE
         while True:
-            link = Link(self.name, self._command())
+            link = Link(self.name, self._command(), self._ports)
             since = anyio.current_time()
             try:
                 await link.connect()

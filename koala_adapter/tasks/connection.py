@@ -24,13 +24,18 @@ LENGTH = struct.Struct(">Q")
 PIECE = 1 << 20
 
 
-def connected(host: str, port: int, fingerprint: str) -> ssl.SSLSocket:
-    """Return a connection. Raises ssl.SSLError when another server answers."""
+def connected(host: str, port: int, fingerprint: str, *, asking_for: int = 0) -> ssl.SSLSocket:
+    """Return a connection. Raises ssl.SSLError when another server answers.
+
+    ``asking_for``: port of the server, where host and port are those of a gateway; 0: they are the server's own.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # nobody has signed it: its fingerprint is compared instead
     plain = socket.create_connection((host, port), timeout=CONNECTING)
     try:
+        if asking_for:
+            plain.sendall(b"koala %d\n" % asking_for)
         connection = context.wrap_socket(plain, server_hostname=host)
     except BaseException:
         plain.close()

@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
     from types import FrameType
-    from typing import IO, Any, Dict, List, Optional, Sequence
+    from typing import IO, Any, Dict, List, Optional, Sequence, Tuple
 
 
 SETTINGS = "sweep.json"
@@ -94,15 +94,14 @@ class Launcher:
         pause = FIRST_PAUSE
         while True:
             try:
-                self._connection = connected(self._host(), self._settings["port"], self._settings["fingerprint"])
+                host, port, asking_for = self._address()
+                self._connection = connected(host, port, self._settings["fingerprint"], asking_for=asking_for)
                 self._connection.sendall(bytes.fromhex(self._settings["token"]))
                 break
             except (OSError, ValueError) as error:
                 self._disconnect()
                 if time.monotonic() > until:
-                    sys.stderr.write(
-                        "nobody to get tasks from at %s:%s: %s\n" % (self._host(), self._settings["port"], error)
-                    )
+                    sys.stderr.write("nobody to get tasks from at %s:%s: %s\n" % (*self._address()[:2], error))
                     return False
             time.sleep(pause)
             pause = min(LONGEST_PAUSE, pause * 2)
@@ -112,10 +111,13 @@ class Launcher:
         self._send_answer()
         return True
 
-    def _host(self) -> str:
-        hosts = self._settings["hosts"]
-        found: str = hosts.get(os.environ.get("KOALA_CLUSTER", ""), hosts[""])
-        return found
+    def _address(self) -> "Tuple[str, int, int]":
+        """Return host and port of the server and 0; or those of its gateway, and the server's port."""
+        cluster, hosts, port = os.environ.get("KOALA_CLUSTER", ""), self._settings["hosts"], self._settings["port"]
+        if cluster in self._settings["doors"]:
+            door = self._settings["doors"][cluster]
+            return door[0], door[1], port
+        return hosts.get(cluster, hosts[""]), port, 0
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None

@@ -93,6 +93,13 @@ def test_one_job_here_and_there(home: Home) -> None:
     assert set(networks) == {str(Path("/proc/self/ns/net").readlink()), home.there.network}
 
 
+def test_tasks_of_a_sweep_are_handed_out_there(home: Home) -> None:
+    """Launchers have a connection of their own, which goes through the gateway, too."""
+    home.run("sweep", "--cluster", "far", "--", "sh", "-c", "echo {x} $(readlink /proc/self/ns/net)", ":::", "x=1,2,3")
+    told = [json.loads(line)["stdout"] for line in home.run("results", "1", "--json").splitlines()]
+    assert sorted(told) == [f"{number} {home.there.network}\n" for number in (1, 2, 3)]
+
+
 def test_a_login_in_a_terminal_is_used(home: Home) -> None:
     """Where the site takes no key, it is said how to log in; after that, koala uses the login until it is ended."""
     keys = home.there.ssh_config.with_name("user_key.pub")

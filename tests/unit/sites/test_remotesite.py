@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -244,6 +246,47 @@ async def converse(door: tuple[str, int], content: bytes) -> None:
         tasks.start_soon(send)
         found = b"".join([piece async for piece in stream])
     assert found == content
+
+
+async def test_another_port_is_relayed_to_who_names_it(place: Place) -> None:
+    """Only a port that is known here, for example that of a sweep's tasks."""
+    listeners = [await anyio.create_tcp_listener(local_host="127.0.0.1") for _ in range(3)]
+    center, tasks, secret = [one.extra(anyio.abc.SocketAttribute.local_port) for one in listeners]
+    place.site.relay_agents_to("127.0.0.1", center)
+    place.site.relay_to(tasks)
+    async with anyio.create_task_group() as group:
+        for listener, name in zip(listeners, (b"center ", b"tasks ", b"secret "), strict=True):
+            group.start_soon(listener.serve, partial(named, name))
+        await place.site.facts()
+        for said, expected in (
+            (b"\x16hello", b"center \x16hello"),
+            (b"koala %d\n\x16hello" % tasks, b"tasks \x16hello"),
+            (b"koala %d\n\x16hello" % secret, b""),
+            (b"koala is no number", b"center koala is no number"),
+        ):
+            async with await anyio.connect_tcp(*place.site.door) as stream:
+                await stream.send(said[:3])
+                await stream.send(said[3:])
+                await stream.send_eof()
+                assert b"".join(await pieces(stream)) == expected
+        group.cancel_scope.cancel()
+    for listener in listeners:
+        await listener.aclose()
+
+
+async def pieces(stream: anyio.abc.SocketStream) -> list[bytes]:
+    """Return all that comes, also from a connection that is reset."""
+    found = []
+    with suppress(anyio.BrokenResourceError, anyio.EndOfStream):
+        while True:
+            found.append(await stream.receive())
+    return found
+
+
+async def named(name: bytes, stream: anyio.abc.SocketStream) -> None:
+    """Answer with a name and all that was said."""
+    async with stream:
+        await stream.send(name + b"".join(await pieces(stream)))
 
 
 async def test_without_a_control_center_nothing_listens(place: Place) -> None:
