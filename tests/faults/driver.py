@@ -16,7 +16,7 @@ from koala_adapter.driver.store import doubts, rebuilt, tellers
 from koala_adapter.lrm.listing import possibly_ours, processors_wanted
 from koala_adapter.lrm.slotcount import count_slots
 from koala_adapter.model import EndReason, JobId, PlaceholderId, TaskEnd
-from koala_adapter.outcome import PlaceholderState
+from koala_adapter.outcome import PlaceholderState, TaskUsage
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.service.listings import ClusterObservation, ListingJudge, processors_held
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 POLL_INTERVAL = 15.0
 SNAPSHOT_INTERVAL = 90
 """Events between two snapshots: some in each schedule."""
+USED = TaskUsage(user_seconds=1.0, system_seconds=0.5, memory_bytes=2**20, read_bytes=1, written_bytes=2)
 REPEATABLE = (
     ev.BatchSubmitted
     | ev.BatchRejected
@@ -268,7 +269,8 @@ class SimulatedService:
         if self.clock.now < self._stalled_until:
             self._inbox.append(event)
             return
-        self.faults.doom(event)
+        if not isinstance(event, ev.RankMeasured):  # by which nothing is decided: known seeds keep their schedules
+            self.faults.doom(event)
         self._guarded(lambda: self._loop.post(event))
 
     def receive(self, arrive: Callable[[], None]) -> None:
@@ -390,6 +392,7 @@ class SimulatedService:
         if record is not None and task.rank < len(record.ranks) and record.ranks[task.rank].placeholder == placeholder:
             self.post(ev.RankStarted(time=self.now, job_id=JobId(task.job), rank=task.rank))
             if task.end is not None:
+                self.post(ev.RankMeasured(time=self.now, job_id=JobId(task.job), rank=task.rank, usage=USED))
                 self.post(ev.RankEnded(time=self.now, job_id=JobId(task.job), rank=task.rank, end=task.end))
 
     # ---- polling ---------------------------------------------------------------------------------------------------
