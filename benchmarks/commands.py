@@ -43,7 +43,7 @@ def asking(*, repeat: int = 7) -> list[Row]:
             commands = {"import click": [sys.executable, "-c", "import click"]}
             for words in (
                 "--version", "--help", "status --json", "status", "explain 1", "logs 1", "cancel 1", "clusters",
-                f"plan {job}", f"submit {job}", "check --no-submit",
+                f"plan {job}", f"submit {job}", "run --quiet -n 1 -- true", "check --no-submit",
             ):  # fmt: skip
                 commands[words.replace(job, "JOB")] = list(koala.command(*words.split()))
             times = {

@@ -21,7 +21,6 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
 import click
 
 from koala_adapter.errors import KoalaError
-from koala_adapter.python.site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import PluginDefinition
     from koala_adapter.model import Job
     from koala_adapter.python.description import Job as JobDescription
+    from koala_adapter.python.site import Site
     from koala_adapter.scheduler.knownpolicies import Policies
 
 
@@ -97,6 +97,8 @@ class Session:
     @cached_property
     def here(self) -> Site:
         """The site and its service, as programs have them."""
+        from koala_adapter.python.site import Site
+
         return Site(self.site_option, state=self.state_option, notice=self.remark, before_reading=self.set_up_log)
 
     @property

@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
 from os import PathLike
@@ -14,11 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from koala_adapter.api.client import Client, new_submission, stand_by, unanswered
-from koala_adapter.api.closedjournal import closed_journal
 from koala_adapter.api.statedirectory import JOURNAL_NAME, check_directory, ended_within
 from koala_adapter.config.locations import SiteFileState, locate_site_file, state_directory
 from koala_adapter.errors import ConfigurationError, KoalaError, ServiceAbsentError, ServiceUnavailableError
-from koala_adapter.model import Job as CheckedJob
 from koala_adapter.python.jobs import JobHandle
 
 if TYPE_CHECKING:
@@ -30,6 +27,7 @@ if TYPE_CHECKING:
     from koala_adapter.api.offline import JournalView
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.lrm import PluginDefinition
+    from koala_adapter.model import Job as CheckedJob
     from koala_adapter.python.description import Job
     from koala_adapter.python.jobs import JobResult
     from koala_adapter.python.withoutservice import WithoutService
@@ -191,6 +189,10 @@ class Site:
         ``job``: a description, the path of a job file, or what :meth:`checked` returned. Raises ConfigurationError,
         JobRefusedError and ServiceUnavailableError.
         """
+        from concurrent.futures import ThreadPoolExecutor
+
+        from koala_adapter.model import Job as CheckedJob
+
         wanted = job if isinstance(job, CheckedJob) else self.checked(job)
         with ThreadPoolExecutor(1) as thread:
             # Where Ctrl-C comes upon a submission, it must be known whether there is a job to be cancelled.
@@ -265,6 +267,8 @@ class Site:
         """
         if self.client.running():
             return self.client
+        from koala_adapter.api.closedjournal import closed_journal
+
         return closed_journal(self.directory / JOURNAL_NAME, self.recorded) or self.recorded()
 
     def recorded(self) -> JournalView:
