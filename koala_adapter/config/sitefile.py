@@ -43,6 +43,7 @@ from koala_adapter.config.fields import (
 )
 from koala_adapter.config.locations import state_directory
 from koala_adapter.config.tomlfile import parse_document, read_document
+from koala_adapter.errors import ConfigurationError
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.lrm.mapping import MAP_KEYS, arguments_of, braces_problem
 from koala_adapter.lrm.rate import URGENT_SHARE, WINDOW
@@ -615,6 +616,17 @@ class SiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     def remote_site(self, cluster: ClusterConfig) -> RemoteSiteConfig | None:
         """Return the site that a cluster is at; None: it is here."""
         return next((one for one in self.sites if one.name == cluster.site), None)
+
+    def require_way_here(self, called: str, cluster: str | None) -> None:
+        """Raise ConfigurationError where workers that connect to this host could come to a cluster at another site.
+
+        ``cluster``: the only one that they may use; None: any.
+        """
+        far = [one.name for one in self.enabled_clusters if one.site is not None and cluster in {None, one.name}]
+        if far:
+            message = f"{called}: nodes of {', '.join(far)}, at another site, may have no way to this host"
+            hint = "give a `cluster` that is here, or as `host` an address of this host that they reach"
+            raise ConfigurationError(message, hint=hint)
 
     def node_address(self, cluster: ClusterConfig) -> str:
         """Return the address by which the nodes of ``cluster``, which is here, reach the control center."""

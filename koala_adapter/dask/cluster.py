@@ -477,6 +477,8 @@ class KoalaCluster(SpecCluster):
         self._credentials = credentials_of_workers(credentials)
         if not self._credentials:
             logger.warning("without TLS, whoever reaches the port of the scheduler can run programs as you")
+        if host is None:
+            self._site.require_way_here("KoalaCluster", cluster)
         self._node_address = host or self._site.control_center.node_address
         self._wanted = 0
         self._want(maximum if n_workers is None else n_workers)

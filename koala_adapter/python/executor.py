@@ -294,6 +294,8 @@ class Executor(AnyExecutor):
         self._futures: set[Future[Any]] = set()
         self._closed = False
         self._ending: threading.Thread | None = None
+        if host is None:
+            self._site.config.require_way_here("koala.Executor", cluster)
         center = self._site.config.control_center
         changes, flexible = minimum < maximum, cluster is None and maximum > 1
         with transient_directory(self._site.directory / PRIVATE) as directory:

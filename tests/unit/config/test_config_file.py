@@ -409,6 +409,17 @@ def test_sites_and_their_clusters_fit(ours: dict[str, PluginDefinition]) -> None
         assert line.startswith(text)
 
 
+def test_workers_that_connect_to_this_host_need_a_way(ours: dict[str, PluginDefinition]) -> None:
+    text = AT_SITES.partition('[[sites]]\nname = "delft"\nssh = "-o')[0]
+    far = '[[clusters]]\nname = "far"\nplugin = "slurm"\nsite = "delft"\n'
+    near = '[[clusters]]\nname = "near"\nplugin = "local"\nsettings.processors = 1\n'
+    site = load_site_text(text + far + near, ours)
+    site.require_way_here("koala.Executor", "near")
+    for cluster in ("far", None):
+        with pytest.raises(ConfigurationError, match=r"koala\.Executor: nodes of far, at another site"):
+            site.require_way_here("koala.Executor", cluster)
+
+
 def test_each_plugin_has_an_example(ours: dict[str, PluginDefinition]) -> None:
     assert {path.stem for path in EXAMPLES} >= {"site", *ours}
     for name in ours:
