@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -145,18 +146,20 @@ class SimulatedEffector:
     def launch_job(self, action: act.LaunchJob) -> None:
         state = self._service.state
         record = state.jobs[action.job_id]
-        sizes = {claim.component: 0 for claim in record.claims}
+        slots: dict[str, Counter[PlaceholderId]] = {claim.component: Counter() for claim in record.claims}
         for rank in action.ranks:
-            sizes[rank.component] += 1
+            slots[rank.component][rank.placeholder] += 1
             placeholder = state.placeholders[rank.placeholder]
             assert placeholder.held_at is not None, "launched into a placeholder that was never held"
             assert not self._was_silent(placeholder), "launched into a silent placeholder"
             assert placeholder.job_id == action.job_id, "launched into another job's placeholder"
         for component in record.job.components:
-            assert component.minimum <= sizes[component.name] <= component.maximum, "launched on a wrong size"
-        assert len({rank.placeholder for rank in action.ranks}) == len(action.ranks)
-        for rank in action.ranks:
-            self.start_in(rank.placeholder)
+            own = slots[component.name]
+            assert component.minimum <= len(own) <= component.maximum, "launched on a wrong size"
+            assert set(own.values()) == {component.slot.ranks}, "a slot has another number of ranks"
+        assert sum(map(len, slots.values())) == len({rank.placeholder for rank in action.ranks})
+        for id_ in dict.fromkeys(rank.placeholder for rank in action.ranks):
+            self.start_in(id_)
 
     def take_processors(self, action: act.TakeProcessors) -> None:
         state = self._service.state
@@ -217,7 +220,7 @@ class SimulatedEffector:
         self.applications.stir()
 
     def start_in(self, id_: PlaceholderId) -> None:
-        """Send an agent the task that it should have; it passes over what it knows."""
+        """Send an agent the tasks that it should have; it passes over what it knows."""
         service = self._service
         agent, placeholder = service.connected.get(id_), service.state.placeholders.get(id_)
         if agent is None or agent.connection is None or placeholder is None:
@@ -225,7 +228,11 @@ class SimulatedEffector:
         record = service.state.jobs[placeholder.job_id]
         if placeholder.state is not PlaceholderState.LAUNCHED or record.state not in LAUNCHED_STATES:
             return
-        rank = next(rank.rank for rank in record.ranks if rank.placeholder == id_)
+        for rank in [rank.rank for rank in record.ranks if rank.placeholder == id_]:
+            self._start(agent, record, rank)
+
+    def _start(self, agent: SimulatedAgent, record: JobRecord, rank: int) -> None:
+        service = self._service
         seconds, end = service.runs.get(record.job.id, (50.0, TaskEnd(reason=EndReason.EXITED, exit_code=0)))
         if record.job.runner is RunnerName.WORKERS and not record.job.is_head(record.ranks[rank].component):
             seconds, end = self.workers.life(record.job, rank)
@@ -233,7 +240,8 @@ class SimulatedEffector:
         if adapts:
             seconds = FOR_EVER
         delivery = self._delivery(agent, Task(record.job.id, rank), seconds, end, record if adapts else None)
-        agent.connection.send(TO_AGENT, delivery)
+        if agent.connection is not None:
+            agent.connection.send(TO_AGENT, delivery)
 
     def _delivery(
         self, agent: SimulatedAgent, task: Task, seconds: float, end: TaskEnd, adaptive: JobRecord | None

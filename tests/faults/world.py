@@ -190,7 +190,7 @@ class World:
         )
         one = self._tried_again(self._with_slots(self._placed(one)))
         if not self.malleable or self.chance.random() < 0.2:
-            return one
+            return self._shared(one)
         if self._adaptive_laws is not None and (
             self._laws is None or random.Random(f"{self.seed}:{number}").random() < 0.5
         ):
@@ -224,6 +224,13 @@ class World:
                 parts.append(replace(part, minimum=minimum, maximum=maximum, slot=Slot(threads=2)))
             else:
                 parts.append(part)
+        return replace(one, components=tuple(parts))
+
+    def _shared(self, one: Job) -> Job:
+        """Return a job some of whose slots of two processors have two ranks each."""
+        chance = random.Random(f"{self.seed}:shared:{one.id}")
+        slots = [replace(part.slot, ranks=chance.choice([1, part.slot.threads])) for part in one.components]
+        parts = (replace(part, slot=slot) for part, slot in zip(one.components, slots, strict=True))
         return replace(one, components=tuple(parts))
 
     def _placed(self, one: Job) -> Job:
