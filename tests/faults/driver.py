@@ -431,7 +431,7 @@ class SimulatedService:
 
     def count_slots(self, job: Job) -> None:
         """Count the slots of other shapes that a new job needs, as a service does before it takes it."""
-        for name in self.lrms:
+        for name in [name for name in self.lrms if name in self.state.clusters]:
             known = {count.slot for count in self.state.clusters[name].slots}
             new = [shape for shape in job.shapes_on(name) if shape not in known]
             if new:
