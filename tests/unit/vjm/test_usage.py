@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from koala_adapter.vjm.agent import usage
+from koala_adapter.vjm.agent import orphans, usage
 from koala_adapter.vjm.agent.node import Timers
 from koala_adapter.vjm.agent.place import Workplace
 from koala_adapter.vjm.agent.processes import start
@@ -64,6 +64,28 @@ def test_what_is_left_behind_counts(place: Workplace) -> None:
     stays = f"{BURN}\nprint(file=open('fifo', 'w'), flush=True)\ntime.sleep(600)"
     told = used(place, 'mkfifo fifo; "$0" -c "$1" & read line <fifo', stays)
     assert told["user_seconds"] + told["system_seconds"] > 0.4
+
+
+def test_adopted_processes_count_when_they_are_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel tells of children, which not every one does; one that runs is left alone."""
+    reader, writer = os.pipe()
+    ended = start([sys.executable, "-c", BURN], "/", {}, [writer, writer])
+    runs = start(["sleep", "600"], "/", {}, [writer, writer])
+    try:
+        os.waitid(os.P_PID, ended, os.WEXITED | os.WNOWAIT)
+        monkeypatch.setattr(orphans, "children_of", lambda _pid: [ended, runs])
+        counts = Counts()
+        orphans.reap_orphans((), counts)
+        assert counts.user + counts.system > 0.4
+        assert counts.read > 0
+        with pytest.raises(ChildProcessError):
+            reap(ended)
+        assert reap(runs, os.WNOHANG) is None
+    finally:
+        os.kill(runs, signal.SIGKILL)
+        reap(runs)
+        os.close(reader)
+        os.close(writer)
 
 
 def test_memory_of_several_processes_is_added_up() -> None:
