@@ -417,7 +417,7 @@ class JobHeader(BaseModel, frozen=True, extra="forbid", defer_build=True):
         json_schema_extra=SECONDS,
         description="So long before the end of the walltime, with runner adaptive the program is told that the end is "
         "near (app.ending); with runner workers all workers are asked to end, as by retire_signal, and no further ones "
-        "come. 0: neither. With runner ranks it is when checkpoint_signal is sent. Default: 60, 0 with workers.",
+        "come; with runner ranks checkpoint_signal is sent. 0: nothing of it. Default: 60, or 0 with workers.",
     )
     checkpoint_signal: HandledSignalName | None = Field(
         default=None,
