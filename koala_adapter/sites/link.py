@@ -377,7 +377,7 @@ class Link:
         try:
             with relay.scope:
                 first = await relay.pieces.receive()
-                while first.startswith(ASKING) and b"\n" not in first and len(first) < LONGEST_ASKING:
+                while may_ask(first):
                     first += await relay.pieces.receive()
                 if asked := _ASKING_FOR.match(first):
                     port = int(asked[1])
@@ -419,6 +419,11 @@ class Link:
                 return
             self._streams.send(number, piece)
             self._to_send.set()
+
+
+def may_ask(first: bytes) -> bool:
+    """Tell whether what a program says first could yet become the name of a port: it may come in pieces."""
+    return first[: len(ASKING)] == ASKING[: len(first)] and b"\n" not in first and len(first) < LONGEST_ASKING
 
 
 def _pipes(process: Process) -> tuple[ByteSendStream, ByteReceiveStream]:

@@ -15,7 +15,7 @@ import pytest
 
 from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm.commands import THIS_HOST, CommandRunner
-from koala_adapter.sites.link import gateway_file, login_command
+from koala_adapter.sites.link import gateway_file, login_command, may_ask
 from koala_adapter.sites.remotesite import RemoteSite, SiteAddress
 from koala_adapter.testing.trial import eventually
 
@@ -272,6 +272,14 @@ async def test_another_port_is_relayed_to_who_names_it(place: Place) -> None:
         group.cancel_scope.cancel()
     for listener in listeners:
         await listener.aclose()
+
+
+@pytest.mark.parametrize(
+    ("first", "more"),
+    [(b"", True), (b"koa", True), (b"koala 12", True), (b"koala 1\n", False), (b"\x16", False), (b"koala " * 3, False)],
+)
+def test_a_port_may_be_named_in_pieces(first: bytes, more: bool) -> None:  # noqa: FBT001 - given by name
+    assert may_ask(first) is more
 
 
 async def pieces(stream: anyio.abc.SocketStream) -> list[bytes]:
