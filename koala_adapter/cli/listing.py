@@ -203,6 +203,14 @@ def _columns(context: click.Context, option: click.Parameter, value: str | None)
     return names
 
 
+def _states(context: click.Context, option: click.Parameter, values: Sequence[str]) -> tuple[JobState, ...]:
+    try:
+        return tuple(JobState(name.strip()) for value in values for name in value.split(","))
+    except ValueError:
+        allowed = ", ".join(JobState)
+        raise click.BadParameter(f"found {','.join(values)!r}, allowed is {allowed}", context, option) from None
+
+
 LIMIT = 50
 
 
@@ -214,8 +222,8 @@ def listing_options(function: Callable[..., R]) -> Callable[..., R]:
     @click.option("--user", metavar="NAME", default="", help="Jobs of this user.")
     @click.option("--name", metavar="PATTERN", default="", help="Jobs of this name, with *, ? and [...] as in a shell.")
     @click.option(
-        "--state", "states", multiple=True, metavar="STATE", type=click.Choice([one.value for one in JobState]),
-        help="Jobs in this state; may be given several times.",
+        "--state", "states", multiple=True, metavar="STATE[,STATE]", callback=_states,
+        help="Jobs in one of these states, such as running.",
     )  # fmt: skip
     @click.option("--cluster", "-c", metavar="NAME", default="", help="Jobs with a component on this cluster.")
     @click.option("--failed", is_flag=True, help="Jobs that failed, were lost, refused or not placed.")
@@ -235,9 +243,7 @@ def listing_options(function: Callable[..., R]) -> Callable[..., R]:
         own = {name: options.pop(name) for name in ("columns", "limit", "as_csv", "as_json")}
         if own["as_csv"] and own["as_json"]:
             raise click.UsageError("--csv and --json are two forms of the same: use one of them")
-        states = tuple(map(JobState, options.pop("states")))
-        names = [one.name for one in fields(JobSelection) if one.name != "states"]
-        selection = JobSelection(states=states, **{name: options.pop(name) for name in names})
+        selection = JobSelection(**{one.name: options.pop(one.name) for one in fields(JobSelection)})
         return function(*args, listing=Listing(selection=selection, **own), **options)
 
     return with_listing

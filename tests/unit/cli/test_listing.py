@@ -106,6 +106,7 @@ def test_history_is_filtered(state: Path) -> None:
     assert ids(state, "history", "--since", "7d", "--failed") == ["3", "6", "9"]
     assert ids(state, "history", "--until", "6d", "--name", "tr*") == ["1", "2", "3"]
     assert ids(state, "history", "--state", "failed", "--limit", "2") == ["6", "9"]
+    assert ids(state, "history", "--state", "failed,running", "--state", "not placed") == ["3", "6", "9"]
     assert ids(state, "history", "--search", "OF MEM", "--since", "30h") == ["9"]
     assert ids(state, "status", "--failed") == ["3", "6", "9"]
     assert ids(state, "status", "-n", "3") == ["8", "9", "10"]
@@ -144,7 +145,7 @@ def test_a_name_is_no_markup(state: Path) -> None:
         (["history", "--since", "soon"], "a span before now"),
         (["history", "--columns", "id,size"], "found 'size', allowed is id, name"),
         (["history", "--json", "--csv"], "use one of them"),
-        (["history", "--state", "bad"], "not one of"),
+        (["history", "--state", "running,bad"], "found 'running,bad', allowed is waiting, claiming"),
         (["status", "3", "--failed"], "beside an ID"),
         (["status", "--watch", "--csv"], "beside --watch"),
     ],
