@@ -159,6 +159,8 @@ class Link:
         self._to_send = anyio.Event()
         self._sent = anyio.Event()
         self._said = bytearray()
+        self._rest = b""
+        """What has come of the gateway already when it was found ready."""
         self._process: Process | None = None
         self._lost = ""
 
@@ -177,13 +179,11 @@ class Link:
             raise LrmUnreachableError(message, hint="install OpenSSH's client") from error
         try:
             with anyio.fail_after(CONNECT_SECONDS):
-                rest = await self._greet(process)
+                self._rest = await self._greet(process)
         except TimeoutError:
             raise await self._refused(f"no answer within {CONNECT_SECONDS:g} s") from None
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             raise await self._refused("") from None
-        for event in self._streams.receive(rest):
-            self._take(event, None)
 
     async def _greet(self, process: Process) -> bytes:
         stdin, stdout = _pipes(process)
@@ -271,10 +271,12 @@ class Link:
 
     async def _receive_all(self, process: Process, tasks: TaskGroup) -> None:
         _, stdout = _pipes(process)
+        data = self._rest
         while True:
-            for event in self._streams.receive(await stdout.receive(256 * 1024)):
+            for event in self._streams.receive(data):
                 self._take(event, tasks)
             self._to_send.set()
+            data = await stdout.receive(256 * 1024)
 
     async def _ping(self) -> None:
         while True:
@@ -285,10 +287,10 @@ class Link:
                 self._lost = f"it did not answer for {PING_PATIENCE:g} s"
                 raise anyio.EndOfStream
 
-    def _take(self, event: Event, tasks: TaskGroup | None) -> None:
+    def _take(self, event: Event, tasks: TaskGroup) -> None:
         number = event.stream
         if event.kind == OPEN:
-            if tasks is None or self.center is None or event.content.get("do") != "agent":
+            if self.center is None or event.content.get("do") != "agent":
                 self._streams.reset(number, "not wanted")
                 return
             self._relays[number] = relay = _Relay()

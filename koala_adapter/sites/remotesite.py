@@ -18,6 +18,7 @@ import anyio
 import structlog
 
 from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
+from koala_adapter.host.containment import report_defect
 from koala_adapter.lrm.lrmhost import HostFacts, LrmHost
 from koala_adapter.sites.link import Link, ssh_command
 
@@ -135,6 +136,9 @@ class RemoteSite(LrmHost):
                 self._lose(LrmUnreachableError(f"site {self.name} is away: {reason}"))
             except LrmUnreachableError as error:
                 self._lose(error)
+            except Exception as error:  # noqa: BLE001 - a defect must not end all connections to come
+                report_defect("the connection to a site", error, site=self.name)
+                self._lose(LrmUnreachableError(f"site {self.name} is away: koala failed: {error!r}"))
             finally:
                 await link.close("koala ends")
             if anyio.current_time() - since > LONGEST_PAUSE:

@@ -67,7 +67,7 @@ MAY_IMPORT = {
     **dict.fromkeys(APPLICATION, (*APPLICATION, NEGOTIATION)),
     GATEWAY: (GATEWAY,),
     f"{CORE}.lrm": _rooms("lrm", "host", "wire"),
-    f"{CORE}.sites": _rooms("sites", "gateway", "lrm"),
+    f"{CORE}.sites": _rooms("sites", "gateway", "host", "lrm"),
     f"{CORE}.lrm.drmaa": _rooms("lrm", "host"),
     f"{CORE}.scheduler": _rooms("scheduler", "sizes", "wire"),
     f"{CORE}.scheduler.placement": _rooms("scheduler.placement", *SCHEDULER_NOUNS),

@@ -28,6 +28,7 @@ SSH = """#!/bin/sh
 # Stands for ssh: runs the remote command here, after what a login prints.
 [ ! -e "{away}" ] || {{ echo "ssh: connect to host fs3 port 22: Connection refused" >&2; exit 255; }}
 login=no
+[ ! -e "{babbles}" ] || {{ printf 'koala gateway 1 is ready\\n%0100d' 0; exec sleep 600; }}
 while [ "$1" != -- ]; do
     case $1 in -S) login=yes ;; esac
     shift
@@ -44,10 +45,11 @@ class Place:
 
     def __init__(self, directory: Path) -> None:
         self.away, self.pid, self.directory = directory / "away", directory / "pid", directory / "there"
+        self.babbles = directory / "babbles"
         self.asks, self.control = directory / "asks", directory / "login"
         ssh = directory / "bin" / "ssh"
         ssh.parent.mkdir()
-        ssh.write_text(SSH.format(away=self.away, pid=self.pid, asks=self.asks))
+        ssh.write_text(SSH.format(away=self.away, pid=self.pid, asks=self.asks, babbles=self.babbles))
         ssh.chmod(0o755)
         self.site = RemoteSite(
             SiteAddress(name="delft", ssh="fs3", directory=str(self.directory), listen="127.0.0.1"),
@@ -165,6 +167,14 @@ async def test_a_site_that_does_not_answer_is_away(place: Place) -> None:
     place.away.unlink()
     await place.until_back()
     assert (await place.site.run(["true"]))[0] == 0
+
+
+async def test_a_gateway_that_breaks_the_rules_is_away(place: Place) -> None:
+    place.babbles.touch()
+    with pytest.raises(LrmUnreachableError, match=r"site delft is away: frame of kind 48 with \d+ bytes"):
+        await place.site.facts()
+    place.babbles.unlink()
+    await place.until_back()
 
 
 async def test_a_login_in_a_terminal_is_used_while_there_is_one(place: Place) -> None:
