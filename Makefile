@@ -6,7 +6,7 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 export PYTHON
 
-.PHONY: help demo test test-versions lint docs clean
+.PHONY: help demo test test-versions lint docs bundle clean
 
 help:
 	@echo "make demo   one job on three small clusters inside this machine"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-versions   the tests that meet Slurm, on two newer releases of Debian in a folder; as root"
 	@echo "make lint   the style and the types alone"
 	@echo "make docs   the manual, into docs/_build/html"
+	@echo "make bundle koala-adapter and all it needs in one archive in dist/, for hosts without a network"
 	@echo "make clean  remove all that the above made"
 
 demo: $(VENV)/.installed
@@ -44,8 +45,12 @@ lint: $(VENV)/.tox-installed
 docs: $(VENV)/.tox-installed
 	@$(VENV)/bin/tox run --runner $(RUNNER) -e docs
 
+# With more than the ordinary: make bundle EXTRAS=web,figures OPTIONS="--python-version 3.12"
+bundle: $(VENV)/.made
+	@packaging/bundle $(VENV)/bin/python dist "$(EXTRAS)" $(OPTIONS)
+
 clean:
-	rm -rf $(VENV) .tox build docs/_build koala_adapter.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .tox build dist docs/_build koala_adapter.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/.made: .ci/make_venv
 	@echo "Making the virtual environment $(VENV)"

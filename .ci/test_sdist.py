@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the distributions: the files of the source distribution, its tests, and `koala demo` from the wheel.
+"""Tests the distributions: the files of the source distribution, its tests, and `koala demo` after an offline install.
 
 Arguments are those of pytest: the tests that run in the unpacked source distribution. All of its tests are collected.
 Works on a copy of the files that git knows, so that nothing is written into the sources and no file that happens to
-lie there is taken along. The wheel is built from the source distribution and installed into an environment of its own.
+lie there is taken along. The archive for hosts without a network (`make bundle`) is made from the source distribution,
+and installed into an environment of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def main(*arguments: str) -> None:
         pytest = (sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider")
         run(*pytest, "--collect-only", "-qq", "tests", cwd=unpacked)
         run(*pytest, *arguments, cwd=unpacked, shown=True)
-        demonstrate(wheel, directory / "installed")
+        demonstrate(unpacked, directory)
 
 
 def known_files() -> list[str]:
@@ -52,16 +53,28 @@ def known_files() -> list[str]:
     return [name for name in done.stdout.split("\0") if name and (TOP / name).is_file()]
 
 
-def demonstrate(wheel: Path, directory: Path) -> None:
-    """Install the wheel into an empty environment, and run `koala demo` far from the sources."""
-    run(sys.executable, "-m", "venv", str(directory))
-    python, home = directory / "bin" / "python", directory / "home"
+def demonstrate(sources: Path, directory: Path) -> None:
+    """Install the archive for hosts without a network, without one where that can be had, and run `koala demo`."""
+    run(sys.executable, "-m", "venv", str(directory / "pip"))
+    run(str(sources / "packaging" / "bundle"), str(directory / "pip" / "bin" / "python"), str(directory / "bundle"))
+    (bundle,) = (directory / "bundle").glob("*.tar.gz")
+    with tarfile.open(bundle) as archive:
+        archive.extractall(directory / "bundle", filter="data")
+    (install,) = (directory / "bundle").glob("*/install")
+    alone = ("unshare", "--user", "--map-root-user", "--net")
+    without_network = alone if shutil.which("unshare") and succeeds(*alone, "true") else ()
+    installed, home = directory / "installed", directory / "home"
     home.mkdir()
-    run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(wheel))
+    run(*without_network, str(install), str(installed))
     for arguments in (("demo",), ("docs", "getting-started"), ("conf", "slurm"), ("schema", "job")):
-        run(str(directory / "bin" / "koala"), *arguments, cwd=home, shown=arguments == ("demo",))
-    if not (directory / "share" / "man" / "man1" / "koala.1").is_file():
+        run(str(installed / "bin" / "koala"), *arguments, cwd=home, shown=arguments == ("demo",))
+    if not (installed / "share" / "man" / "man1" / "koala.1").is_file():
         sys.exit("the wheel installs no manual page koala(1)")
+
+
+def succeeds(*command: str) -> bool:
+    """Tell whether a command succeeds."""
+    return subprocess.run(command, capture_output=True, timeout=LONGEST_STEP, check=False).returncode == 0
 
 
 def run(*command: str, cwd: Path | None = None, shown: bool = False) -> None:
