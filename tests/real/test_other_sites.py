@@ -117,14 +117,15 @@ def test_a_login_in_a_terminal_is_used(home: Home) -> None:
 
 def test_a_job_outlives_the_connection(home: Home) -> None:
     """While the site is away, status says why; the job goes on there, and its end and output arrive later."""
-    go_on, known = home.directory / "go-on", home.there.ssh_config.with_name("known_hosts")
-    command = f"echo begun; until [ -e {go_on} ]; do sleep 0.1; done; echo done"
+    begun, go_on = home.directory / "begun", home.directory / "go-on"
+    known = home.there.ssh_config.with_name("known_hosts")
+    command = f"touch {begun}; until [ -e {go_on} ]; do sleep 0.1; done; echo done"
     with subprocess.Popen([*home.koala, "serve"], env=base_environment(), stderr=subprocess.DEVNULL) as service:
         try:
             wait_until(lambda: "far" in home.trouble(), seconds=PATIENCE, what="the service answers")
             job = home.run("submit", "--json", "-n", "1", "--cluster", "far", "--", "sh", "-c", command)
             number = str(json.loads(job)["id"])
-            wait_until(lambda: "begun" in home.run("logs", number), seconds=PATIENCE, what="the job runs")
+            wait_until(begun.exists, seconds=PATIENCE, what="the job runs")
             kept = known.read_text()
             known.write_text("")
             os.kill(home.there.connection(service.pid), signal.SIGKILL)
