@@ -518,7 +518,9 @@ class LiveEffector:
         """Start the application of a job."""
         self._applications.launch(action.job_id)
         self._meter.launched(action.job_id)
-        self._notices.started(self._core.state.jobs[action.job_id].job)
+        record = self._core.state.jobs[action.job_id]
+        if not record.attempts_over:
+            self._notices.started(record.job)
 
     @_contained
     def offer_processors(self, action: act.OfferProcessors) -> None:

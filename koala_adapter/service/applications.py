@@ -86,6 +86,10 @@ class UnwrittenOutput:
             del self._found[job_id]
             log.info("output can be written again", job=job_id)
 
+    def forget(self, job_id: JobId) -> None:
+        """Forget a job: what was to be written of it is not wanted any more."""
+        self._found.pop(job_id, None)
+
     def keep_only(self, jobs: Collection[JobId]) -> None:
         """Forget the other jobs."""
         self._found = {job_id: found for job_id, found in self._found.items() if job_id in jobs}
@@ -191,20 +195,31 @@ class Applications:
         self._sending.forget(job_id)
 
     def set_aside(self, record: JobRecord) -> None:
-        """Keep what the attempts of a job have left apart from what the next one writes. Raises OSError."""
+        """Keep what the attempts of a job have left apart from what the next one writes. Raises OSError.
+
+        What is there is that of the last attempt that was launched here. Those after it have left nothing: the service
+        was killed before it could launch them.
+        """
         directory = self.directory / record.job.id
         attempts = directory / ATTEMPTS
-        kept = attempts / str(record.attempts_over)
-        if not record.attempts_over or kept.exists():
+        missing = [
+            attempts / str(number)
+            for number in range(1, record.attempts_over + 1)
+            if not (attempts / str(number)).exists()
+        ]
+        if not missing:
             return
-        unfinished = attempts / f".{kept.name}"
-        for missing in (directory, attempts, unfinished):
-            missing.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished = attempts / f".{missing[0].name}"
+        for one in (directory, attempts, unfinished):
+            one.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in list(directory.iterdir()):
             if left.name not in {"input", ATTEMPTS}:
                 left.rename(unfinished / left.name)
-        unfinished.rename(kept)
+        unfinished.rename(missing[0])
+        for one in missing[1:]:
+            one.mkdir(mode=0o700)
         self.results.forget(directory)
+        self.unwritten.forget(record.job.id)
 
     def launch(self, job_id: JobId) -> None:
         """Start a job's application wherever its agents listen; the others are told when they come back."""

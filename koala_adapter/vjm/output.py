@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
@@ -229,15 +228,6 @@ class OutputFiles:
         self._listener.on_unwritten(task, stream, file, os.strerror(error.errno) if error.errno else str(error))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Unwritten:
-    """What is known of a stream whose file cannot be written."""
-
-    file: Path
-    piece: channel.Output | None
-    """The first piece that could not be written; None: it is now, and the agent was asked to send on from there."""
-
-
 class TaskOutput:
     """The output that comes by one connection."""
 
@@ -259,8 +249,12 @@ class TaskOutput:
         self._tasks = tasks
         self._resends = resends
         self._is_current = is_current
-        self._unwritten: dict[_Stream, _Unwritten] = {}
-        """Streams whose files cannot be written: what comes of them meanwhile is left to the agent, which keeps it."""
+        self._unwritten: dict[_Stream, channel.Output | None] = {}
+        """Streams whose files cannot be written, with the first piece that could not be written.
+
+        What comes of them meanwhile is left to the agent, which keeps it. None: the piece is written now, and the agent
+        was asked to send on from there.
+        """
         self._retrying = False
 
     def is_behind(self, task: str) -> bool:
@@ -275,24 +269,27 @@ class TaskOutput:
         """Write a piece and acknowledge it, now or later."""
         if (piece.task, piece.stream) in self._unwritten:
             return
+        if not self._take(piece):
+            self._unwritten[piece.task, piece.stream] = piece
+            if not self._retrying:
+                self._retrying = True
+                self._tasks.start_soon(self._write_later)
+
+    def _take(self, piece: channel.Output) -> bool:
+        """Write a piece, if it is still wanted, and acknowledge it. False: it cannot be written now.
+
+        The file is asked for with each try: when the job runs again, the former one is that of another attempt.
+        """
         file = self._files.file_of(self._connection.placeholder, piece)
-        if file is None:
-            self._acknowledge(piece, piece.offset + len(piece.data))
-            return
-        try:
-            self._acknowledge(piece, self._files.put(file, piece))
-        except OSError as error:
-            self._put_off(file, piece, error)
-
-    def _acknowledge(self, piece: channel.Output, size: int) -> None:
+        size = piece.offset + len(piece.data)
+        if file is not None:
+            try:
+                size = self._files.put(file, piece)
+            except OSError as error:
+                self._files.tell_unwritten(file, piece, error)
+                return False
         self._connection.post(channel.OutputAck(task=piece.task, stream=piece.stream, offset=size))
-
-    def _put_off(self, file: Path, piece: channel.Output, error: OSError) -> None:
-        self._unwritten[piece.task, piece.stream] = _Unwritten(file=file, piece=piece)
-        self._files.tell_unwritten(file, piece, error)
-        if not self._retrying:
-            self._retrying = True
-            self._tasks.start_soon(self._write_later)
+        return True
 
     async def _write_later(self) -> None:
         """Try again, at growing intervals, what could not be written, until all is or the connection is gone."""
@@ -302,20 +299,16 @@ class TaskOutput:
             pause = min(LONGEST_RETRY, 2 * pause)
             if not self._is_current():
                 return
-            for stream, unwritten in list(self._unwritten.items()):
-                if unwritten.piece is not None and self._try_again(unwritten.file, unwritten.piece):
-                    self._unwritten[stream] = _Unwritten(file=unwritten.file, piece=None)
+            for stream, piece in list(self._unwritten.items()):
+                if piece is not None and self._take(piece):
+                    self._unwritten[stream] = None
                     pause = FIRST_RETRY
+                    self._ask_for_more(piece)
         self._retrying = False
 
-    def _try_again(self, file: Path, piece: channel.Output) -> bool:
-        try:
-            self._acknowledge(piece, self._files.put(file, piece))
-        except OSError as error:
-            self._files.tell_unwritten(file, piece, error)
-            return False
+    def _ask_for_more(self, piece: channel.Output) -> None:
+        """Have an agent send again what came after a piece."""
         if self._resends:
             self._connection.post(channel.Resend(task=piece.task, stream=piece.stream))
         else:
             self._connection.drop("its output can be written again, which it sends when it comes back")
-        return True

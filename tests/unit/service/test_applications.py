@@ -243,6 +243,29 @@ def test_input_files_that_are_gone_end_the_job(tmp_path: Path) -> None:
     assert launched.site.outcome("1").reason is EndReason.LAUNCH_FAILED
 
 
+def test_output_stays_that_of_its_attempt_when_the_next_was_never_launched(tmp_path: Path) -> None:
+    """The service was killed before it could launch it, and its placeholders ended meanwhile."""
+    launched = Launched(tmp_path, replace(job("1", component("x", 1, cluster="a")), retries=2))
+    site, directory = launched.site, tmp_path / "jobs" / "1"
+    output = directory / "x" / "0.out"
+    output.parent.mkdir(parents=True)
+    output.write_text("first")
+    launched.applications.unwritten.note("1:0", "err", output, "No space left on device")
+    launched.applications.end_attempt(site.record("1").job.id, 1)
+    for _ in range(2):
+        placeholder = site.claimed("1")[0].id
+        site.ended(placeholder, EndReason.NODE_LOST)
+        site.pass_time(10)
+        site.take_all()
+        site.hold_all("1")
+    assert site.record("1").attempts_over == 2
+    launched.applications.launch(site.record("1").job.id)
+    assert (directory / "_attempts" / "1" / "x" / "0.out").read_text() == "first"
+    assert list((directory / "_attempts" / "2").iterdir()) == []
+    assert not output.exists()
+    assert not launched.applications.unwritten.trouble(site.record("1").job.id, over=False)
+
+
 @pytest.mark.parametrize(
     ("task", "path"),
     [("1:0", "1/x/0"), ("1:1", None), ("1:launcher", "1/launcher"), ("9:0", None), ("1:../../x", None), ("1:", None)],

@@ -126,12 +126,30 @@ LINE = 200_000
 """Bytes of a Hello that does not end, below the longest that is taken."""
 
 
+HELLO = channel.Hello(
+    batch=BatchKey("b"),
+    index=1,
+    token="good",
+    session="s",
+    lrm_id="1",
+    host="n1",
+    address="",
+    pid=1,
+    ends_in=None,
+    python="3",
+    resends=True,
+)
+
+
 class Served(AgentListener):
     """A control center, and what it tells."""
 
     def __init__(self, directory: Path) -> None:
         self.events: list[AgentEvent] = []
         self.rejected: list[str] = []
+        self.path: Path | None = None
+        """Where output goes."""
+        self.unwritten = anyio.Event()
         context = server_context(load_or_create(directory))
         self.center = ControlCenter(self, context, lease=LIVENESS, heartbeat=LIVENESS)
 
@@ -146,8 +164,13 @@ class Served(AgentListener):
     def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
         """Forget the owner."""
 
-    def output_path(self, placeholder: PlaceholderId, task: str) -> None:
-        """Drop the output."""
+    def output_path(self, placeholder: PlaceholderId, task: str) -> Path | None:
+        del placeholder, task
+        return self.path
+
+    def on_unwritten(self, task: str, stream: str, file: Path, why: str) -> None:
+        del task, stream, file, why
+        self.unwritten.set()
 
     def on_event(self, event: AgentEvent) -> None:
         self.events.append(event)
@@ -189,20 +212,8 @@ async def test_peers_without_a_proof_cost_a_bounded_amount_of_memory(
             while not served.rejected:  # noqa: ASYNC110 - it is not announced
                 await anyio.sleep(0.01)
             most = served.center._unproven
-            hello = channel.Hello(
-                batch=BatchKey("b"),
-                index=1,
-                token="good",
-                session="s",
-                lrm_id="1",
-                host="n1",
-                address="",
-                pid=1,
-                ends_in=None,
-                python="3",
-            )
             agent = await connected(strangers, port)
-            await agent.send(channel.encode(hello))
+            await agent.send(channel.encode(HELLO))
             await agent.receive()
             await strangers.aclose()
             while served.center._unproven:  # noqa: ASYNC110 - it is not announced
@@ -211,6 +222,31 @@ async def test_peers_without_a_proof_cost_a_bounded_amount_of_memory(
     assert any(isinstance(event, AgentRegistered) for event in served.events)
     assert "peers that have not proved themselves have sent too much" in served.rejected
     assert most < 1_000_000 + PEERS * 20_000
+
+
+async def test_output_of_a_former_attempt_is_not_written_into_the_files_of_the_next(tmp_path: Path) -> None:
+    """It could not be written while its attempt lasted, and its agent is still there when the job runs again."""
+    served = Served(tmp_path)
+    blocked = tmp_path / "blocked"
+    blocked.write_text("no directory")
+    served.path = blocked / "0"
+    late = channel.Output(task="1:0", stream="out", offset=5, data=b"late")
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as agents:
+        with anyio.fail_after(LIVENESS):
+            port = await tasks.start(served.center.serve, "127.0.0.1", 0)
+            agent = await connected(agents, port)
+            await agent.send(channel.encode(HELLO))
+            await agent.receive()
+            await agent.send(channel.encode(late))
+            await served.unwritten.wait()
+            served.path = None
+            blocked.unlink()
+            heard = b""
+            while b"output-ack" not in heard:
+                heard += await agent.receive()
+            await agents.aclose()
+        tasks.cancel_scope.cancel()
+    assert not blocked.exists()
 
 
 # The agent's side of the connection: whatever comes in, other things are looked after in between.
