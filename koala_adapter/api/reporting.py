@@ -244,6 +244,9 @@ def _component(state: State, record: JobRecord, claim: Claim, now: float, former
     held = [p for p in placeholders if p.state in ours]
     where = ("", claim.cluster)  # pieces of one component are on several clusters
     ranks = [rank for rank in record.ranks if rank.component == claim.component and rank.cluster in where]
+    on = Counter(rank.host for rank in ranks if rank.rank not in record.departed)
+    on = on if ranks else Counter(p.host for p in held if p.host)
+    hosts = tuple(sorted({rank.host for rank in ranks} or on))
     waited = claim.waited
     if placeholders and waited is None:
         last = max(now if p.held_at is None else p.held_at for p in placeholders)
@@ -256,7 +259,8 @@ def _component(state: State, record: JobRecord, claim: Claim, now: float, former
         held=len(held),
         queued=sum(p.state in waiting for p in placeholders),
         lrm_ids=claim.lrm_ids or tuple(p.lrm_id for p in placeholders if p.lrm_id),
-        hosts=tuple(sorted({rank.host for rank in ranks} or {p.host for p in held if p.host})),
+        hosts=hosts,
+        ranks_on=tuple(on[host] for host in hosts),
         first_rank=ranks[0].rank if ranks else None,
         waited=waited,
         slot=component.slot if claim.cluster is None else component.slot_on(claim.cluster),

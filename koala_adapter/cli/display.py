@@ -192,7 +192,7 @@ def components_table(report: JobReport) -> FittingTable:
             f"{held(report, component)} of {component.processors}",
             bar(held(report, component), component.processors),
             seconds(component.waited),
-            escape(_few(component.hosts)),
+            escape(_few(component.nodes)),
         )
     return table
 

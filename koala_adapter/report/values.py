@@ -202,6 +202,14 @@ class ComponentReport:
     """Those of the queued placeholders that are in hold there."""
     slot: Slot = PLAIN
     """What each of its ranks needs there."""
+    ranks_on: tuple[int, ...] = ()
+    """Ranks, or before the launch held placeholders, on each of ``hosts``; empty: not known, as in older reports."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Its hosts, each with the number of its ranks there where these are several."""
+        counts = self.ranks_on or (1,) * len(self.hosts)
+        return tuple(f"{host} ({n})" if n > 1 else host for host, n in zip(self.hosts, counts, strict=True))
 
 
 ATTEMPTS = "_attempts"

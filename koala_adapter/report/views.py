@@ -270,7 +270,7 @@ def _components(components: Sequence[ComponentReport], *, ended: bool) -> Markup
             tag("td", f"{one.processors if ended else one.held} of {one.processors}", class_="number"),
             tag("td", one.queued, class_="number minor"),
             tag("td", duration(one.waited), class_="number minor"),
-            tag("td", foreign(", ".join(one.hosts) or "-"), *_holds(one), class_="why"),
+            tag("td", foreign(", ".join(one.nodes) or "-"), *_holds(one), class_="why"),
             tag("td", "1 processor" if one.slot.is_plain else ranks_of(one.processors, one.slot), class_="minor"),
         )
         for one in components
