@@ -93,6 +93,7 @@ class StandInCore(Core):
         self.size_rules = OWN_SIZES
         self.center = center or Center()  # type: ignore[assignment]  # all that is asked of it
         self.changed = anyio.Event()
+        self.lrm_hosts = {}
         self.name_prefix = "koala-k-"
         self.user = "alice"
         self.posted: list[Event] = []
