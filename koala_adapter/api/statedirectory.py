@@ -16,8 +16,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, BinaryIO
 
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceRunningError, ServiceUnavailableError
 from koala_adapter.host.privatedirectory import make_private_directory, user_name, weakness
@@ -25,7 +25,7 @@ from koala_adapter.host.sockets import checked_path
 from koala_adapter.report.values import ATTEMPTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from koala_adapter.service.journal import Journal
@@ -297,7 +297,7 @@ class LogPrinter:
 
         ``unfinished``: a line is not held back until its end, only until a carriage return, 64 KiB, or a second without
         more. It is then printed in pieces, each of which is marked as a line is. ``attempts``: what earlier attempts of
-        the job have written comes first; else only the rest of one during which printing began.
+        the job have written comes first; else only that of those which end later.
         """
         self._directory = directory
         self._write = write or to_standard_output
@@ -305,10 +305,11 @@ class LogPrinter:
         self._offsets: dict[int, int] = {}
         """By the number of the inode: the files of an attempt are put away when the next one begins."""
         self._unfinished = unfinished
-        self._attempts = attempts
         self._clock = clock
-        self._rest: dict[Path, bytes] = {}
-        self._grown_at: dict[Path, float] = {}
+        self._rest: dict[int, bytes] = {}
+        """Unfinished lines, likewise."""
+        self._grown_at: dict[int, float] = {}
+        self._passed_over: frozenset[Path] = frozenset(() if attempts else self._earlier())
 
     def print_new(self, *, marked: bool, rest: bool = False) -> None:
         """Print complete lines that are new; with ``rest`` also what has no end of line yet.
@@ -316,23 +317,24 @@ class LogPrinter:
         ``marked``: each line is to say whose it is.
         """
         longest = LONGEST_LINE if self._unfinished else PIECE
-        paths = {path.relative_to(self._directory) for path in self._directory.glob(self._pattern)}
-        earlier = self._earlier()
-        paths.update(path.relative_to(directory) for directory in earlier for path in directory.glob(self._pattern))
-        for path in (self._directory / one for one in sorted(paths, key=_order)):
-            for data in self._pieces(path, earlier):
-                *lines, last = (self._rest.pop(path, b"") + data).split(b"\n")
-                self._grown_at[path] = self._clock()
-                if len(last) > longest:
-                    self._print(path, lines, marked=marked, last=last)
-                    continue
-                begun, last = self._split(last)
-                if last:
-                    self._rest[path] = last
-                self._print(path, lines, marked=marked, last=begun.rstrip(b"\r") if marked else begun)
-            waits = self._unfinished and path in self._rest
-            if rest or (waits and self._clock() - self._grown_at[path] >= LONGEST_WAIT):
-                self._print(path, [], marked=marked, last=self._rest.pop(path, b""))
+        directories = (self._directory, *self._earlier())
+        names = {path.relative_to(directory) for directory in directories for path in directory.glob(self._pattern)}
+        for path in (self._directory / name for name in sorted(names, key=_order)):
+            for file, over in self._files(path):
+                inode = os.fstat(file.fileno()).st_ino
+                for data in self._pieces(file):
+                    *lines, last = (self._rest.pop(inode, b"") + data).split(b"\n")
+                    self._grown_at[inode] = self._clock()
+                    if len(last) > longest:
+                        self._print(path, lines, marked=marked, last=last)
+                        continue
+                    begun, last = self._split(last)
+                    if last:
+                        self._rest[inode] = last
+                    self._print(path, lines, marked=marked, last=begun.rstrip(b"\r") if marked else begun)
+                waits = self._unfinished and inode in self._rest
+                if rest or over or (waits and self._clock() - self._grown_at[inode] >= LONGEST_WAIT):
+                    self._print(path, [], marked=marked, last=self._rest.pop(inode, b""))
 
     def _split(self, line: bytes) -> tuple[bytes, bytes]:
         """Divide an unfinished line at its last carriage return; what stands before that need not be held back."""
@@ -350,22 +352,31 @@ class LogPrinter:
         found = (path for path in (self._directory / ATTEMPTS).glob("*") if path.name.isdecimal())
         return sorted(found, key=lambda path: int(path.name))
 
-    def _pieces(self, path: Path, earlier: Iterable[Path]) -> Iterator[bytes]:
-        """Yield what is new in a file, as far as it goes at the beginning, in pieces that fit into memory.
+    def _files(self, path: Path) -> Iterator[tuple[BinaryIO, bool]]:
+        """Yield the file of each attempt in their order, and whether the attempt is over.
 
-        ``earlier``: directories of attempts, where a file of the same name may be.
+        That of the latest is opened first: it may be put away meanwhile, and another one begun in its place.
         """
         name = path.relative_to(self._directory)
-        for one in (*(directory / name for directory in earlier), path):
-            with suppress(FileNotFoundError), one.open("rb") as file:
-                status = os.fstat(file.fileno())
-                if one is not path and not self._attempts and status.st_ino not in self._offsets:
-                    continue
-                left = status.st_size - file.seek(self._offsets.get(status.st_ino, 0))
-                while left > 0 and (data := file.read(min(PIECE, left))):
-                    left -= len(data)
-                    self._offsets[status.st_ino] = file.tell()
-                    yield data
+        with ExitStack() as stack:
+            latest = None
+            with suppress(FileNotFoundError):
+                latest = stack.enter_context(path.open("rb"))
+            for directory in self._earlier():
+                if directory not in self._passed_over:
+                    with suppress(FileNotFoundError), (directory / name).open("rb") as file:
+                        yield file, True
+            if latest is not None:
+                yield latest, False
+
+    def _pieces(self, file: BinaryIO) -> Iterator[bytes]:
+        """Yield what is new in a file, as far as it goes at the beginning, in pieces that fit into memory."""
+        status = os.fstat(file.fileno())
+        left = status.st_size - file.seek(self._offsets.get(status.st_ino, 0))
+        while left > 0 and (data := file.read(min(PIECE, left))):
+            left -= len(data)
+            self._offsets[status.st_ino] = file.tell()
+            yield data
 
     def _print(self, path: Path, lines: list[bytes], *, marked: bool, last: bytes = b"") -> None:
         """Print complete lines and a last one without an end: what is not marked comes out byte for byte."""

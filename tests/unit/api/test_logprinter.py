@@ -222,6 +222,45 @@ def test_output_of_any_size_is_printed_in_pieces(tmp_path: Path, line: bytes, *,
         assert printed == written
 
 
+def put_away(directory: Path, attempt: int) -> None:
+    """Do what a service does with the output of an attempt when it launches the next one."""
+    kept = directory / "_attempts" / str(attempt)
+    kept.mkdir(parents=True)
+    for component in directory.glob("[!_]*"):
+        component.rename(kept / component.name)
+
+
+def test_attempts_are_followed_in_their_order(tmp_path: Path) -> None:
+    """Those that were over before are passed over; a line without an end is not joined to what the next one writes."""
+    log_files(tmp_path, a_0="first\n")
+    put_away(tmp_path, 1)
+    pieces: list[bytes] = []
+    printer = LogPrinter(tmp_path, write=pieces.append)
+    log_files(tmp_path, a_0="second\nbegun", a_1="seen late\n")
+    put_away(tmp_path, 2)
+    log_files(tmp_path, a_0="third\n")
+    printer.print_new(marked=True)
+    put_away(tmp_path, 3)
+    printer.print_new(marked=True, rest=True)
+    assert b"".join(pieces) == b"a/0: second\na/0: begun\na/0: third\na/1: seen late\n"
+
+
+def test_the_next_attempt_may_begin_while_a_reader_is_slow(tmp_path: Path) -> None:
+    log_files(tmp_path, a_0="first\n", a_1="first\n")
+    pieces: list[bytes] = []
+
+    def write(data: bytes) -> None:
+        pieces.append(data)
+        if len(pieces) == 1:
+            put_away(tmp_path, 1)
+            log_files(tmp_path, a_0="second\n", a_1="second\n")
+
+    printer = LogPrinter(tmp_path, write=write)
+    printer.print_new(marked=True)
+    printer.print_new(marked=True)
+    assert b"".join(pieces) == b"a/0: first\na/1: first\na/1: second\na/0: second\n"
+
+
 def test_logs_can_be_narrowed(tmp_path: Path) -> None:
     log_files(tmp_path, a_0="a0\n", a_1="a1\n", b_0="b0\n")
     pieces: list[bytes] = []
