@@ -252,7 +252,9 @@ class Journal:
                 hint="end its jobs with the version that wrote it; then remove the state directory, or name another "
                 "one with --state",
             )
-        if found is None and not read_only:
+        if found is None and read_only:
+            raise JournalError(f"{self.path}: the journal is just being made", hint="ask again in a moment")
+        if found is None:
             version = f"INSERT OR REPLACE INTO meta VALUES ('schema', '{SCHEMA_VERSION}');"  # noqa: S608 - a constant
             self._database.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}{TABLES}{version}COMMIT;")
         if not read_only:

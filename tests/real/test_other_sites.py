@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
@@ -78,8 +79,9 @@ def there() -> Iterator[OtherSite]:
 
 
 @pytest.fixture
-def home(there: OtherSite, tmp_path: Path) -> Home:
-    return Home(tmp_path, there)
+def home(there: OtherSite) -> Iterator[Home]:
+    with TemporaryDirectory(prefix="koala-") as directory:  # the path of a socket must be short
+        yield Home(Path(directory), there)
 
 
 def test_one_job_here_and_there(home: Home) -> None:

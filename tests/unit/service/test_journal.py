@@ -226,6 +226,13 @@ def test_the_file_is_private(journal: Journal) -> None:
     assert set(modes.values()) == {0o600}, modes
 
 
+def test_a_journal_that_is_just_being_made_is_not_called_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    path.touch(mode=0o600)
+    with pytest.raises(JournalError, match="the journal is just being made"):
+        Journal(path, read_only=True)
+
+
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("version", ["1", "2", "99"])
 def test_another_version_is_refused_with_a_way_out(tmp_path: Path, version: str, *, read_only: bool) -> None:
