@@ -856,9 +856,13 @@ class JobRecord:
         return self.job.has_workers and not self.job.is_head(self.ranks[rank].component)
 
     def rank_in(self, placeholder: PlaceholderRecord) -> Rank | None:
-        """Return the process of a placeholder, of several the first that has not ended well; None: it has none."""
+        """Return the process of a placeholder, of several the first whose end counts; None: it has none.
+
+        It counts if it is still to come, or is neither good nor that of a process which has saved its state.
+        """
         there = [rank for rank in self.ranks if rank.placeholder == placeholder.id]
-        left = (rank for rank in there if rank.rank not in self.ends or not self.ends[rank.rank].ok)
+        ends = ((rank, self.ends.get(rank.rank)) for rank in there)
+        left = (rank for rank, end in ends if end is None or not (end.ok or self.job.goes_on_after(end)))
         return next(left, there[0] if there else None)
 
     def is_done(self) -> bool:

@@ -87,6 +87,8 @@ def attempt_timer(context: Context, record: JobRecord) -> None:
         pause = min(LONGEST_PAUSE, SHORTEST_PAUSE * (2 ** min(record.retries_made, MOST_DOUBLINGS) - 1))
         record.retries_made += 1
     else:
+        del record.attempts[-1]  # it was the last one after all
+        record.attempts_over -= 1
         context.outcomes.append((record, outcome))
         return
     _begin_anew(record)

@@ -14,6 +14,7 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import EndAttempt, FinishJob
 from koala_adapter.scheduler.claiming.attempts import PATIENCE
+from koala_adapter.slots import Slot
 from tests.faults.world import ILL, WELL
 from tests.unit.scheduler.scheduler_site import Site, copied, ends, job, launches, of_kind, submissions
 
@@ -143,6 +144,7 @@ def test_the_batch_system_tells_why_a_placeholder_was_ended(told: EndReason, sta
     assert site.record("1").state is state
     if state.final:
         assert site.outcome("1").state is state
+        assert not site.record("1").attempts
     else:
         assert site.record("1").attempts[0].outcome.reason is told
 
@@ -193,6 +195,16 @@ def test_ranks_that_have_saved_their_state_wait_for_the_others() -> None:
     site.rank_ends("1", 2, SAVED)
     assert site.record("1").state is JobState.WAITING
     assert "says that it has saved its state" in site.record("1").attempts[0].outcome.detail
+
+
+def test_a_rank_is_lost_beside_one_of_the_same_slot_that_has_saved_its_state() -> None:
+    one = requeued()
+    site = Site({"a": 4})
+    site.start(replace(one, components=tuple(replace(part, slot=Slot(threads=2, ranks=2)) for part in one.components)))
+    (placeholder,) = site.claimed("1")
+    site.rank_ends("1", 0, SAVED)
+    site.ended(placeholder.id, EndReason.NODE_LOST)
+    assert site.outcome("1").reason is EndReason.NODE_LOST
 
 
 def test_one_rank_that_fails_ends_a_job_whose_others_have_saved() -> None:
