@@ -6,7 +6,7 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 export PYTHON
 
-.PHONY: help demo test test-versions lint docs bundle clean
+.PHONY: help demo test test-versions lint docs bundle packages clean
 
 help:
 	@echo "make demo   one job on three small clusters inside this machine"
@@ -15,6 +15,7 @@ help:
 	@echo "make lint   the style and the types alone"
 	@echo "make docs   the manual, into docs/_build/html"
 	@echo "make bundle koala-adapter and all it needs in one archive in dist/, for hosts without a network"
+	@echo "make packages   the same, and a Debian package and a container image where this machine has the tools"
 	@echo "make clean  remove all that the above made"
 
 demo: $(VENV)/.installed
@@ -48,6 +49,12 @@ docs: $(VENV)/.tox-installed
 # With more than the ordinary: make bundle EXTRAS=web,figures OPTIONS="--python-version 3.12"
 bundle: $(VENV)/.made
 	@packaging/bundle $(VENV)/bin/python dist "$(EXTRAS)" $(OPTIONS)
+
+# For minutes; recipes for conda and Spack are in packaging/, too.
+packages: bundle
+	@if command -v dh_virtualenv >/dev/null; then packaging/deb dist; else echo "no .deb: dh_virtualenv is not installed"; fi
+	@if command -v podman >/dev/null; then podman build --quiet --file packaging/Containerfile --tag koala-adapter .; \
+	    else echo "no image: podman is not installed"; fi
 
 clean:
 	rm -rf $(VENV) .tox build dist docs/_build koala_adapter.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -92,6 +92,31 @@ def test_minimal_environment_runs_with_the_lower_bounds() -> None:
     assert pinned == sorted(listed("options", "install_requires") + listed("options.extras_require", "figures"))
 
 
+PACKAGING = ROOT / "packaging"
+VERSION = {
+    "debian/changelog": "koala-adapter ({}) ",
+    "recipe.yaml": 'version: "{}"',
+    "spack/spack_repo/koala/packages/py_koala_adapter/package.py": 'version("{}")',
+}
+NEEDED = {
+    "recipe.yaml": r"^    - ([a-z_]+) >=([\d.]+)$",
+    "spack/spack_repo/koala/packages/py_koala_adapter/package.py": r'^        depends_on\("py-([a-z-]+)@([\d.]+):"\)$',
+}
+
+
+@pytest.mark.parametrize("recipe", VERSION)
+def test_recipes_have_the_present_version(recipe: str) -> None:
+    text = (PACKAGING / recipe).read_text(encoding="utf-8")
+    assert VERSION[recipe].format(koala_adapter.__version__) in text
+
+
+@pytest.mark.parametrize("recipe", NEEDED)
+def test_recipes_need_what_the_wheel_needs(recipe: str) -> None:
+    text = (PACKAGING / recipe).read_text(encoding="utf-8")
+    found = {f"{name.replace('_', '-')}>={bound}" for name, bound in re.findall(NEEDED[recipe], text, re.MULTILINE)}
+    assert found - {"python>=3.11", "setuptools>=77"} == set(listed("options", "install_requires"))
+
+
 # -- What a wheel is made of: the package, what messages refer to, the manual pages, and what package indexes show.
 
 
