@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from koala_adapter.api.asyncclient import AsyncClient
 from koala_adapter.api.client import Client
@@ -39,6 +40,7 @@ from koala_adapter.web.pages import (
 )
 
 if TYPE_CHECKING:
+    import asyncio
     import socket
     from collections.abc import AsyncIterator, Callable
     from datetime import tzinfo
@@ -266,6 +268,8 @@ class Guard:
             cookie=request.cookies.get(self._access.cookie, ""),
         )
         answer = self._way_in(request, asked) or self._app
+        if answer is self._app:
+            scope.get("state", {}).get(PROVED, bool)()
         await answer(scope, receive, send_guarded)
 
     def _way_in(self, request: Request, asked: Asked) -> Response | None:
@@ -293,6 +297,12 @@ def _refused(refusal: Refusal) -> Response:
 
 MOST_CONNECTIONS = 128
 """More are answered that there are too many."""
+MOST_UNPROVEN = 32
+"""Connections without a request that was let in: with one more, the oldest of them has to go."""
+TIME_TO_PROVE = 10.0
+"""Seconds for a connection to bring such a request."""
+PROVED = "proved"
+"""Entry of the state of a request: what is called when it is let in."""
 LEAVING = 1
 """Seconds that are left to answers when the server ends; events would go on for ever."""
 
@@ -309,11 +319,42 @@ def application(shown: Shown) -> ASGIApp:
     return Guard(Starlette(routes=routes, exception_handlers={KoalaError: trouble}), shown.access)
 
 
+class Connection(H11Protocol):
+    """A connection that has to prove itself: strangers could else take all the descriptors of this process."""
+
+    unproven: asyncio.TimerHandle | None = None
+    """What ends it; None: it has proved itself."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the class above
+        """Give it a place and a time to prove itself."""
+        super().connection_made(transport)
+        self.made = self.loop.time()
+        self.unproven = self.loop.call_later(TIME_TO_PROVE, transport.abort)
+        self.app_state = {**self.app_state, PROVED: self.prove}
+        others = [one for one in self.connections if isinstance(one, Connection) and one.unproven is not None]
+        if len(others) > MOST_UNPROVEN:
+            oldest = min(others, key=lambda one: one.made)
+            oldest.prove()
+            oldest.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give the place back."""
+        self.prove()
+        super().connection_lost(exc)
+
+    def prove(self) -> None:
+        """Let the connection stay."""
+        if self.unproven is not None:
+            self.unproven.cancel()
+            self.unproven = None
+
+
 def server(shown: Shown) -> uvicorn.Server:
-    """Return the server; it logs nothing, as the token is in the first address."""
+    """Return the server; it logs no requests: the token is in the first address, and strangers can make any number."""
     config = uvicorn.Config(
-        application(shown), log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
-        limit_concurrency=MOST_CONNECTIONS, timeout_graceful_shutdown=LEAVING, proxy_headers=False,
+        application(shown), http=Connection, log_config=None, log_level="error", access_log=False, lifespan="off",
+        ws="none", server_header=False, limit_concurrency=MOST_CONNECTIONS, backlog=MOST_CONNECTIONS,
+        timeout_graceful_shutdown=LEAVING, proxy_headers=False,
     )  # fmt: skip
     return uvicorn.Server(config)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC
 from http.client import HTTPConnection
@@ -163,6 +163,21 @@ def test_a_forged_origin_gets_nothing(browser: Browser, origin: str) -> None:
     assert browser.ask(browser.access.base, Origin=origin.format(port=browser.port)).status == 403
     own = f"http://127.0.0.1:{browser.port}"
     assert browser.ask(browser.access.base, Origin=own).status == 200
+
+
+def test_strangers_cannot_keep_the_owner_out(browser: Browser, caplog: pytest.LogCaptureFixture) -> None:
+    """Connections that prove nothing make room, and what they say is in no log of the owner."""
+    browser.open_link()
+    with ExitStack() as strangers:
+        held = [strangers.enter_context(socket.create_connection(("127.0.0.1", browser.port))) for _ in range(200)]
+        for one in held[-10:]:
+            one.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+        held[-11].sendall(b"no request\r\n\r\n")
+        assert browser.page().findtext(".//h1") == "Clusters and jobs"
+        held[0].settimeout(60)
+        with suppress(ConnectionResetError):
+            assert held[0].recv(1) == b"", "the oldest one had to go"
+    assert not caplog.records
 
 
 def test_every_answer_forbids_scripts_and_frames_of_others(browser: Browser) -> None:
