@@ -48,6 +48,9 @@ MUCH = 256 * 1024
 MOST_INPUT = 256 * 1024 * 1024
 """Bytes of the standard input of a command, or of a file to be written."""
 MOST_AGENTS = 4096
+"""Connections of agents at once, or half of the descriptors where those are fewer: commands need some, too."""
+MOST_LINKS = 40
+"""As many as the kernel follows, path_resolution(7)."""
 FULL_PAUSE = 0.1
 """Seconds without accepting when there are no more descriptors."""
 LEAST_CREDIT = 2
@@ -143,22 +146,32 @@ def require_strong(path: str) -> None:
     """Raise PermissionError where another user could put something else in the place of a part of a path.
 
     As ssh does (StrictModes, sshd_config(5)): each directory on the way belongs to root or to this user, and no others
-    can write to it; in a sticky one, what is used belongs to this user.
+    can write to it; in a sticky one, what is used belongs to this user. Links are followed one by one under this rule.
     """
-    real = os.path.realpath(path)
-    while not os.path.lexists(real):
-        real = os.path.dirname(real)
-    entry = ""
+    place, ahead, links = "/", os.path.abspath(path).split("/"), 0
     while True:
-        found = os.lstat(real)
+        found = os.lstat(place)
         if found.st_uid not in (0, os.geteuid()):
-            raise PermissionError(errno.EPERM, "{} belongs to another user".format(real), path)
+            raise PermissionError(errno.EPERM, "{} belongs to another user".format(place), path)
+        if stat.S_ISLNK(found.st_mode):
+            links += 1
+            if links > MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            target = os.readlink(place)
+            place, ahead = "/" if target.startswith("/") else os.path.dirname(place), target.split("/") + ahead
+            continue
+        ahead = ahead[next((number for number, part in enumerate(ahead) if part not in ("", ".")), len(ahead)) :]
+        if ahead and ahead[0] == "..":
+            place, ahead = os.path.dirname(place), ahead[1:]
+            continue
+        entry = os.path.join(place, ahead[0]) if ahead else ""
+        exists = bool(entry) and os.path.lexists(entry)
         writable = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not is_own_group(found.st_gid))
-        if writable and not (found.st_mode & stat.S_ISVTX and entry):
-            raise PermissionError(errno.EPERM, "others can write to {}".format(real), path)
-        if real == os.path.dirname(real):
+        if writable and not (found.st_mode & stat.S_ISVTX and exists):
+            raise PermissionError(errno.EPERM, "others can write to {}".format(place), path)
+        if not exists:
             return
-        entry, real = real, os.path.dirname(real)
+        place, ahead = entry, ahead[1:]
 
 
 def is_own_group(number: int) -> bool:
@@ -296,6 +309,7 @@ class Gateway:
         self._files = Files()
         self._wake, self._woken = os.pipe()
         self._listener: "Optional[socket.socket]" = None
+        self._most_agents = min(MOST_AGENTS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._heard = time.monotonic()
         self.reason = ""
 
@@ -567,7 +581,7 @@ class Gateway:
             if error.errno in {errno.EMFILE, errno.ENFILE}:
                 time.sleep(FULL_PAUSE)  # else it would be told of at once again
             return
-        if sum(isinstance(work, Agent) for work in self._work.values()) >= MOST_AGENTS:
+        if sum(isinstance(work, Agent) for work in self._work.values()) >= self._most_agents:
             connection.close()
             return
         connection.setblocking(False)  # noqa: FBT003 - likewise

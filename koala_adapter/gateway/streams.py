@@ -168,6 +168,8 @@ class Streams:
         if stream.peer_ended:
             raise ViolationError("stream {} goes on after its end".format(number))
         if kind == DATA:
+            if not payload:
+                raise ViolationError("stream {} sends nothing".format(number))  # no credit bounds it
             stream.window -= len(payload)
             if stream.window < 0:
                 raise ViolationError("stream {} has sent more than was granted".format(number))

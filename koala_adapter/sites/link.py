@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -106,6 +108,18 @@ MUCH = 256 * 1024
 """Bytes that wait for ssh, beyond which nothing more is read from the control center."""
 OUTPUT_AHEAD = 1024 * 1024
 """Credit for what a command prints."""
+MOST_OUTPUT = 256 * 1024 * 1024
+"""Bytes of what a command prints, and as many of what it complains: one that prints more is given up."""
+MOST_UNREAD = 1024 * 1024
+"""Bytes that wait for ssh, beyond which nothing more is taken in: each frame may need an answer."""
+MOST_AGENTS = 4096
+"""Connections of agents at once, or fewer where this process may open fewer files: further ones are refused."""
+FILES_OF_RELAY = 2
+"""Descriptors of this process for each: ours, and that of the control center."""
+MOST_SILENT = 100
+"""Connections of agents that have said nothing yet: with one more, the oldest of them has to go."""
+SILENCE = 10.0
+"""Seconds for an agent to say something."""
 COMPLAINT_SECONDS = 1.0
 """Seconds for ssh to say why it ends."""
 LONGEST_NOISE = 64 * 1024
@@ -156,6 +170,9 @@ class Link:
         self._streams = Streams(gateway=False)
         self._calls: dict[int, _Call] = {}
         self._relays: dict[int, _Relay] = {}
+        self._silent: dict[int, _Relay] = {}
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_agents = min(MOST_AGENTS, max(1, soft // (2 * FILES_OF_RELAY)))
         self._to_send = anyio.Event()
         self._sent = anyio.Event()
         self._said = bytearray()
@@ -276,6 +293,8 @@ class Link:
             for event in self._streams.receive(data):
                 self._take(event, tasks)
             self._to_send.set()
+            while len(self._streams.outgoing) > MOST_UNREAD:
+                await self._sent.wait()
             data = await stdout.receive(256 * 1024)
 
     async def _ping(self) -> None:
@@ -293,7 +312,12 @@ class Link:
             if self.center is None or event.content.get("do") != "agent":
                 self._streams.reset(number, "not wanted")
                 return
-            self._relays[number] = relay = _Relay()
+            if len(self._relays) >= self._most_agents:
+                self._streams.reset(number, "there are too many")
+                return
+            if len(self._silent) >= MOST_SILENT:
+                self._silent.pop(next(iter(self._silent))).scope.cancel()
+            self._relays[number] = self._silent[number] = relay = _Relay()
             tasks.start_soon(self._relay, number, relay, self.center)
         elif number in self._relays:
             self._take_of_agent(event, self._relays[number])
@@ -304,6 +328,8 @@ class Link:
         if event.kind == DATA:
             if (output := call.output.get(event.data[:1])) is not None:
                 output += event.data[1:]
+                if len(output) > MOST_OUTPUT:
+                    call.lost = f"more than {MOST_OUTPUT} bytes were printed"
             self._streams.grant(event.stream, len(event.data))
         elif event.kind == END:
             call.result = event.content
@@ -349,7 +375,8 @@ class Link:
             raise LrmUnavailableError(f"the connection to site {self.site} was lost: {call.lost}")
         if "errno" in call.result:
             found = call.result
-            raise OSError(int(found["errno"]), str(found.get("error")), str(found.get("path")) or None)
+            number = found["errno"] if isinstance(found["errno"], int) else errno.EIO
+            raise OSError(number, str(found.get("error")), str(found.get("path")) or None)
         return call.result, bytes(call.output[b"1"]), bytes(call.output[b"2"])
 
     async def _send_content(self, number: int, call: _Call, content: bytes) -> None:
@@ -378,9 +405,11 @@ class Link:
         host, port = center
         try:
             with relay.scope:
-                first = await relay.pieces.receive()
-                while may_ask(first):
-                    first += await relay.pieces.receive()
+                with anyio.fail_after(SILENCE):
+                    first = await relay.pieces.receive()
+                    while may_ask(first):
+                        first += await relay.pieces.receive()
+                self._silent.pop(number, None)
                 if asked := _ASKING_FOR.match(first):
                     port = int(asked[1])
                     if port not in self._ports:
@@ -394,6 +423,7 @@ class Link:
             pass
         finally:
             self._relays.pop(number, None)
+            self._silent.pop(number, None)
             relay.sender.close()
             relay.pieces.close()
             self._streams.reset(number, "it has ended")

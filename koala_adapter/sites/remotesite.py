@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from koala_adapter.lrm.lrmhost import HostFacts, LrmHost
 from koala_adapter.sites.link import Link, ssh_command
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 FIRST_PAUSE = 2.0
@@ -156,7 +156,8 @@ class RemoteSite(LrmHost):
         """Learn of the host, and have the gateway listen; then requests go over the connection."""
         try:
             found, _, _ = await link.ask({"do": "facts"})
-            self._facts = HostFacts(**{name: found[name] for name in HostFacts.__dataclass_fields__})
+            with self._understood():
+                self._facts = _facts(found)
             if self._center is not None:
                 link.center = self._center
                 await self._listen_for_agents(link)
@@ -187,7 +188,8 @@ class RemoteSite(LrmHost):
                 port = 0
             else:
                 await anyio.sleep(PORT_PAUSE)
-        self._port = int(found["port"])
+        with self._understood():
+            self._port = _whole(found["port"], 0xFFFF)
         if self._port_file is not None:
             self._port_file.write_text(str(self._port), encoding="ascii")
 
@@ -219,19 +221,31 @@ class RemoteSite(LrmHost):
         found, _, _ = await link.ask({**request, "base": self._base}, content)
         return found
 
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """Make an answer without what it must have an error of the site: the gateway may be any program."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError) as error:
+            raise LrmUnavailableError(f"site {self.name} gave an answer that cannot be used: {error}") from error
+
     async def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", environment: Mapping[str, str] | None = None
     ) -> tuple[int, bytes, bytes]:
         link = await self._connected()
         request = {"do": "run", "argv": list(argv), "environment": dict(environment or {})}
         found, output, complaint = await link.ask(request, stdin)
-        return int(found["status"]), output, complaint
+        with self._understood():
+            return _whole(found["status"]), output, complaint
 
     async def programs(self, names: Sequence[str], directory: str = "") -> Mapping[str, str]:
-        return dict(await self._ask({"do": "programs", "names": list(names), "directory": directory}))
+        found = await self._ask({"do": "programs", "names": list(names), "directory": directory})
+        return {name: str(found[name]) for name in names if name in found}
 
     async def resolved(self, path: str) -> str:
-        return str((await self._ask({"do": "resolved", "path": path}))["path"])
+        found = await self._ask({"do": "resolved", "path": path})
+        with self._understood():
+            return str(found["path"])
 
     async def read(self, path: str) -> bytes:
         status, output, complaint = await self.run(("cat", "--", path))
@@ -240,11 +254,14 @@ class RemoteSite(LrmHost):
         return output
 
     async def list_directory(self, path: str) -> Sequence[str]:
-        return [str(name) for name in (await self._ask({"do": "list_directory", "path": path}))["names"]]
+        found = await self._ask({"do": "list_directory", "path": path})
+        with self._understood():
+            return [str(name) for name in found["names"]]
 
     async def make_directory(self, path: str) -> tuple[str, int]:
         found = await self._ask({"do": "make_directory", "path": path})
-        return str(found["path"]), int(found["mode"])
+        with self._understood():
+            return str(found["path"]), _whole(found["mode"])
 
     async def write_private(self, path: str, content: bytes) -> None:
         await self._ask({"do": "write", "path": path}, content)
@@ -254,3 +271,28 @@ class RemoteSite(LrmHost):
             self._to_remove.add(path)
         else:
             self._link.tell({"do": "remove", "path": path, "base": self._base})
+
+
+def _whole(value: object, most: int = 2**31) -> int:
+    """Return a whole number of an answer. Raises ValueError."""
+    if not isinstance(value, int) or not -most <= value <= most:
+        raise ValueError(f"{value!r} is no number of a good size")
+    return value
+
+
+def _facts(found: Mapping[str, Any]) -> HostFacts:
+    """Return what an answer tells of a host. Raises LookupError, TypeError and ValueError."""
+    return HostFacts(
+        name=_name(found["name"]),
+        user=_name(found["user"]),
+        uid=_whole(found["uid"], 2**32),
+        home=str(found["home"]),
+        variables={str(name): str(value) for name, value in dict(found["variables"]).items()},
+    )
+
+
+def _name(value: object) -> str:
+    """Return a name of an answer, without control characters. Raises ValueError."""
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise ValueError(f"{value!r} is no name")
+    return value

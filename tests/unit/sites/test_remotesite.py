@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import signal
-from contextlib import suppress
+import sys
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +18,12 @@ import pytest
 
 from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm.commands import THIS_HOST, CommandRunner
-from koala_adapter.sites.link import gateway_file, login_command, may_ask
+from koala_adapter.sites.link import MOST_SILENT, gateway_file, login_command, may_ask
 from koala_adapter.sites.remotesite import RemoteSite, SiteAddress
 from koala_adapter.testing.trial import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
 pytestmark = pytest.mark.anyio
 
@@ -311,6 +314,150 @@ async def test_without_a_control_center_nothing_listens(place: Place) -> None:
     await place.site.facts()
     with pytest.raises(LrmUnreachableError, match="not connected"):
         _ = place.site.door
+
+
+HOSTILE = """#!{python}
+# Stands for ssh and for a gateway that says what it likes: its answers are given as JSON, by what is asked for.
+import json, os, sys
+from koala_adapter.gateway.streams import DATA, END, HEAD, HELLO, OPEN, Streams
+from koala_adapter.sites.link import first_words
+
+os.write(1, HELLO)
+left = len(first_words())
+while left:
+    left -= len(os.read(0, left))
+streams, asked, answers = Streams(gateway=True), {{}}, json.load(open("{answers}"))
+known = {{"facts": dict(name="h", user="u", uid=0, home="/", variables={{}}), "listen": dict(port=4000)}}
+while data := os.read(0, 65536):
+    for event in streams.receive(data):
+        if event.kind == OPEN:
+            asked[event.stream] = event.content["do"]
+        if event.kind == END:
+            what = asked[event.stream]
+            streams.end(event.stream, answers.get(what, known.get(what)))
+            if what == "listen":
+                for number in range(answers.get("agents", 0)):
+                    agent = streams.open(dict(do="agent"))
+                    if "said" in answers:
+                        streams.outgoing += HEAD.pack(DATA, agent, len(answers["said"])) + answers["said"].encode()
+    while streams.outgoing:
+        del streams.outgoing[: os.write(1, bytes(streams.outgoing))]
+"""
+
+
+def hostile(place: Place, tmp_path: Path, answers: dict[str, object]) -> None:
+    """Have a hostile gateway in the place of the real one."""
+    (tmp_path / "answers").write_text(json.dumps(answers))
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.write_text(HOSTILE.format(python=sys.executable, answers=tmp_path / "answers"))
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"facts": {}},
+        {"facts": {"errno": "x"}},
+        {"facts": {"name": "a\x1b]0;", "user": "u", "uid": 0, "home": "/", "variables": {}}},
+        {"facts": {"name": "h", "user": "u", "uid": 0, "home": "/", "variables": 7}},
+        {"listen": {"port": "x"}},
+        {"listen": {"port": None}},
+        {"listen": {"port": 70_000}},
+        {"agents": 1, "said": ""},
+    ],
+)
+async def test_a_site_that_says_what_no_gateway_says_is_away(
+    place: Place, tmp_path: Path, answers: dict[str, object]
+) -> None:
+    """It costs the connection, and is tried again: nothing waits for ever."""
+    hostile(place, tmp_path, answers)
+    place.site.relay_agents_to("127.0.0.1", 9)
+    with suppress(LrmUnavailableError):
+        await place.site.facts()
+    await place.until_away()
+    hostile(place, tmp_path, {})
+    await place.until_back()
+    assert (await place.site.facts()).name == "h"
+
+
+@pytest.mark.parametrize(
+    ("answers", "ask"),
+    [
+        ({"run": {}}, lambda site: site.run(["true"])),
+        ({"run": {"status": "x"}}, lambda site: site.run(["true"])),
+        ({"resolved": {}}, lambda site: site.resolved("/x")),
+        ({"list_directory": {"names": 7}}, lambda site: site.list_directory("/x")),
+        ({"make_directory": {"path": "/x", "mode": "x"}}, lambda site: site.make_directory("x")),
+    ],
+)
+async def test_an_answer_without_what_it_must_have_is_an_error_of_the_site(
+    place: Place, tmp_path: Path, answers: dict[str, object], ask: Callable[[RemoteSite], Awaitable[object]]
+) -> None:
+    hostile(place, tmp_path, answers)
+    with pytest.raises(LrmUnavailableError, match="cannot be used"):
+        await ask(place.site)
+
+
+async def test_agents_at_a_site_take_a_bounded_number_of_descriptors(place: Place, tmp_path: Path) -> None:
+    """A login node may say that there are any number of agents."""
+    hostile(place, tmp_path, {"agents": 3000, "said": "hello"})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 400), hard))
+    try:
+        async with (
+            await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+            anyio.create_task_group() as tasks,
+        ):
+            place.site.relay_agents_to("127.0.0.1", listener.extra(anyio.abc.SocketAttribute.local_port))
+            tasks.start_soon(listener.serve, echo)
+            await place.site.facts()
+
+            async def relayed() -> int:
+                return len(await THIS_HOST.list_directory("/proc/self/fd"))
+
+            await eventually(relayed, lambda number: number > 150, what="agents are relayed", seconds=30)
+            assert await relayed() < 300
+            assert await place.site.programs(["sh"]) == {}
+            tasks.cancel_scope.cancel()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_connections_that_say_nothing_make_room(place: Place) -> None:
+    """Any user who reaches the port of the gateway can connect: agents are relayed nevertheless."""
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    place.site.relay_agents_to("127.0.0.1", listener.extra(anyio.abc.SocketAttribute.local_port))
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as strangers:
+        tasks.start_soon(listener.serve, echo)
+        await place.site.facts()
+        first = await strangers.enter_async_context(await anyio.connect_tcp(*place.site.door))
+        for _ in range(MOST_SILENT + 20):
+            await strangers.enter_async_context(await anyio.connect_tcp(*place.site.door))
+        await converse(place.site.door, b"x" * 1000)
+        assert await pieces(first) == [], "the oldest one had to go"
+        assert (await place.site.run(["true"]))[0] == 0
+        tasks.cancel_scope.cancel()
+    await listener.aclose()
+
+
+async def test_a_command_without_end_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("koala_adapter.sites.link.MOST_OUTPUT", 1_000_000)
+    with pytest.raises(LrmUnavailableError, match="more than 1000000 bytes"):
+        await place.site.run(["yes"])
+    assert (await place.site.run(["echo", "x"]))[1] == b"x\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a link of another user")
+async def test_a_directory_behind_a_link_of_another_user_is_refused(place: Place) -> None:
+    """Who has put it there can have it lead anywhere later, also to scripts of its own."""
+    open_to_all, private = place.directory / "open", place.directory / "private"
+    private.mkdir(parents=True, mode=0o700)
+    open_to_all.mkdir()
+    open_to_all.chmod(0o1777)
+    (open_to_all / "link").symlink_to(private)
+    assert (await place.site.make_directory("open/link/scripts"))[1] == 0o700
+    os.lchown(open_to_all / "link", 65534, 65534)
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        await place.site.make_directory("open/link/scripts")
 
 
 def test_the_gateway_is_one_file() -> None:
