@@ -491,7 +491,7 @@ class LiveEffector:
         if record is None or record.silent_since is None:
             return False
         job = self._core.state.jobs[record.job_id]
-        return job.launched_at is not None and job.state is not JobState.CANCELLED
+        return bool(job.ranks) and job.state is not JobState.CANCELLED
 
     @_contained
     def read_output(self, action: act.ReadPlaceholderOutput) -> None:

@@ -65,6 +65,8 @@ def end_attempt(context: Context, record: JobRecord, outcome: JobOutcome) -> boo
     record.unclaim({placeholder.id for placeholder in placeholders})
     for placeholder in placeholders:
         end_placeholder(context, placeholder)
+    record.launched_at = None
+    record.held_in_attempts = record.held_seconds - record.held_before_launch
     context.timetable.for_job(record, TimerKind.ATTEMPT, context.now + PATIENCE)
     context.scan_wanted = True
     placeholders_gone(context, record)
@@ -87,7 +89,7 @@ def attempt_timer(context: Context, record: JobRecord) -> None:
         pause = min(LONGEST_PAUSE, SHORTEST_PAUSE * (2 ** min(record.retries_made, MOST_DOUBLINGS) - 1))
         record.retries_made += 1
     else:
-        del record.attempts[-1]  # it was the last one after all
+        record.launched_at = record.attempts.pop().launched_at  # it was the last one after all
         record.attempts_over -= 1
         context.outcomes.append((record, outcome))
         return
@@ -134,10 +136,9 @@ def is_retried(job: Job, outcome: JobOutcome) -> bool:
 
 def _begin_anew(record: JobRecord) -> None:
     """Forget what an attempt has left in the record of its job; its placeholders are gone or on their way out."""
-    record.held_in_attempts = record.held_seconds - record.held_before_launch
     record.uncounted += len(record.ranks) - len(record.measured)
     record.claims = [Claim(component=component.name) for component in record.job.components]
-    record.ranks, record.launched_at, record.ended_by, record.suspected = (), None, None, None
+    record.ranks, record.ended_by, record.suspected = (), None, None
     record.started, record.ends, record.departed, record.measured = set(), {}, set(), set()
     record.launcher_over = record.life_extended = record.reclaim_with_room = False
     record.tries = record.failed_claims = 0

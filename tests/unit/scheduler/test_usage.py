@@ -11,7 +11,7 @@ import pytest
 from koala_adapter.api import reporting
 from koala_adapter.model import EndReason, JobId, RetriedEnd, TaskEnd
 from koala_adapter.outcome import JobState, TaskUsage
-from koala_adapter.report.values import RANKS_LISTED, JobReport, UsageReport
+from koala_adapter.report.values import RANKS_LISTED, JobReport, UsageReport, run_time, waiting_time
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import OfferProcessors
 from koala_adapter.slots import Slot
@@ -142,6 +142,21 @@ def test_all_attempts_count() -> None:
     assert (usage.measured, usage.uncounted) == (1, 2)
     assert usage.held_before_launch_seconds == pytest.approx(6)
     assert usage.held_seconds == pytest.approx(6 + 2 * 20)
+
+
+def test_between_two_attempts_a_job_waits() -> None:
+    """The run that is over is no part of what it waits or runs, also when it is cancelled then."""
+    site = Site({"a": 4})
+    site.start(replace(job("1", 1), retries=1, submitted_at=site.now))
+    site.pass_time(100)
+    site.rank_ends("1", 0, TaskEnd(reason=EndReason.EXITED, exit_code=1))
+    held = usage_of(site)
+    assert (held.held_seconds, held.held_before_launch_seconds) == (100, 0)
+    site.pass_time(7)
+    for _ in range(2):
+        report = reported(site)
+        assert (waiting_time(report), run_time(report)) == (7, None)
+        site.cancel("1")
 
 
 @pytest.mark.parametrize("rank", [-1, 2])
