@@ -70,6 +70,9 @@ def first_words() -> bytes:
     return b"exec(%a)\n" % line.decode() + text
 
 
+NOTHING_LENT = ("-o", "ForwardAgent=no", "-o", "ForwardX11=no")
+"""Without these, a login node could use the user's ssh agent and display for as long as the service runs, where
+~/.ssh/config forwards them to it. ssh takes the first value that it is given: options of the site decide."""
 ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
 
 
@@ -82,13 +85,13 @@ def ssh_command(
     """
     remote = shlex.join([python, "-I", "-S", "-c", READ_FIRST_LINE, "koala-gateway", title])
     master = ("-S", str(control)) if control is not None and control.exists() else ()
-    return ("ssh", *options, *master, "-T", "-o", "BatchMode=yes", *ALIVE, "--", destination, remote)
+    return ("ssh", *options, *NOTHING_LENT, *master, "-T", "-o", "BatchMode=yes", *ALIVE, "--", destination, remote)
 
 
 def login_command(destination: str, options: Sequence[str], control: Path) -> tuple[str, ...]:
     """Return the command line of ssh that logs in in a terminal, and keeps the login for later connections."""
     kept = ("-S", str(control), "-o", "ControlMaster=auto", "-o", "ControlPersist=yes")
-    return ("ssh", *options, *kept, *ALIVE, "--", destination, "true")
+    return ("ssh", *options, *NOTHING_LENT, *kept, *ALIVE, "--", destination, "true")
 
 
 def logout_command(destination: str, options: Sequence[str], control: Path) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import pytest
 
 from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm.commands import THIS_HOST, CommandRunner
-from koala_adapter.sites.link import MOST_SILENT, gateway_file, login_command, may_ask
+from koala_adapter.sites.link import MOST_SILENT, gateway_file, login_command, may_ask, ssh_command
 from koala_adapter.sites.remotesite import RemoteSite, SiteAddress
 from koala_adapter.testing.trial import eventually
 
@@ -189,8 +189,15 @@ async def test_a_login_in_a_terminal_is_used_while_there_is_one(place: Place) ->
     place.control.touch()
     await place.until_back()
     command = login_command("fs3", ("-F", "config"), place.control)
-    assert command[:5] == ("ssh", "-F", "config", "-S", str(place.control))
+    assert command[:3] == ("ssh", "-F", "config")
+    assert command[command.index("-S") + 1] == str(place.control)
     assert command[-3:] == ("--", "fs3", "true")
+
+
+def test_the_agent_of_the_user_is_not_lent_to_a_site() -> None:
+    """The options of the site decide, as ssh takes the first value."""
+    command = ssh_command("fs3", ("-A",), "python3", "x")
+    assert command.index("-A") < command.index("ForwardAgent=no") < command.index("--")
 
 
 async def test_a_connection_that_is_lost_is_made_again(place: Place, tmp_path: Path) -> None:
