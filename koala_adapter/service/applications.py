@@ -54,6 +54,10 @@ if TYPE_CHECKING:
     from koala_adapter.vjm.channel import TaskReport
 
 
+INPUT = "_input"
+"""Directory below that of a job's output with its input files. No component has such a name."""
+
+
 # -- Output files that cannot be written ---------------------------------------------------------------------
 # They are reported to the user with the job, and logged.
 
@@ -186,7 +190,7 @@ class Applications:
         self._sending.forget(job_id)
         if self._sweeps is not None:
             self._sweeps.forget(job_id)
-        shutil.rmtree(self.directory / job_id / "input", ignore_errors=True)
+        shutil.rmtree(self.directory / job_id / INPUT, ignore_errors=True)
 
     def end_attempt(self, job_id: JobId, number: int) -> None:
         """Drop the runner of a job that may run again; its input files stay."""
@@ -213,7 +217,7 @@ class Applications:
         for one in (directory, attempts, unfinished):
             one.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in list(directory.iterdir()):
-            if left.name not in {"input", ATTEMPTS}:
+            if left.name not in {INPUT, ATTEMPTS}:
                 left.rename(unfinished / left.name)
         unfinished.rename(missing[0])
         for one in missing[1:]:
@@ -488,7 +492,7 @@ class Applications:
         return (LaunchFile(target=FILE_NAME, mode=0o600, content=library_file().encode()),)
 
     def _input(self, job_id: JobId, component: str, number: int) -> Path:
-        return self.directory / job_id / "input" / component / str(number)
+        return self.directory / job_id / INPUT / component / str(number)
 
 
 def _runner_class(job: Job) -> type[Runner]:

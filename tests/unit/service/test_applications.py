@@ -200,13 +200,22 @@ def test_input_files_are_those_of_the_submission(tmp_path: Path) -> None:
     assert list((tmp_path / "jobs" / "1").iterdir()) == []
 
 
+def test_output_of_a_component_named_as_input_files_stays(tmp_path: Path) -> None:
+    launched = Launched(tmp_path, job("1", component("input", 1, cluster="a")))
+    output = tmp_path / "jobs" / "1" / "input" / "0.out"
+    output.parent.mkdir(parents=True)
+    output.write_text("found")
+    launched.applications.forget(launched.site.record("1").job.id)
+    assert output.read_text() == "found"
+
+
 def test_a_growth_does_not_read_input_files_again(tmp_path: Path) -> None:
     """They are those of the submission, and in memory."""
     source = tmp_path / "program"
     source.write_text("before")
     part = replace(component("x", 1, cluster="a"), input_files=(InputFile(source=str(source), target="run"),))
     launched = Launched(tmp_path, replace(job("1", part), kind=JobKind.MALLEABLE, runner=RunnerName.WORKERS))
-    for kept in (tmp_path / "jobs" / "1" / "input").rglob("*"):
+    for kept in (tmp_path / "jobs" / "1" / "_input").rglob("*"):
         if kept.is_file():
             kept.write_text("after")
     launched.applications.started(launched.ranks[0], "1:0")
@@ -237,7 +246,7 @@ def test_input_files_that_are_gone_end_the_job(tmp_path: Path) -> None:
     source.touch()
     part = replace(component("x", 1, cluster="a"), input_files=(InputFile(source=str(source), target="run"),))
     launched = Launched(tmp_path, job("1", part), connected=False)
-    (tmp_path / "jobs" / "1" / "input" / "x" / "0").unlink()
+    (tmp_path / "jobs" / "1" / "_input" / "x" / "0").unlink()
     fresh = Applications(launched.core, ResultStore(per_rank=1, per_job=1))
     fresh.registered(launched.ranks[0], ())
     assert launched.site.outcome("1").reason is EndReason.LAUNCH_FAILED
