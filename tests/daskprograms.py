@@ -47,9 +47,10 @@ def breathe(many: int, few: int, threads: int = 1) -> None:
     """Compute with ``many`` workers, then with ``few``, when koala has taken the others; whatever there was is kept."""
     with KoalaCluster(minimum=1, maximum=many, threads=threads) as cluster, Client(cluster) as client:
         until(lambda: len(cluster.observed) == many)
+        # Before workers are asked to leave: Dask gives nothing to one that does.
+        scattered = client.scatter([b"a" * 1000, b"b" * 1000])
         print("threads", *set(client.nthreads().values()), flush=True)
         print("many on", *sorted(clusters_of(cluster)), flush=True)
-        scattered = client.scatter([b"a" * 1000, b"b" * 1000])
         before = client.map(square, range(TASKS))
         print("sum", sum(client.gather(before)), flush=True)
         during = client.map(square, range(TASKS))

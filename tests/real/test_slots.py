@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 SLEEPER = "#!/bin/sh\nexec sleep 300\n"
+NUMBERS = count(start=11)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def cell() -> Iterator[GridEngineCell]:
 @asynccontextmanager
 async def running(lrm: Lrm, slot: Slot, *, memory_mib: int | None = None) -> AsyncIterator[LrmJob]:
     """Have one placeholder of a slot run; it is cancelled afterwards."""
-    key = BatchKey("koala-slots-1")
+    key = BatchKey(f"koala-slots-{next(NUMBERS)}")  # no two submissions have the same: what one needed is removed by it
     submission = Submission(key=key, count=2, script=SLEEPER, walltime=600, memory_mib=memory_mib, slot=slot)
     ids = await lrm.submit(submission)
 
@@ -139,6 +141,7 @@ async def test_slots_of_grid_engine(cell: GridEngineCell, tmp_path: Path) -> Non
         # Both tasks run, each with a GPU, and with two licences: one for each of its processors.
         await eventually(left, lambda seen: {"hc:gpu=0.000000", "hc:matlab=0.000000"} <= seen, what="taken", seconds=60)
         assert [node.gpus for node in await lrm.nodes()] == [(NodeGpus(kind="", count=2, used=2),)]
-    async with running(lrm, Slot(exclusive=True)):
+    # What asks for no memory has the default of that complex, which is none here: execd ends it within seconds.
+    async with running(lrm, Slot(exclusive=True), memory_mib=500):
         assert len([line for line in cell.qstat("-s", "r").splitlines()[2:] if line.strip()]) == 1
     await lrm.close()
