@@ -329,7 +329,9 @@ class Gateway:
             while not self.reason:
                 self._flush()
                 for key, mask in self._selector.select(SILENCE / 3):
-                    if key.fd in self._interest:
+                    # What an earlier one of these has closed may be another descriptor of the same number by now.
+                    now = self._selector.get_map().get(key.fd)
+                    if now is not None and now.data is key.data:
                         key.data(mask)
                 if time.monotonic() - self._heard > SILENCE:
                     self.reason = "nothing was heard for {:g} seconds".format(SILENCE)
