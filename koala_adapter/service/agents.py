@@ -28,7 +28,7 @@ from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.report.sitevalues import SampleSubmission
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import SubmitPlaceholders
-from koala_adapter.scheduler.claiming.claims import AT_ONCE
+from koala_adapter.scheduler.claiming.claims import life_at_once
 from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest
 from koala_adapter.service.opening import (
     token_path,
@@ -137,10 +137,8 @@ def sample_submissions(
         said = "; ".join(f"component {name!r}: {why}" for name, why in never.items())
         raise ConfigurationError(f"nothing of this job is ever submitted to {config.name}: {said}")
     # As long as a job asks for that can start at once; one that waits asks for more, up to placeholder_life.
-    alone = sum(component.minimum for component in job.components) == 1
-    walltime = int(
-        job.walltime + parameters.launch_margin + (0 if alone else min(AT_ONCE, parameters.placeholder_life))
-    )
+    life = life_at_once(parameters, sum(component.minimum for component in job.components))
+    walltime = int(job.walltime + parameters.launch_margin + life)
     if (limit := config.parameters.walltime_limit) is not None:
         walltime = min(walltime, limit)
     samples = []

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.claiming.queue import Lane
     from koala_adapter.scheduler.context import Context, Handlers, JobTimers, PlaceholderTimers, Views
+    from koala_adapter.scheduler.parameters import Parameters
     from koala_adapter.scheduler.placement.policy import PlacedComponent
     from koala_adapter.scheduler.records import JobRecord, State
 
@@ -433,6 +434,11 @@ SAFETY = 2.0
 """So many times as long as others have waited, a placeholder can wait for those of other submissions."""
 
 
+def life_at_once(parameters: Parameters, placeholders: int) -> float:
+    """Return for how many seconds beyond its job so many placeholders are asked for that can all start at once."""
+    return 0.0 if placeholders == 1 else min(AT_ONCE, parameters.placeholder_life)
+
+
 def _life_asked(context: Context, record: JobRecord, placed: Placed, views: Views) -> float:
     """Return for how many seconds beyond its job the placeholders of a first claim are asked for.
 
@@ -444,17 +450,14 @@ def _life_asked(context: Context, record: JobRecord, placed: Placed, views: View
     life = parameters.placeholder_life
     if record.failed_claims or (parameters.reuse and len(context.queue)):
         return life
-    if sum(part.processors for part in placed.components) == 1:
-        return 0.0
+    at_once = life_at_once(parameters, sum(part.processors for part in placed.components))
+    if not at_once:
+        return at_once
     queued = {request.component.name for request in would_be_queued(context.requests(record), placed, views)}
-    longest = 0.0
-    for part in placed.components:
-        wait = 0.0
-        if part.component in queued:
-            expected = context.state.expected_wait(context.state.clusters[part.cluster], context.now)
-            wait = life if expected is None else SAFETY * expected
-        longest = max(longest, wait)
-    return min(life, AT_ONCE + longest)
+    clusters = [context.state.clusters[part.cluster] for part in placed.components if part.component in queued]
+    expected = [context.state.expected_wait(cluster, context.now) for cluster in clusters]
+    longest = max((life if wait is None else SAFETY * wait for wait in expected), default=0.0)
+    return min(life, at_once + longest)
 
 
 def _fill(
