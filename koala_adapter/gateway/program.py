@@ -6,22 +6,16 @@ left then but the files that it was told to write. Python 3.6 or newer.
 """
 
 import errno
-import grp
 import os
-import pwd
-import queue
 import resource
 import selectors
-import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 
+from koala_adapter.gateway.files import DEFAULT_PATH, SIMPLE, Files, failure, unnamed_file, user_entry, write_private
 from koala_adapter.gateway.streams import (
     DATA,
     END,
@@ -49,40 +43,15 @@ MOST_INPUT = 256 * 1024 * 1024
 """Bytes of the standard input of a command, or of a file to be written."""
 MOST_AGENTS = 4096
 """Connections of agents at once, or half of the descriptors where those are fewer: commands need some, too."""
-MOST_LINKS = 40
-"""As many as the kernel follows, path_resolution(7)."""
 FULL_PAUSE = 0.1
 """Seconds without accepting when there are no more descriptors."""
 LEAST_CREDIT = 2
 """Bytes of the shortest piece: a mark and one byte of output."""
 ROOM = 1024 * 1024
 """Credit for a command's input and a file's content."""
-DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 
 
-# -- The user here, and the environment of commands --------------------------------------------------------------
-
-
-def user_entry() -> "Tuple[str, str, str]":
-    """Return login name, home and shell of this user."""
-    try:
-        entry = pwd.getpwuid(os.geteuid())
-    except KeyError:  # a user of a directory that does not answer now
-        return os.environ.get("USER", str(os.geteuid())), os.environ.get("HOME", "/"), "/bin/sh"
-    return entry.pw_name, entry.pw_dir, entry.pw_shell or "/bin/sh"
-
-
-def facts(_request: "Dict[str, Any]") -> "Dict[str, Any]":
-    """Return what the other side is told of this host."""
-    user, home, _ = user_entry()
-    return {
-        "name": socket.gethostname(),
-        "user": user,
-        "uid": os.geteuid(),
-        "home": home,
-        "variables": dict(os.environ),
-        "python": sys.version.split()[0],
-    }
+# -- Environment of commands -------------------------------------------------------------------------------------
 
 
 def built_environment(added: "Dict[str, str]") -> "Dict[str, str]":
@@ -95,172 +64,6 @@ def built_environment(added: "Dict[str, str]") -> "Dict[str, str]":
     if not environment["LC_ALL"]:
         del environment["LC_ALL"]
     return environment
-
-
-# -- Files -------------------------------------------------------------------------------------------------------
-# Each function takes a request and returns a result; it may raise OSError.
-
-
-def programs(request: "Dict[str, Any]") -> "Dict[str, Any]":
-    """Return where programs are."""
-    path = request["directory"] or os.environ.get("PATH", DEFAULT_PATH)
-    found = ((name, shutil.which(name, path=path)) for name in request["names"])
-    return {name: place for name, place in found if place}
-
-
-def resolved(request: "Dict[str, Any]") -> "Dict[str, Any]":
-    """Return a path with all links followed; empty where there is nothing."""
-    path = os.path.realpath(request["path"])
-    return {"path": path if os.path.exists(path) else ""}
-
-
-def list_directory(request: "Dict[str, Any]") -> "Dict[str, Any]":
-    """Return the names in a directory."""
-    return {"names": os.listdir(absolute(request))}
-
-
-def absolute(request: "Dict[str, Any]") -> str:
-    """Return a path: one that is not absolute is in the user's directory for koala here."""
-    base = os.path.expanduser(str(request.get("base", "~/.koala")))
-    return os.path.join(base, str(request["path"]))
-
-
-def make_directory(request: "Dict[str, Any]") -> "Dict[str, Any]":
-    """Make a directory with mode 0700, unless another user could replace a part of its path."""
-    path = os.path.abspath(absolute(request))
-    require_strong(path)
-    missing = []
-    while not os.path.isdir(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    for path in reversed(missing):
-        try:
-            os.mkdir(path, 0o700)
-        except FileExistsError:
-            pass  # another gateway of ours was faster
-    require_strong(path)
-    return {"path": path, "mode": stat.S_IMODE(os.stat(path).st_mode)}
-
-
-def require_strong(path: str) -> None:
-    """Raise PermissionError where another user could put something else in the place of a part of a path.
-
-    As ssh does (StrictModes, sshd_config(5)): each directory on the way belongs to root or to this user, and no others
-    can write to it; in a sticky one, what is used belongs to this user. Links are followed one by one under this rule.
-    """
-    place, ahead, links = "/", os.path.abspath(path).split("/"), 0
-    while True:
-        found = os.lstat(place)
-        if found.st_uid not in (0, os.geteuid()):
-            raise PermissionError(errno.EPERM, "{} belongs to another user".format(place), path)
-        if stat.S_ISLNK(found.st_mode):
-            links += 1
-            if links > MOST_LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            target = os.readlink(place)
-            place, ahead = "/" if target.startswith("/") else os.path.dirname(place), target.split("/") + ahead
-            continue
-        ahead = ahead[next((number for number, part in enumerate(ahead) if part not in ("", ".")), len(ahead)) :]
-        if ahead and ahead[0] == "..":
-            place, ahead = os.path.dirname(place), ahead[1:]
-            continue
-        entry = os.path.join(place, ahead[0]) if ahead else ""
-        exists = bool(entry) and os.path.lexists(entry)
-        writable = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not is_own_group(found.st_gid))
-        if writable and not (found.st_mode & stat.S_ISVTX and exists):
-            raise PermissionError(errno.EPERM, "others can write to {}".format(place), path)
-        if not exists:
-            return
-        place, ahead = entry, ahead[1:]
-
-
-def is_own_group(number: int) -> bool:
-    """Tell whether a group is root's, or this user's own, as many systems make one for each user."""
-    if number == 0:
-        return True
-    try:
-        group = grp.getgrgid(number)
-    except KeyError:
-        return False
-    user = user_entry()[0]
-    return group.gr_name == user and not set(group.gr_mem) - {user, "root"}
-
-
-def write_private(request: "Dict[str, Any]", content: "IO[bytes]") -> "Dict[str, Any]":
-    """Write a new file that only this user can read, in place of one that is there."""
-    path = absolute(request)
-    remove(request)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
-        shutil.copyfileobj(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    return {}
-
-
-def remove(request: "Dict[str, Any]") -> "Dict[str, Any]":
-    """Remove a file; no error when it is gone."""
-    try:
-        os.unlink(absolute(request))
-    except FileNotFoundError:
-        pass
-    return {}
-
-
-SIMPLE: "Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]]" = {
-    "facts": facts,
-    "programs": programs,
-    "resolved": resolved,
-    "list_directory": list_directory,
-    "make_directory": make_directory,
-    "remove": remove,
-}
-
-
-def failure(error: OSError) -> "Dict[str, Any]":
-    """Return the result that tells of an error."""
-    return {"errno": error.errno or errno.EIO, "error": error.strerror or str(error), "path": str(error.filename or "")}
-
-
-def unnamed_file() -> "IO[bytes]":
-    """Return an empty file that is gone when it is closed."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("koala"), "w+b")
-    return tempfile.TemporaryFile()
-
-
-class Files:
-    """A thread for what may wait for a file system: a hung server of files must hold up no command and no agent."""
-
-    def __init__(self) -> None:
-        self._waiting: "queue.Queue[Tuple[int, Callable[[], Dict[str, Any]]]]" = queue.Queue()
-        self._done: "queue.Queue[Tuple[int, Dict[str, Any]]]" = queue.Queue()
-        self.readable, self._signal = os.pipe()
-        threading.Thread(target=self._work, daemon=True).start()
-
-    def ask(self, number: int, work: "Callable[[], Dict[str, Any]]") -> None:
-        """Have something done for a stream."""
-        self._waiting.put((number, work))
-
-    def done(self) -> "List[Tuple[int, Dict[str, Any]]]":
-        """Return streams with their results."""
-        os.read(self.readable, 4096)
-        found = []
-        while not self._done.empty():
-            found.append(self._done.get())
-        return found
-
-    def _work(self) -> None:
-        while True:
-            number, work = self._waiting.get()
-            try:
-                result = work()
-            except OSError as error:
-                result = failure(error)
-            except (LookupError, TypeError, ValueError) as error:
-                result = failure(OSError(errno.EINVAL, "bad request: {}".format(error)))
-            self._done.put((number, result))
-            os.write(self._signal, b"!")
 
 
 # -- What streams stand for --------------------------------------------------------------------------------------

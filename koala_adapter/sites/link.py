@@ -53,13 +53,14 @@ exec(compile(text, "koala gateway", "exec"), {"__name__": "koala_gateway"})"""
 READ_FIRST_LINE = 'import os,sys;exec(b"".join(iter(lambda:os.read(0,1)or sys.exit(1),b"\\n")))'
 """On one line and without a quote of the shell, because the user's shell at the site may be any."""
 
-_OWN_IMPORT = re.compile(r"^from koala_adapter\.gateway\.streams import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
+_OWN_IMPORT = re.compile(r"^from koala_adapter\.gateway\.\w+ import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
 
 
 @cache
 def gateway_file() -> bytes:
     """Return the text of the gateway as one file."""
-    texts = [(resources.files(gateway) / name).read_text(encoding="utf-8") for name in ("streams.py", "program.py")]
+    names = ("streams.py", "files.py", "program.py")
+    texts = [(resources.files(gateway) / name).read_text(encoding="utf-8") for name in names]
     return _OWN_IMPORT.sub("", "\n".join([*texts, "main()\n"])).encode()
 
 
