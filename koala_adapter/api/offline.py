@@ -38,7 +38,7 @@ from koala_adapter.service.agents import ScriptMaker, sample_submissions
 from koala_adapter.service.clusters import read_cluster
 from koala_adapter.service.journal import Journal, SetAside, sentences
 from koala_adapter.service.listings import processors_held
-from koala_adapter.service.opening import close_lrm, host_of, make_lrm
+from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
 from koala_adapter.service.results import read_ledger
 from koala_adapter.service.service import WithPolicies, configuration
 from koala_adapter.service.sweeps import recorded_progress
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.lrm import Capabilities, Lrm, PluginDefinition
+    from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import ClusterName, Job, JobId
     from koala_adapter.report.selection import JobSelection
     from koala_adapter.report.sitevalues import CleanReport, NegotiationReport, SampleSubmission
@@ -80,12 +81,12 @@ async def everywhere(
     """Do something with all clusters of a site, side by side. ``directory``: its state directory."""
 
     async def with_cluster(name: str) -> None:
-        lrm, commands = make_lrm(site.cluster(name), plugins, directory)
+        lrm, _ = make_lrm(site.cluster(name), plugins, directory)
         try:
             await lrm.start()
             await do(name, lrm)
         finally:
-            await close_lrm(lrm, commands)
+            await close_lrm(lrm)
 
     async with anyio.create_task_group() as tasks:
         for config in site.clusters:
@@ -256,7 +257,8 @@ def next_submissions(
     own = certificate.load_or_create(record.directory / "certificate")
     port = site.control_center.port or record.port or free_port()
     scripts = ScriptMaker(site=site, port=port, fingerprint=own.fingerprint, directory=record.directory)
-    lrm, _ = make_lrm(config, plugins, record.directory, host=host_of(config, site, record.directory))
+    host = SiteHosts(site.sites, record.directory).at(config.site)
+    lrm, _ = make_lrm(config, plugins, record.directory, host=host)
     return sample_submissions(scripts, job, config, lrm, record.instance)
 
 
@@ -281,7 +283,7 @@ class ClusterAnswer:
 
 async def ask_cluster(
     config: ClusterConfig,
-    site: SiteConfig,
+    host: LrmHost,
     plugins: Mapping[str, PluginDefinition],
     directory: Path,
     *,
@@ -289,7 +291,7 @@ async def ask_cluster(
     timeout: float,
 ) -> ClusterAnswer:
     """Ask one cluster for its jobs and nodes. Never raises LrmError: what goes wrong is in the answer."""
-    lrm, commands = make_lrm(config, plugins, directory, host=host_of(config, site, directory))
+    lrm, commands = make_lrm(config, plugins, directory, host=host)
     version: str | None = None
     try:
         with anyio.fail_after(timeout):
@@ -302,7 +304,7 @@ async def ask_cluster(
         trouble = f"no answer within {timeout:g} s"
         return ClusterAnswer(config=config, version=version, trouble=trouble, requests=commands.window.total)
     finally:
-        await close_lrm(lrm, commands)
+        await close_lrm(lrm)
     return ClusterAnswer(
         config=config,
         version=version,
@@ -331,13 +333,13 @@ async def ask_clusters(
     async def ask(config: ClusterConfig) -> None:
         prefix = f"koala-{record.instance}-"
         answers[config.name] = await ask_cluster(
-            config, site, plugins, record.directory, prefix=prefix, timeout=timeout
+            config, hosts.at(config.site), plugins, record.directory, prefix=prefix, timeout=timeout
         )
         waiting.remove(config.name)
         tell(", ".join(waiting))
 
     tell(", ".join(waiting))
-    async with anyio.create_task_group() as tasks:
+    async with SiteHosts(site.sites, record.directory) as hosts, anyio.create_task_group() as tasks:
         for config in site.enabled_clusters:
             tasks.start_soon(ask, config)
     found = [answers[config.name] for config in site.enabled_clusters]

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import sys
 import time
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,16 +47,17 @@ from koala_adapter.ordering.scheduler import OutsideScheduler, Pace, PacedWatche
 from koala_adapter.ordering.shadow import Shadow, ShadowReport
 from koala_adapter.policies.loading import load_queue_policy
 from koala_adapter.queueing.backfill import METRICS, PriorityWeights, make_cluster_scheduler
-from koala_adapter.service.opening import close_lrm, make_lrm
+from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from rich.status import Status
 
     from koala_adapter.cli.session import Session
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.lrm import Lrm
+    from koala_adapter.lrm.commands import CommandRunner
     from koala_adapter.lrm.starts import Pin
     from koala_adapter.model import LrmJobId
     from koala_adapter.ordering.asking import Explanation, Overview
@@ -291,16 +292,25 @@ def give_queue_back(session: Session, config: ClusterConfig, directory: Path, re
 
 
 async def _give_back(session: Session, config: ClusterConfig, record: Path) -> tuple[GivenBack, str]:
-    lrm, commands = make_lrm(config, session.plugins, session.directory, owner=True)
-    if not lrm.capabilities.hold:
-        message = f"the plugin {config.plugin} can neither hold nor release jobs"
-        raise LrmUnsupportedError(message, hint="release them with the batch system's own commands")
-    try:
+    async with _opened(session, config) as (lrm, _):
+        if not lrm.capabilities.hold:
+            message = f"the plugin {config.plugin} can neither hold nor release jobs"
+            raise LrmUnsupportedError(message, hint="release them with the batch system's own commands")
         with session.progress.status("looking at the queue") as status:
             await lrm.start()
             return await give_back(lrm, pins=_pins(record), tell=status.update), lrm.hook_removal
-    finally:
-        await close_lrm(lrm, commands)
+
+
+@asynccontextmanager
+async def _opened(session: Session, config: ClusterConfig) -> AsyncIterator[tuple[Lrm, CommandRunner]]:
+    """Yield a cluster's LRM, not started, and what bounds its requests."""
+    async with SiteHosts(session.site.sites, session.directory) as hosts:
+        host = hosts.at(config.site)
+        lrm, commands = make_lrm(config, session.plugins, session.directory, host=host, owner=True)
+        try:
+            yield lrm, commands
+        finally:
+            await close_lrm(lrm)
 
 
 def _pins(record: Path) -> tuple[Pin, ...]:
@@ -500,6 +510,10 @@ def schedule(
     if shadow and ask_socket is not None:
         raise click.UsageError("a shadow promises nothing: give --ask-socket or --shadow")
     config = _cluster(session, name)
+    if config.site is not None and ask_socket is not None:
+        # Who may see what of a job is decided by the name of its user.
+        message = f"--ask-socket: users of this host may have other names at site {config.site}"
+        raise ConfigurationError(message, hint="run `koala schedule` on the login node there, or leave the option out")
     definition = session.plugins[config.plugin]
     told_apart = definition.capabilities.tells_holders
     plan = Plan(
@@ -549,15 +563,14 @@ def _cluster(session: Session, name: str) -> ClusterConfig:
 
 
 async def _run(session: Session, config: ClusterConfig, plan: Plan, directory: Path) -> None:
-    lrm, commands = make_lrm(config, session.plugins, session.directory, owner=True)
-    meter = QueueMeter(config.name)
-    watch_commands(meter.meter, config.name, commands)
-    doing = "watches" if plan.shadow else "schedules"
-    session.remark(f"koala {doing} cluster {config.name}: {plan}; Ctrl-C ends it")
-    screen = OrderScreen(session, config.name, meter, as_json=plan.as_json)
-    shortest = max(SHORTEST, shortest_poll_interval(config.requests_as_owner, 2 * lrm.requests_per_poll))
-    pace = Pace(interval=max(config.poll_interval, shortest), shortest=shortest)
-    try:
+    async with _opened(session, config) as (lrm, commands):
+        meter = QueueMeter(config.name)
+        watch_commands(meter.meter, config.name, commands)
+        doing = "watches" if plan.shadow else "schedules"
+        session.remark(f"koala {doing} cluster {config.name}: {plan}; Ctrl-C ends it")
+        screen = OrderScreen(session, config.name, meter, as_json=plan.as_json)
+        shortest = max(SHORTEST, shortest_poll_interval(config.requests_as_owner, 2 * lrm.requests_per_poll))
+        pace = Pace(interval=max(config.poll_interval, shortest), shortest=shortest)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop_on_signal, tasks.cancel_scope)
             await tell_metrics(tasks, session, meter.meter, plan.metrics_port)
@@ -571,8 +584,6 @@ async def _run(session: Session, config: ClusterConfig, plan: Plan, directory: P
                 await _require_rights(lrm, session, first=not path.exists())
                 await _schedule(lrm, pace, plan, screen, path)
             tasks.cancel_scope.cancel()
-    finally:
-        await close_lrm(lrm, commands)
 
 
 async def _require_rights(lrm: Lrm, session: Session, *, first: bool) -> None:

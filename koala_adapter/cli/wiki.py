@@ -31,7 +31,7 @@ from koala_adapter.lrm.starts import StartLog
 from koala_adapter.model import OCCUPYING, WAITING, LrmJobState
 from koala_adapter.ordering.asking import SOCKET_NAME, ExplainServer, Explanation
 from koala_adapter.ordering.jobs import Phase
-from koala_adapter.service.opening import close_lrm, make_lrm
+from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
 from koala_adapter.wiki.client import Peer, exchange, load_key
 from koala_adapter.wiki.codec.verbs import parse_request
 from koala_adapter.wiki.codec.words import Dialect
@@ -322,10 +322,13 @@ async def _serve(
     configs = session.site.enabled_clusters if config is None else (config,)
     async with AsyncExitStack() as stack:
         lrms: list[tuple[ClusterName, Lrm]] = []
+        hosts = await stack.enter_async_context(SiteHosts(session.site.sites, session.directory))
         for one in configs:
-            lrm, commands = make_lrm(one, session.plugins, session.directory, owner=config is not None)
+            lrm, commands = make_lrm(
+                one, session.plugins, session.directory, host=hosts.at(one.site), owner=config is not None
+            )
             watch_commands(meter.meter, one.name, commands)
-            stack.push_async_callback(close_lrm, lrm, commands)
+            stack.push_async_callback(close_lrm, lrm)
             await lrm.start()
             lrms.append((one.cluster_name, lrm))
         # As with the order itself, `koala schedule` goes on from the starts of this server.

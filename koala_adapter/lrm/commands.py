@@ -258,10 +258,6 @@ class CommandRunner:
         self.observer: Callable[[str, float, str], None] = _unobserved
         """Told of each request: program or name, seconds, and how it failed (empty: it did not)."""
 
-    async def close(self) -> None:
-        """Give back what the host keeps for us."""
-        await self.host.close()
-
     async def admit(self, *, urgent: bool = False) -> None:
         """Wait until one more request to the LRM is within the bound, and count it.
 

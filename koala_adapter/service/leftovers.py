@@ -22,7 +22,7 @@ from koala_adapter.lrm.listing import is_users
 from koala_adapter.lrm.rate import SUFFIX, UNUSED_AFTER, remove_window, unused_windows
 from koala_adapter.model import BatchKey, JobId, LrmJobId, LrmJobState, PlaceholderId
 from koala_adapter.report.sitevalues import CleanReport, Removed
-from koala_adapter.service.opening import close_lrm, host_of, make_lrm
+from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
 from koala_adapter.service.sweeps import first_job
 
 if TYPE_CHECKING:
@@ -365,9 +365,9 @@ class Reaper:
                 listings[config.name] = await lrm.jobs(name_prefix=PREFIX)
                 users[config.name] = host.user
 
-            await self._with_lrm(config, jobs)
+            await self._with_lrm(hosts, config, jobs)
 
-        async with anyio.create_task_group() as tasks:
+        async with self._hosts() as hosts, anyio.create_task_group() as tasks:
             for config in self._site.clusters:
                 tell(f"asking {config.name}")
                 tasks.start_soon(ask, config)
@@ -393,17 +393,22 @@ class Reaper:
                         if left[name]:
                             await anyio.sleep(LOOK)
 
-            await self._with_lrm(self._site.cluster(name), cancel)
+            await self._with_lrm(hosts, self._site.cluster(name), cancel)
 
-        async with anyio.create_task_group() as tasks:
+        async with self._hosts() as hosts, anyio.create_task_group() as tasks:
             for name, wanted in by_cluster.items():
                 tasks.start_soon(end, name, wanted)
         self.stayed = [one for wanted in left.values() for one in wanted.values()]
 
-    async def _with_lrm(self, config: ClusterConfig, do: Callable[[Lrm, LrmHost], Awaitable[None]]) -> None:
+    def _hosts(self) -> SiteHosts:
+        return SiteHosts(self._site.sites, self._directory)
+
+    async def _with_lrm(
+        self, hosts: SiteHosts, config: ClusterConfig, do: Callable[[Lrm, LrmHost], Awaitable[None]]
+    ) -> None:
         """Do something with a cluster's LRM; what goes wrong is noted."""
-        host = host_of(config, self._site, self._directory)
-        lrm, commands = make_lrm(config, self._plugins, self._directory, host=host)
+        host = hosts.at(config.site)
+        lrm, _ = make_lrm(config, self._plugins, self._directory, host=host)
         try:
             with anyio.fail_after(ASKING):
                 await lrm.start()
@@ -413,7 +418,7 @@ class Reaper:
         except TimeoutError:
             self.trouble[config.name] = f"no answer within {ASKING:.0f} s"
         finally:
-            await close_lrm(lrm, commands)
+            await close_lrm(lrm)
 
 
 def _is_there(job: LrmJob | None) -> bool:

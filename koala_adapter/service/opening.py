@@ -7,7 +7,7 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import anyio
 import structlog
@@ -20,9 +20,9 @@ from koala_adapter.lrm.commands import THIS_HOST, CommandRunner, login_name
 from koala_adapter.lrm.rate import prepare_directory, window_path
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
+    from koala_adapter.config.sitefile import ClusterConfig, RemoteSiteConfig
     from koala_adapter.lrm import Lrm, PluginDefinition
     from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import BatchKey
@@ -68,14 +68,45 @@ CLOSING = 5.0
 """Seconds that a plugin may take to give its resources back."""
 
 
-def host_of(config: ClusterConfig, site: SiteConfig, directory: Path, *, lasting: bool = False) -> LrmHost:
-    """Return where a cluster's batch system is: this host, or another one that is connected when it is first asked.
+class SiteHosts:
+    """The hosts of batch systems: this one, and one for each site, connected when it is first asked.
 
-    ``directory``: the state directory. ``lasting``: agents look for its gateway on the same port after a restart.
+    The clusters of a site share its connection. To be used in one event loop, as a context manager or with `close`.
     """
-    remote = site.remote_site(config)
-    if remote is None:
-        return THIS_HOST
+
+    def __init__(self, sites: Iterable[RemoteSiteConfig], directory: Path, *, lasting: bool = False) -> None:
+        """``directory``: the state directory. ``lasting``: gateways keep their ports over restarts, for agents."""
+        self._sites = {one.name: one for one in sites}
+        self._directory = directory
+        self._lasting = lasting
+        self._hosts: dict[str, LrmHost] = {}
+
+    def __iter__(self) -> Iterator[LrmHost]:
+        """Yield the sites that were asked for."""
+        return iter(self._hosts.values())
+
+    def at(self, site: str | None) -> LrmHost:
+        """Return the host of a site by its name; None: this one."""
+        if site is None:
+            return THIS_HOST
+        if site not in self._hosts:
+            self._hosts[site] = _remote_host(self._sites[site], self._directory, lasting=self._lasting)
+        return self._hosts[site]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End all connections, also when we are being cancelled."""
+        for host in self:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSING):
+                await host.close()
+
+
+def _remote_host(remote: RemoteSiteConfig, directory: Path, *, lasting: bool) -> LrmHost:
     from koala_adapter.sites.remotesite import RemoteSite, SiteAddress  # noqa: PLC0415 - only where there are sites
 
     port_file = None
@@ -113,8 +144,9 @@ def make_lrm(
 ) -> tuple[Lrm, CommandRunner]:
     """Return the LRM of a cluster, not started, and what bounds its requests.
 
-    ``directory``: the state directory, below which the plugin gets its private one. ``host``: see `host_of`. ``owner``:
-    we own the order of all jobs there, and may ask more often, unless the site says how often. Raises OSError.
+    ``directory``: the state directory, below which the plugin gets its private one. ``host``: one of `SiteHosts`.
+    ``owner``: we own the order of all jobs there, and may ask more often, unless the site says how often. Raises
+    OSError.
     """
     if host.here and config.site is not None:
         message = f"cluster {config.name} is at site {config.site}, which this command does not reach"
@@ -136,12 +168,10 @@ def make_lrm(
     return plugins[config.plugin].factory(context, config.settings), commands
 
 
-async def close_lrm(lrm: Lrm, commands: CommandRunner) -> None:
-    """Give an LRM's resources back, also when we are being cancelled; and its host, which must be its own."""
+async def close_lrm(lrm: Lrm) -> None:
+    """Give an LRM's resources back, also when we are being cancelled."""
     with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSING), suppress(LrmError):
         await lrm.close()
-    with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSING):
-        await commands.close()
 
 
 # -- Token files and output directories of placeholders ------------------------------------------------------

@@ -40,7 +40,7 @@ from koala_adapter.service.core import Core
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.meter import ServiceMeter
 from koala_adapter.service.notices import Notices
-from koala_adapter.service.opening import host_of, make_lrm, words_directory
+from koala_adapter.service.opening import SiteHosts, make_lrm, words_directory
 from koala_adapter.service.results import ResultStore
 from koala_adapter.service.sizes import SizeChanges
 from koala_adapter.service.sizes.jobs import resizable
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from koala_adapter.driver.store import EventStore
     from koala_adapter.host.clock import HostClocks
     from koala_adapter.lrm import Capabilities, PluginDefinition
-    from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import ClusterName, Job, PlaceholderId
     from koala_adapter.scheduler.context import NumberedBatch
     from koala_adapter.scheduler.events import Event
@@ -426,7 +425,7 @@ class Service:
             self.sweeps = Sweeps(core)
             self.applications = Applications(core, store, sweeps=self.sweeps)
             self.sizes = SizeChanges(core, self.applications)
-            self._hosts: dict[str | None, LrmHost] = {}
+            self._hosts = SiteHosts(self.site.sites, self.directory, lasting=True)
             self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
             self.reception = Reception(core, self.applications, self.clusters)
             self._asking_again = AskingAgain(core)
@@ -455,16 +454,10 @@ class Service:
             failing.pop_all()
 
     def _new_driver(self, config: ClusterConfig, plugins: Mapping[str, PluginDefinition]) -> ClusterDriver:
-        lrm, commands = make_lrm(config, plugins, self.directory, host=self._host_of(config))
+        lrm, commands = make_lrm(config, plugins, self.directory, host=self._hosts.at(config.site))
         self.core.lrm_hosts[config.name] = commands.host
         self.meter.watch(config.name, commands)
         return ClusterDriver(self.core, config, lrm, commands)
-
-    def _host_of(self, config: ClusterConfig) -> LrmHost:
-        """Return where a cluster's batch system is: the clusters of a site share its connection."""
-        if config.site not in self._hosts:
-            self._hosts[config.site] = host_of(config, self.site, self.directory, lasting=True)
-        return self._hosts[config.site]
 
     @property
     def scheduler(self) -> Scheduler:
@@ -705,7 +698,7 @@ class Service:
                 self.archive.catch_up()
                 self.sizes.start(tasks)  # before agents are heard
                 await self.reception.open(tasks)
-                for host in self._hosts.values():
+                for host in self._hosts:
                     host.relay_agents_to(self.site.control_center.address_here, self.reception.port or 0)
                 self.post(configuration(self.site, self.instance, self.now(), {}))
                 self._doubt("the service was restarted")
@@ -723,9 +716,7 @@ class Service:
                 tasks.start_soon(self.notices.run)
                 task_status.started()
         finally:
-            with anyio.CancelScope(shield=True):
-                for host in self._hosts.values():
-                    await host.close()
+            await self._hosts.close()
             try:
                 with suppress(JournalBlockedError):
                     if self._loop.conclude():

@@ -27,7 +27,7 @@ from koala_adapter.lrm.commands import THIS_HOST
 from koala_adapter.lrm.rate import URGENT_SHARE, WINDOW
 from koala_adapter.outcome import JobState
 from koala_adapter.service.clusters import read_cluster
-from koala_adapter.service.opening import close_lrm, host_of, make_lrm
+from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
 from koala_adapter.sitesetup.trial import Trial, TrialCenter
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class ClusterCheck:
                 tasks.cancel_scope.cancel()
             return results
         finally:
-            await close_lrm(lrm, commands)
+            await close_lrm(lrm)
 
     async def look(self, lrm: Lrm, commands: CommandRunner) -> list[CheckResult]:
         """Return what was found of a cluster whose plugin has not started yet."""
@@ -497,6 +497,7 @@ async def check_clusters(
             center, trouble = await _listen(installation, directory, center_tasks)
             if trouble is not None:
                 found("", [trouble])
+        hosts = await stack.enter_async_context(SiteHosts(installation.site.sites, installation.directory))
         async with anyio.create_task_group() as tasks:
             for config in clusters:
                 check = ClusterCheck(
@@ -508,7 +509,7 @@ async def check_clusters(
                     timeout=options.timeout or 0.0,
                     outside=options.outside,
                     asked=asked,
-                    host=host_of(config, installation.site, installation.directory),
+                    host=hosts.at(config.site),
                 )
                 tasks.start_soon(one, check, config.name)
         center_tasks.cancel_scope.cancel()

@@ -174,7 +174,7 @@ async def _probe(
     try:
         settings = plugins[candidate.plugin].settings(**candidate.found.settings)
         config = ClusterConfig(name=candidate.name, plugin=candidate.plugin, settings=settings)
-        lrm, commands = make_lrm(config, plugins, directory)
+        lrm, _ = make_lrm(config, plugins, directory)
     except (OSError, ValueError, KoalaError) as error:
         return LeftOut(what=candidate.found.described, why=str(error))
     try:
@@ -185,7 +185,7 @@ async def _probe(
     except LrmError as error:
         return LeftOut(what=candidate.found.described, why=error.message, remedy=error.hint)
     finally:
-        await close_lrm(lrm, commands)
+        await close_lrm(lrm)
 
 
 async def _look(candidate: Candidate, config: ClusterConfig, lrm: Lrm) -> UsableCluster | LeftOut:

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import grp
-import os
-import pwd
 import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import anyio.to_thread
+import anyio
 
 from koala_adapter.errors import LrmError, LrmNotFoundError
 from koala_adapter.lrm.commands import portions
@@ -53,6 +50,7 @@ from koala_slurm.words import ARGUMENTS_PER_COMMAND, checked
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import LrmJob
     from koala_slurm.client import SlurmCommands
     from koala_slurm.library import LibraryAccess, ToldJob
@@ -64,6 +62,8 @@ if TYPE_CHECKING:
 
 LIMITS_KEPT = 30.0
 """Seconds for which the limits of partitions are believed."""
+DIRECTORY_TIME = 20.0
+"""Seconds that the users' directory of the host may take to tell the groups of users."""
 NOT_YET_KNOWN = "what it asks for is not known yet: texts of other jobs look like it"
 
 
@@ -241,11 +241,11 @@ class OutsideReader:
             self._groups.clear()
 
     async def _groups_of(self, users: Iterable[str]) -> Mapping[str, frozenset[str]]:
-        """Return the groups of users, where a partition serves some groups only; of strangers to this host nothing."""
+        """Return the groups of users, where a partition serves some groups only; of strangers to that host nothing."""
         if not any(limits.groups for limits in self._limits.values()):
             return {}
         if missing := [user for user in users if user not in self._groups]:
-            self._groups.update(await anyio.to_thread.run_sync(groups_by_user, missing))
+            self._groups.update(await groups_by_user(self._commands.host, missing))
         return self._groups
 
     async def _with_obstacles(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
@@ -280,17 +280,15 @@ class OutsideReader:
         return self._known.get(state_key(job), JobDetails()).restrictions
 
 
-def groups_by_user(users: Iterable[str]) -> dict[str, frozenset[str]]:
-    """Return the names of the groups of each user that this host knows; asks the system's directory, which may wait."""
+async def groups_by_user(host: LrmHost, users: Iterable[str]) -> dict[str, frozenset[str]]:
+    """Return the names of the groups of each user that a host knows; of others nothing, nor where it takes too long."""
     found: dict[str, frozenset[str]] = {}
-    for user in users:
-        with suppress(KeyError):
-            numbers = os.getgrouplist(user, pwd.getpwnam(user).pw_gid)
-            names = set()
-            for number in numbers:
-                with suppress(KeyError):
-                    names.add(grp.getgrgid(number).gr_name)
-            found[user] = frozenset(names)
+    with anyio.move_on_after(DIRECTORY_TIME):
+        for user in users:
+            # Names may have blanks. A group without a name stands as its number, which harms nothing.
+            _, output, _ = await host.run(("id", "-Gnz", "--", user))
+            if names := output.decode("utf-8", "replace").split("\0")[:-1]:
+                found[user] = frozenset(names)
     return found
 
 

@@ -9,7 +9,6 @@ wanted number over all the nodes, which leaves Slurm no choice; then the others 
 
 from __future__ import annotations
 
-import pwd
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from koala_slurm.words import minutes, waiting_elements
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 
+    from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import LrmJob
     from koala_slurm.client import SlurmCommands
 
@@ -275,7 +275,7 @@ class CoreReservation:
         return {node: f"koala_spare_{self._pin.job}_{place}" for place, node in enumerate(self._pin.counts)}
 
     async def _reserve(self, name: str, nodes: Sequence[str], cores: Sequence[int], job: LrmJob) -> None:
-        user, partition = _findable(job.user), job.queue.partition(",")[0]
+        user, partition = await _findable(self._commands.host, job.user), job.queue.partition(",")[0]
         command = reserve_command(name, nodes, cores, user=user, partition=partition, walltime=job.walltime)
         await self._commands.change(command, action="start_on")
 
@@ -287,9 +287,9 @@ class CoreReservation:
         return await self._commands.read(show_reservation_command(self._pin.reservation), action="reservation")
 
 
-def _findable(user: str) -> str:
+async def _findable(host: LrmHost, user: str) -> str:
     """Return a user as Slurm finds him: 25.11 does not find who is called nobody, but by his number."""
     if user == "nobody":
-        with suppress(KeyError):
-            return str(pwd.getpwnam(user).pw_uid)
+        status, output, _ = await host.run(("id", "-u", "--", user))
+        return output.decode("ascii").strip() if status == 0 else user
     return user

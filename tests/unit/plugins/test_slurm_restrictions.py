@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from koala_adapter.lrm.commands import THIS_HOST
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState
 from koala_slurm.limits import (
     GresOnNodes,
@@ -268,8 +269,9 @@ def test_whom_a_partition_does_not_serve(queue: str, qos: str, groups: frozenset
     assert within_limits(replace(JOB, queue=queue), LIMITS, qos=qos, groups=groups).obstacle == words
 
 
-def test_groups_are_those_of_this_host() -> None:
-    found = groups_by_user(["root", "nobody knows this user"])
+@pytest.mark.anyio
+async def test_groups_are_those_of_the_host() -> None:
+    found = await groups_by_user(THIS_HOST, ["root", "nobody knows this user"])
     assert "root" in found["root"]
     assert len(found) == 1
 
