@@ -36,6 +36,7 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable, JobsForgotten, SlotsCounted
 from koala_adapter.service.agents import ScriptMaker, sample_submissions
 from koala_adapter.service.clusters import read_cluster
+from koala_adapter.service.information import KEY, Estimates, kept_estimates, network_report
 from koala_adapter.service.journal import Journal, SetAside, sentences
 from koala_adapter.service.listings import processors_held
 from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
@@ -135,6 +136,8 @@ class JournalView:
     port: int = 0
     """Where the control center listened last; 0: never."""
     clock: ServiceClock = field(default_factory=ServiceClock)
+    estimates: Estimates = field(default_factory=dict)
+    """What was observed of the network."""
     set_aside: tuple[SetAside, ...] = ()
     """Events on which the scheduler failed."""
 
@@ -228,6 +231,7 @@ def read_record(directory: Path, policies: Policies) -> JournalView:
             clock=ServiceClock(before=journal.clock_reading(), latest=scheduler.state.now),
             instance=journal.value("instance") or NO_INSTANCE,
             port=int(journal.value("port") or "0"),
+            estimates=kept_estimates(journal.value(KEY)),
             set_aside=tuple(journal.events_set_aside()),
         )
 
@@ -408,6 +412,12 @@ def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
         requests_last_minute=answer.requests,
         down=down,
         submission=answer.submission,
+        network=network_report(
+            answer.config,
+            record.estimates,
+            now=record.now,
+            wall_offset=record.clock.offset,
+        ),
         **({} if reading is None else largest_of(reading)),
     )
 

@@ -286,8 +286,9 @@ def takes_nothing(obstacle: str) -> str | None:
     return f"takes no placeholders: {obstacle}" if obstacle else None
 
 
-def cluster_report(state: State, driver: ClusterDriver, *, now: float, wall_offset: float) -> ClusterReport:
-    """Return the report of a cluster of the service; ``wall_offset`` as in :func:`job_report`."""
+def cluster_report(service: Service, driver: ClusterDriver) -> ClusterReport:
+    """Return the report of a cluster of the service."""
+    state, now = service.state, service.now()
     record = state.clusters.get(driver.name)
     window = driver.commands.window
     latest = driver.poller.latest
@@ -305,7 +306,7 @@ def cluster_report(state: State, driver: ClusterDriver, *, now: float, wall_offs
         placeholders=len(state.placeholders.on(driver.name)),
         placeholders_queued=0 if record is None else record.queued,
         available=0 if record is None else record.available,
-        polled_at=None if latest is None else latest.read_at + wall_offset,
+        polled_at=None if latest is None else latest.read_at + service.clock.offset,
         requests=window.total,
         largest_requests_per_minute=window.largest,
         requests_per_minute=window.per_minute,
@@ -313,6 +314,7 @@ def cluster_report(state: State, driver: ClusterDriver, *, now: float, wall_offs
         others_waiting=0 if record is None else sum(job.processors for job in record.others_waiting),
         down=down,
         submission=driver.lrm.submission_way,
+        network=service.information.report(driver.config),
         **({} if latest is None else largest_of(latest)),
     )
 

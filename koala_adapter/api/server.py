@@ -270,10 +270,7 @@ class Server:
             case "jobs":
                 return self._jobs(request)
             case "clusters":
-                now = service.now()
-                offset = service.clock.offset
-                drivers = service.clusters.values()
-                reports = [cluster_report(service.state, one, now=now, wall_offset=offset) for one in drivers]
+                reports = [cluster_report(service, driver) for driver in service.clusters.values()]
                 return [adapter_of(ClusterReport).dump_python(report, mode="json") for report in reports]
             case "plan":
                 return self._plan(request)

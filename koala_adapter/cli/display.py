@@ -416,6 +416,24 @@ def clusters_table(reports: Sequence[ClusterReport], now: float) -> FittingTable
     return table
 
 
+def network_table(reports: Sequence[ClusterReport], now: float) -> FittingTable:
+    """Return one line for each cluster: how quickly files get there, and how koala knows."""
+    table = FittingTable()
+    for heading in ("cluster", "site", "bandwidth", "from", "seen ago", "round trip"):
+        table.add_column(heading, no_wrap=True)
+    for report in reports:
+        network = report.network
+        table.add_row(
+            report.name,
+            network.site or "here",
+            "not known" if network.bandwidth is None else f"{network.bandwidth:.3g} MiB/s",
+            network.source or "-",
+            "-" if network.observed_at is None else seconds(max(0.0, now - network.observed_at)),
+            "-" if network.latency is None else f"{1000 * network.latency:.1f} ms",
+        )
+    return table
+
+
 def _cluster_state(report: ClusterReport) -> str:
     if report.closed is not None:
         return f"[red]{escape(report.closed)}[/]"

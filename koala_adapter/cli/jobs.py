@@ -360,21 +360,27 @@ def _asked_of_scheduler(session: Session, cluster: ClusterConfig, job_id: str) -
 
 
 @click.command()
+@click.option("--network", is_flag=True, help="Show how quickly files get to each cluster, and how koala knows.")
 @json_option
 @pass_session
 @command_body
-def clusters(session: Session, as_json: bool) -> None:
+def clusters(session: Session, network: bool, as_json: bool) -> None:
     r"""Show the clusters: what is idle, what we hold, how often we ask.
 
     Asks the clusters themselves when no service runs.
 
     \b
-    Example:
+    Examples:
       koala clusters --json
+      koala clusters --network
     """
     reports = cluster_reports(session)
     if as_json:
         session.print_json([asdict(report) for report in reports])
+    elif network:
+        from koala_adapter.cli.display import network_table
+
+        session.console.print(network_table(reports, time.time()))
     else:
         from koala_adapter.cli.display import clusters_table
 

@@ -28,6 +28,21 @@ class HostFacts:
     """Environment of the user there."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """A small transfer to a host that was made to learn how quick the way to it is."""
+
+    size: int
+    seconds: float
+    """That it took, without those of the round trips."""
+    latency: float
+    """Seconds of a round trip."""
+
+    def __str__(self) -> str:
+        """Say what was found, for people."""
+        return f"{self.size / self.seconds / 1024**2:.3g} MiB/s, round trip {1000 * self.latency:.1f} ms"
+
+
 class LrmHost(ABC):
     """A host with a batch system's commands and files.
 
@@ -56,6 +71,15 @@ class LrmHost(ABC):
 
     def relay_to(self, port: int) -> None:  # noqa: B027 - likewise
         """Let programs there connect to another port of this host, too, which they name first."""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the host is connected, and nothing is asked of it or sent to it at present."""
+        return True
+
+    async def measure(self) -> Measurement | None:
+        """Measure the way to the host, with some MiB at most; None: nothing is moved to this host."""
+        return None
 
     async def close(self) -> None:  # noqa: B027 - this host keeps nothing
         """Give everything back. Nothing is asked for after it."""

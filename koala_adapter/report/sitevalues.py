@@ -76,6 +76,23 @@ class SampleSubmission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterNetwork:
+    """What is known of the way from this host to a cluster, as ``koala clusters --network`` shows it."""
+
+    site: str = ""
+    """Site that it is at; empty: this host."""
+    bandwidth: float | None = None
+    """MiB/s of files to it; None: not known."""
+    source: str = ""
+    """``stated`` in the site file, ``transfer`` or ``measured`` by the latest observation; empty: not known."""
+    observed_at: float | None = None
+    """When a transfer or a measurement told of it last."""
+    latency: float | None = None
+    """Seconds of a round trip; None: not known."""
+    latency_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterReport:
     """A cluster as ``koala clusters`` shows it."""
 
@@ -115,6 +132,8 @@ class ClusterReport:
     """Those of them that a job could get now."""
     gpu_kinds: tuple[str, ...] = ()
     """Their kinds, in the words of the batch system."""
+    network: ClusterNetwork = ClusterNetwork()
+    """What is known of the way to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

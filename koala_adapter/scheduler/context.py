@@ -204,7 +204,7 @@ class Context:
             walltime_limit=cluster.parameters.walltime_limit,
             closed=closed_reason(cluster, self.now) or (None if counted else NOT_COUNTED),
             files=cluster.parameters.files,
-            bandwidth=cluster.parameters.bandwidth,
+            bandwidth=cluster.bandwidth,
             bandwidth_from=cluster.parameters.bandwidth_from,
             expected_wait=self.state.expected_wait(cluster, self.now),
             software=cluster.parameters.software,

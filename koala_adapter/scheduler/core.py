@@ -265,6 +265,12 @@ def _slots_counted(context: Context, event: ev.SlotsCounted) -> None:
         cluster.slots = [*(one for one in cluster.slots if one.slot not in counted), *event.slots]
 
 
+def _bandwidth_known(context: Context, event: ev.BandwidthKnown) -> None:
+    cluster = context.state.clusters.get(event.cluster)
+    if cluster is not None:
+        cluster.observed_bandwidth = event.bandwidth
+
+
 def _measure(cluster: ClusterRecord, now: float) -> bool:
     """Keep the yardstick of what can never run on a cluster; tell whether that may be more than before."""
     seen, before = cluster.processors, cluster.largest
@@ -300,6 +306,7 @@ HANDLERS: Handlers = {
     ev.CancelRequested: _cancel_requested,
     ev.ClusterPolled: _cluster_polled,
     ev.SlotsCounted: _slots_counted,
+    ev.BandwidthKnown: _bandwidth_known,
     ev.ClusterUnavailable: _cluster_unavailable,
     **claims.HANDLERS,
     **reports.HANDLERS,

@@ -100,6 +100,15 @@ class SlotsCounted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BandwidthKnown(Event):
+    """Files get to a cluster noticeably faster or slower than was known, or that is not known any more."""
+
+    cluster: ClusterName
+    bandwidth: float | None
+    """MiB/s from this host, as it was observed; None: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterUnavailable(Event):
     """The LRM does not answer; what we knew of it is out of date. Ends with the next ClusterPolled."""
 

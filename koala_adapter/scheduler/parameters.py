@@ -337,7 +337,8 @@ class ClusterParameters:
     bandwidth: Annotated[
         float | None,
         Setting(
-            "Only close-to-files: how fast files get from this host to the nodes. Default: not known.",
+            "How fast files get from this host to the nodes, for close-to-files and for estimates of when a job can "
+            "start. Default: for a cluster at another site what koala observes, for others not known.",
             "MiB/s",
             above=0,
             most=1_000_000,

@@ -365,6 +365,8 @@ class ClusterRecord:
     """Processors that are offered or promised to running jobs, so that no other job is placed on them."""
     gathering: int = 0
     """Processors of placeholders submitted for running jobs that grow and have not taken them in yet."""
+    observed_bandwidth: float | None = None
+    """MiB/s from this host, as they were observed; None: not known."""
     refused_answer: str = ""
     """Why the latest answer of its malleability policy, one of the site's own, is not followed; empty when it is."""
     step: ClusterStep | None = None
@@ -396,6 +398,12 @@ class ClusterRecord:
     def name(self) -> ClusterName:
         """Its name in the site file."""
         return self.parameters.name
+
+    @property
+    def bandwidth(self) -> float | None:
+        """MiB/s from this host: what the site file states, else what was observed; None: not known."""
+        stated = self.parameters.bandwidth
+        return self.observed_bandwidth if stated is None else stated
 
     @property
     def mean_wait(self) -> float | None:

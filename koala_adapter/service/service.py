@@ -37,6 +37,7 @@ from koala_adapter.service.agents import LiveEffector, Reception, ScriptMaker, t
 from koala_adapter.service.applications import Applications, Archive
 from koala_adapter.service.clusters import ClusterDriver
 from koala_adapter.service.core import Core
+from koala_adapter.service.information import Information
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.meter import ServiceMeter
 from koala_adapter.service.notices import Notices
@@ -431,6 +432,7 @@ class Service:
             self._asking_again = AskingAgain(core)
             self.archive = Archive(core, self.applications, partial(make_report, self))
             self.notices = Notices(core)
+            self.information = Information(core)
             self._effector = LiveEffector(
                 core,
                 self.clusters,
@@ -714,6 +716,7 @@ class Service:
                 self._upkeep.start(tasks)
                 tasks.start_soon(self.sweeps.run)
                 tasks.start_soon(self.notices.run)
+                tasks.start_soon(self.information.run)
                 task_status.started()
         finally:
             await self._hosts.close()

@@ -353,6 +353,11 @@ class Link:
 
     # -- requests --
 
+    @property
+    def quiet(self) -> bool:
+        """Whether no answer is awaited, and nothing waits to be sent."""
+        return not self._calls and not self._streams.outgoing
+
     async def ask(self, request: Mapping[str, Any], content: bytes = b"") -> tuple[dict[str, Any], bytes, bytes]:
         """Make a request of the gateway and return its result, and what a command printed as output and as error.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,11 +20,11 @@ import structlog
 
 from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
 from koala_adapter.host.containment import report_defect
-from koala_adapter.lrm.lrmhost import HostFacts, LrmHost
+from koala_adapter.lrm.lrmhost import HostFacts, LrmHost, Measurement
 from koala_adapter.sites.link import Link, ssh_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 FIRST_PAUSE = 2.0
@@ -34,6 +35,14 @@ PORT_PATIENCE = 120.0
 PORT_PAUSE = 5.0
 LAST_REQUESTS = 3.0
 """Seconds at the end for requests whose answers nobody waits for, such as the removal of files."""
+PINGS = 5
+"""Round trips of which the quickest counts."""
+FIRST_SIZE, LARGEST_SIZE = 256 * 1024, 4 * 1024 * 1024
+"""Bytes of the first and the largest of the transfers of a measurement, each four times the one before."""
+ENOUGH_SECONDS = 0.25
+"""Seconds of a transfer after which no larger one is made."""
+TRIPS = 2
+"""Round trips of such a transfer: until the gateway lets more be sent than at first, and until its answer."""
 
 log = structlog.get_logger()
 
@@ -204,6 +213,26 @@ class RemoteSite(LrmHost):
                 await self._task
             self._task = None
 
+    # -- the network --------------------------------------------------------------------------------------------------
+
+    @property
+    def quiet(self) -> bool:
+        return self._link is not None and self._link.quiet
+
+    async def measure(self) -> Measurement:
+        """Measure round trips, then move more and more until it takes long enough to tell the bandwidth."""
+        link = await self._connected()
+        latency = min([await _seconds(link.ask({"do": "ping"})) for _ in range(PINGS)])
+        size = FIRST_SIZE
+        while True:
+            # A command that reads nothing is started when all of its input has arrived.
+            request = {"do": "run", "argv": ["true"], "environment": {}}
+            took = await _seconds(link.ask(request, os.urandom(size)))
+            moving = max(took - TRIPS * latency, took / 4)
+            if moving >= ENOUGH_SECONDS or size >= LARGEST_SIZE:
+                return Measurement(size=size, seconds=moving, latency=latency)
+            size *= 4
+
     # -- the host ----------------------------------------------------------------------------------------------------
 
     @property
@@ -271,6 +300,13 @@ class RemoteSite(LrmHost):
             self._to_remove.add(path)
         else:
             self._link.tell({"do": "remove", "path": path, "base": self._base})
+
+
+async def _seconds(work: Awaitable[object]) -> float:
+    """Return how long something takes."""
+    began = anyio.current_time()
+    await work
+    return anyio.current_time() - began
 
 
 def _whole(value: object, most: int = 2**31) -> int:

@@ -193,6 +193,7 @@ PURE = _in(
         "vjm.channel",
         "lrm.drmaa.protocol",
         "gateway.streams",
+        "sites.network",
     ),
     *(f"negotiation.{part}" for part in ("templates", "document", "states", "endpoint")),
 )

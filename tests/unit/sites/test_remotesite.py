@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ import pytest
 from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm.commands import THIS_HOST, CommandRunner
 from koala_adapter.sites.link import MOST_SILENT, gateway_file, login_command, may_ask, ssh_command
-from koala_adapter.sites.remotesite import RemoteSite, SiteAddress
+from koala_adapter.sites.remotesite import FIRST_SIZE, LARGEST_SIZE, RemoteSite, SiteAddress
 from koala_adapter.testing.trial import eventually
 
 if TYPE_CHECKING:
@@ -471,3 +472,23 @@ def test_the_gateway_is_one_file() -> None:
     """It needs nothing of ours at the site."""
     compile(gateway_file(), "gateway", "exec")
     assert b"koala_adapter" not in gateway_file()
+
+
+async def test_the_way_there_is_measured_with_some_mib_at_most(place: Place) -> None:
+    found = await place.site.measure()
+    assert FIRST_SIZE <= found.size <= LARGEST_SIZE
+    assert found.seconds > 0
+    assert found.latency > 0
+    assert str(replace(found, size=3 * 1024**2, seconds=0.25, latency=0.04)) == "12 MiB/s, round trip 40.0 ms"
+    assert place.site.quiet
+
+
+async def test_a_site_to_which_something_goes_is_not_quiet(place: Place) -> None:
+    assert not place.site.quiet, "it is not connected"
+    await place.site.facts()
+    assert place.site.quiet
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(place.site.run, ["sleep", "600"])
+        await anyio.wait_all_tasks_blocked()
+        assert not place.site.quiet
+        tasks.cancel_scope.cancel()
