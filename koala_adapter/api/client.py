@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.api.protocol import Reply, Request
+    from koala_adapter.config.described import DescribedJob
     from koala_adapter.model import Job
     from koala_adapter.report.selection import JobSelection
     from koala_adapter.report.sitevalues import (
@@ -100,6 +101,15 @@ class Client:
         until = time.monotonic() + patience
         while time.monotonic() < until and any(report.closed == NOT_SEEN for report in self.clusters()):
             time.sleep(LOOK_AGAIN)
+
+    def check(self, described: DescribedJob) -> Job:
+        """Return a job as it was written, checked against the site file of the service, to be submitted.
+
+        Raises ConfigurationError with all that is wrong, and ProtocolError where it cannot be sent.
+        """
+        from koala_adapter.model import Job
+
+        return from_json(Job, self._ask(protocol.Request(operation="check", described=described)))
 
     def submit(self, job: Job, *, submission: str = "") -> str:
         """Submit a job and return its id (the one in ``job`` is not used).

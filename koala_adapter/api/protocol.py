@@ -7,6 +7,7 @@ Values are read from JSON by the types of their fields, without pydantic, becaus
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -14,6 +15,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from koala_adapter import errors
+from koala_adapter.config.described import DescribedJob  # noqa: TC001 - its type is read at run time
 from koala_adapter.errors import KoalaError, ProtocolError
 from koala_adapter.report.selection import JobSelection  # noqa: TC001 - its type is read at run time
 
@@ -69,10 +71,15 @@ def _value(kind: Any, value: object, where: str) -> object:  # noqa: ANN401 - an
     arguments = get_args(kind)
     match get_origin(kind):
         case None:
-            return _single(kind, value, where)
-        case origin if origin in {Union, UnionType}:  # of one type and None
-            (inner,) = (one for one in arguments if one is not NoneType)
-            return None if value is None else _value(inner, value, where)
+            return _single(getattr(kind, "__supertype__", kind), value, where)
+        case origin if origin in {Union, UnionType}:
+            if value is None and NoneType in arguments:
+                return None
+            *others, last = (one for one in arguments if one is not NoneType)
+            for inner in others:
+                with suppress(ProtocolError):
+                    return _value(inner, value, where)
+            return _value(last, value, where)
         case origin if origin is tuple and isinstance(value, list):
             kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
             if len(kinds) != len(value):
@@ -119,6 +126,7 @@ LINE_LIMIT = 16 * 1024 * 1024
 """Longest request or reply, bytes."""
 OPERATIONS = frozenset(
     {
+        "check",
         "submit",
         "cancel",
         "resize",
@@ -145,8 +153,9 @@ OPERATIONS = frozenset(
 class Request:
     """What a client asks.
 
-    ``submit`` (job: text of a job as JSON; submission: a name that the client gave it, or empty: sent again, it is
-    answered with the same job), ``cancel``, ``resize`` (component, processors), ``job``, ``jobs``
+    ``check`` (described: a job as it was written; answered with the job as ``submit`` takes it), ``submit`` (job: text
+    of a job as JSON; submission: a name that the client gave it, or empty: sent again, it is answered with the same
+    job), ``cancel``, ``resize`` (component, processors), ``job``, ``jobs``
     (the latest ones; with a selection, those of it that the scheduler still has: callers read the archive themselves),
     ``watch`` (a reply at each change until the job is over; without one, of all jobs, until the service ends),
     ``clusters``, ``plan``, ``script``, ``negotiate`` (how a program gets to do so for a job), ``negotiations`` (of the
@@ -171,6 +180,7 @@ class Request:
     dry_run: bool = False
     submission: str = ""
     selection: JobSelection | None = None
+    described: DescribedJob | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +205,8 @@ def encode(message: Request | Reply) -> bytes:
     if isinstance(message, Request):
         defaults = {one.name: one.default for one in fields(message)}
         members = {name: value for name, value in members.items() if value != defaults[name]}
-        if message.selection is not None:
-            members["selection"] = asdict(message.selection)
+        nested = {"selection": message.selection, "described": message.described}
+        members |= {name: asdict(value) for name, value in nested.items() if value is not None}
     return json.dumps(members, separators=(",", ":")).encode() + b"\n"
 
 

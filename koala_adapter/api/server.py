@@ -10,6 +10,7 @@ import math
 import os
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from koala_adapter.api import protocol
 from koala_adapter.api.reporting import cluster_report, live_report, plan_report, report_to_keep
 from koala_adapter.api.statedirectory import require_not_cleaned, socket_path
-from koala_adapter.config.jobfile import check_job, job_from_dict
+from koala_adapter.config.jobfile import check_job, job_as_described, job_from_dict
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL
 from koala_adapter.errors import (
     ConfigurationError,
@@ -36,7 +37,9 @@ from koala_adapter.host.accepting import serve_streams
 from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.host.metrics import openmetrics
 from koala_adapter.host.sockets import same_user
+from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import ClusterName, JobId
+from koala_adapter.model import Job as CheckedJob
 from koala_adapter.report.sitevalues import ClusterReport, NegotiationReport, PlanReport, SampleSubmission
 from koala_adapter.report.values import JobReport, in_order, of_the_past
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
@@ -132,6 +135,9 @@ QUIET_AFTER = 1.1
 JOBS_PAUSE = 0.5
 """Seconds between two replies of a watch of all jobs at least."""
 
+CHECKS = 4
+"""Jobs that are checked at once: a file system that does not answer takes no more threads than these."""
+
 LOOKING_LIMIT = 1800.0
 """Seconds in which a cleaning must have looked through the state directory."""
 
@@ -170,6 +176,7 @@ class Server:
         self._leaving = False
         self._conversations = 0
         self._ended = anyio.Event()
+        self._checks = anyio.CapacityLimiter(CHECKS)
         self._cleaning = anyio.Lock()
         """One cleaning at a time: another one would find what the first is removing."""
 
@@ -229,6 +236,9 @@ class Server:
                 access = await self._service.sizes.made.access(self._service.scheduler.job(request.job_id))
                 await stream.send(protocol.encode(protocol.Reply(result=asdict(access))))
                 return
+            if request.operation == "check":
+                await stream.send(protocol.encode(protocol.Reply(result=await self._checked(request))))
+                return
             if request.operation == "clean":
                 await stream.send(protocol.encode(protocol.Reply(result=asdict(await self._clean(request)))))
                 return
@@ -244,6 +254,14 @@ class Server:
         except Exception as error:  # noqa: BLE001 - a defect of ours, or of a plugin, costs this answer
             report_defect("a request", error, request=line[:200])
             await stream.send(protocol.encode(protocol.refusal(KoalaError(f"the service failed: {error!r}"))))
+
+    async def _checked(self, request: Request) -> Any:  # noqa: ANN401 - JSON
+        """Check a job in a thread: its input files may be on a file system that does not answer."""
+        if request.described is None:
+            raise ProtocolError("the request carries no job")
+        check = partial(job_as_described, request.described, user=login_name(), site=self._service.site)
+        job = await to_thread.run_sync(check, abandon_on_cancel=True, limiter=self._checks)
+        return adapter_of(CheckedJob).dump_python(job, mode="json")
 
     async def _prepare(self, request: Request) -> None:
         if request.operation == "submit":

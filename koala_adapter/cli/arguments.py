@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from koala_adapter.config.fields import after_of
 from koala_adapter.config.tomlfile import toml_of
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import Notified
@@ -242,6 +241,10 @@ class JobArguments:
 
 def following(job: CheckedJob, after: Sequence[str]) -> CheckedJob:
     """Return a job that starts only after others have ended, too. Raises UsageError."""
+    if not after:
+        return job
+    from koala_adapter.config.fields import after_of
+
     try:
         return replace(job, after=(*job.after, *map(after_of, after)))
     except ValueError as error:

@@ -98,8 +98,8 @@ SECTIONS = {
         ("run", "run", "Run a job to its end and exit with its exit code."),
         ("submit", "run", "Hand a job to the service, and start one if none runs."),
         ("sweep", "run", "Run a program with many parameters, each combination once."),
-        ("plan", "run", "Show where a job would go now."),
-        ("script", "run", "Show exactly what would be submitted to a cluster."),
+        ("plan", "plan", "Show where a job would go now."),
+        ("script", "plan", "Show exactly what would be submitted to a cluster."),
         ("status", "jobs", "Show the jobs, or one job in detail."),
         (
             "history",

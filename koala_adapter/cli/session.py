@@ -141,7 +141,6 @@ class Session:
 
         The service gives it an id when it is submitted. Raises ConfigurationError.
         """
-        _ = self.site
         return self.here.checked(job, source="command line")
 
     def check_site_option(self) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from koala_adapter.config.described import DescribedJob
 from koala_adapter.config.diagnosis import Problems, not_among, show_value
 from koala_adapter.config.exported import exported, unfit
 from koala_adapter.config.fields import (
@@ -32,7 +33,7 @@ from koala_adapter.config.jobtables import (
     ValuesFile,
 )
 from koala_adapter.config.slottable import slots_of, unknown_clusters
-from koala_adapter.config.tomlfile import Document, parse_document, read_document, show_duration
+from koala_adapter.config.tomlfile import Document, parse_document, read_text, show_duration
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.host.regularfile import read_regular
 from koala_adapter.model import (
@@ -491,9 +492,11 @@ def _axis(name: str, values: Values, directory: Path) -> SweepAxis:
 # -- The environment of the program: exported variables, software, containers --------------------------------
 
 
-def _exported(table: JobHeader | ComponentTable, before: Collection[str] = ()) -> dict[str, str]:
+def _exported(
+    table: JobHeader | ComponentTable, environment: Mapping[str, str], before: Collection[str] = ()
+) -> dict[str, str]:
     """Return the variables that a table exports and sets; ``before``: those that no export of it may set."""
-    found = exported(table.export, os.environ)
+    found = exported(table.export, environment)
     return {name: value for name, value in found.items() if name not in before} | table.environment
 
 
@@ -502,13 +505,16 @@ def _software(header: JobHeader, component: ComponentTable) -> tuple[str, ...]:
 
 
 def environment_problems(
-    header: JobHeader, components: Sequence[tuple[int, ComponentTable]], site: SiteConfig | None
+    header: JobHeader,
+    components: Sequence[tuple[int, ComponentTable]],
+    environment: Mapping[str, str],
+    site: SiteConfig | None,
 ) -> Iterator[tuple[KeyPath, str]]:
     """Yield variables that cannot travel, and software and containers that no cluster of the site has."""
     tables: list[tuple[KeyPath, JobHeader | ComponentTable]] = [((), header)]
     tables += [(("components", index), component) for index, component in components]
     for path, table in tables:
-        for name in unfit(table.export, os.environ):
+        for name in unfit(table.export, environment):
             yield (*path, "export"), f"the value of {name} is not UTF-8: allowed is a list without it"
     if site is None:
         return
@@ -557,7 +563,7 @@ def load_job(
 
     ``submitted_at``: seconds since the epoch. Raises ConfigurationError with all problems of the file, one per line.
     """
-    job = _job(read_document(path), path.stem, path.absolute().parent, user=user, site=site)
+    job = job_as_described(DescribedJob.of_file(path, read_text(path)), user=user, site=site)
     return replace(job, id=job_id, submitted_at=submitted_at)
 
 
@@ -576,20 +582,22 @@ def load_job_text(
     ``directory``: where relative input files are. ``source``: what refusals call the text, and the job's name when it
     has none.
     """
-    job = _job(parse_document(text, source=source), source, directory.absolute(), user=user, site=site)
+    described = DescribedJob(
+        source=source, name=source, directory=str(directory.absolute()), text=text, environment=dict(os.environ)
+    )
+    job = job_as_described(described, user=user, site=site)
     return replace(job, id=job_id, submitted_at=submitted_at)
 
 
 def job_of_values(
     values: Mapping[str, object], *, source: str, user: str, directory: Path, site: SiteConfig | None = None
 ) -> Job:
-    """Return the job that a program describes by the keys of a job file.
+    """Return the job that a program describes by the keys of a job file, as ``load_job`` does.
 
-    ``source``: what refusals call them. ``directory``: where relative input files are. ``site``: as for ``load_job``.
-    Raises ConfigurationError with all that is wrong, one problem per line.
+    ``source``: what refusals call them. ``directory``: where relative input files are.
     """
-    document = Document(source=source, text="", data=values)
-    return _job(document, source, directory.absolute(), user=user, site=site)
+    described = replace(DescribedJob.of_values(values, source=source), directory=str(directory.absolute()))
+    return job_as_described(described, user=user, site=site)
 
 
 def check_job(job: Job, site: SiteConfig) -> None:
@@ -615,7 +623,7 @@ def job_from_dict(values: Mapping[str, object]) -> Job:
 
 
 def _table(
-    document: Document, directory: Path, site: SiteConfig | None
+    document: Document, directory: Path, environment: Mapping[str, str], site: SiteConfig | None
 ) -> tuple[JobTable, list[tuple[InputFile, ...]]]:
     """Return the validated file and the input files of each component; refuse with everything that is wrong."""
     problems = Problems(document, hint=HINT)
@@ -639,7 +647,7 @@ def _table(
             header = header.model_copy(update=_OF_ARRAY)
         problems.add_all(malleability_problems(header, components))
         problems.add_all(sweep_problems(header, components, document.data.get("sweep"), directory))
-        problems.add_all(environment_problems(header, components, site))
+        problems.add_all(environment_problems(header, components, environment, site))
         problems.add_all(mpi_resize_problems(header, [component.cluster for _, component in components], site))
     problems.refuse()
     if table is None:
@@ -736,9 +744,17 @@ def _component_name(index: int, component: ComponentTable) -> str:
     return component.name or f"c{index + 1}"
 
 
-def _job(document: Document, name: str, directory: Path, *, user: str, site: SiteConfig | None) -> Job:
-    """Return the job of a document; ``name``: that of a job whose file gives it none."""
-    table, files = _table(document, directory, site)
+def job_as_described(described: DescribedJob, *, user: str, site: SiteConfig | None) -> Job:
+    """Return a job as it was written, checked against ``site`` when one is given.
+
+    Raises ConfigurationError with all that is wrong, one problem per line.
+    """
+    source, directory, environment = described.source, Path(described.directory), described.environment
+    if described.text is None:
+        document = Document(source=source, text="", data=described.values)
+    else:
+        document = parse_document(described.text, source=source)
+    table, files = _table(document, directory, environment, site)
     patience = 0 if table.runner is RunnerName.SWEEP else Retirement().grace
     needed = [slots_of(component, component.ranks_per_slot) for component in table.components]
     components = tuple(
@@ -751,7 +767,7 @@ def _job(document: Document, name: str, directory: Path, *, user: str, site: Sit
             launcher=component.launcher or table.launcher,
             input_files=files[index],
             output_files=component.output_files,
-            environment=tuple(_exported(component, before=table.environment).items()),
+            environment=tuple(_exported(component, environment, before=table.environment).items()),
             setup=(*table.setup, *component.setup),
             software=_software(table, component),
             container=component.container or table.container or "",
@@ -773,7 +789,7 @@ def _job(document: Document, name: str, directory: Path, *, user: str, site: Sit
     sweep = _sweep_of(table, directory)
     return Job(
         id=NEW,
-        name=table.name or name,
+        name=table.name or described.name,
         kind=table.kind,
         components=components if sweep is None else within_tasks(components, sweep),
         walltime=table.walltime,
@@ -782,7 +798,7 @@ def _job(document: Document, name: str, directory: Path, *, user: str, site: Sit
         priority=table.priority,
         placement=table.placement or (site.scheduler.placement if site is not None else "worst-fit"),
         maximum_tries=table.maximum_tries,
-        environment=tuple(_exported(table).items()),
+        environment=tuple(_exported(table, environment).items()),
         working_directory=table.working_directory,
         runner=table.runner,
         sweep=sweep,

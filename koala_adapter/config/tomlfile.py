@@ -156,7 +156,12 @@ class Document:
 
 def read_document(path: Path) -> Document:
     """Read and parse the file at ``path``. Raises ConfigurationError for whatever is wrong with it."""
-    return parse_document(_decoded(path, _content(path)), source=str(path))
+    return parse_document(read_text(path), source=str(path))
+
+
+def read_text(path: Path) -> str:
+    """Return the text of the file at ``path``. Raises ConfigurationError when it cannot be read, or is not UTF-8."""
+    return _decoded(path, _content(path))
 
 
 def parse_document(text: str, *, source: str) -> Document:

@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.api.client import Client, new_submission, stand_by, unanswered
 from koala_adapter.api.statedirectory import JOURNAL_NAME, check_directory, ended_within
+from koala_adapter.config.described import DescribedJob
 from koala_adapter.config.locations import SiteFileState, locate_site_file, state_directory
-from koala_adapter.errors import ConfigurationError, KoalaError, ServiceAbsentError, ServiceUnavailableError
+from koala_adapter.errors import (
+    ConfigurationError,
+    KoalaError,
+    ProtocolError,
+    ServiceAbsentError,
+    ServiceUnavailableError,
+)
 from koala_adapter.python.jobs import JobHandle
 
 if TYPE_CHECKING:
@@ -175,13 +182,20 @@ class Site:
         directory. ``source``: what refusals call a description. Raises ConfigurationError with all that is wrong, one
         problem per line.
         """
-        from koala_adapter.config.jobfile import job_of_values, load_job
+        if isinstance(job, str | PathLike):
+            from koala_adapter.config.tomlfile import read_text
+
+            described = DescribedJob.of_file(Path(job), read_text(Path(job)))
+        else:
+            described = DescribedJob.of_values(job.values(), source=source)
+        self.check_in_force()
+        # The service has imported what checks a job, which takes several times as long as all else that is done here.
+        with suppress(ServiceUnavailableError, ProtocolError):
+            return self.client.check(described)
+        from koala_adapter.config.jobfile import job_as_described
         from koala_adapter.lrm.commands import login_name
 
-        self.check_in_force()
-        if isinstance(job, str | PathLike):
-            return load_job(Path(job), user=login_name(), site=self.config)
-        return job_of_values(job.values(), source=source, user=login_name(), directory=Path.cwd(), site=self.config)
+        return job_as_described(described, user=login_name(), site=self.config)
 
     def submit(self, job: Job | str | PathLike[str] | CheckedJob) -> JobHandle:
         """Hand a job to the service, and start one if none runs; return a handle on the job.

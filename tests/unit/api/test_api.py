@@ -26,6 +26,7 @@ from koala_adapter.api.asyncclient import AsyncClient
 from koala_adapter.api.offline import end_daemon
 from koala_adapter.api.server import listening
 from koala_adapter.api.statedirectory import LOCK_NAME, SOCKET_NAME, ownership, prepare_directory
+from koala_adapter.config.described import DescribedJob
 from koala_adapter.errors import (
     JobNotFoundError,
     KoalaError,
@@ -223,6 +224,14 @@ def test_reply_survives_the_wire(result: object, last: bool) -> None:  # noqa: F
     line = protocol.encode(reply)
     assert line.count(b"\n") == 1
     assert protocol.decode_reply(line) == reply
+
+
+def test_a_job_that_is_to_be_checked_survives_the_wire() -> None:
+    described = DescribedJob(
+        source="job.toml", name="job", directory="/home/me", values={"walltime": 1.5}, environment={"LANG": "C"}
+    )
+    request = protocol.Request(operation="check", described=described)
+    assert protocol.decode_request(protocol.encode(request)) == request
 
 
 def test_the_slot_of_a_component_survives_the_wire() -> None:

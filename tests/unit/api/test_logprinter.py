@@ -13,7 +13,7 @@ import pytest
 from koala_adapter.api.offline import ClusterAnswer, JournalView, answer_report
 from koala_adapter.api.statedirectory import PIECE, LogPrinter
 from koala_adapter.cli.display import bar, clusters_table, seconds
-from koala_adapter.cli.run import plan_table
+from koala_adapter.cli.plan import plan_table
 from koala_adapter.cli.session import make_console
 from koala_adapter.cli.site import Checked
 from koala_adapter.lrm import CheckResult

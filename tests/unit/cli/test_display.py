@@ -46,7 +46,7 @@ from koala_adapter.cli.display import (
 )
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.log import set_up_log
-from koala_adapter.cli.run import plan_table, show_sample, size_notes
+from koala_adapter.cli.plan import plan_table, show_sample, size_notes
 from koala_adapter.cli.session import make_console, show_error
 from koala_adapter.cli.terminal import TerminalWriter, hangup_once
 from koala_adapter.cli.top import LINES, Snapshot, View, choose, latest_output, screen, wrapped

@@ -25,9 +25,12 @@ from koala_adapter.api.offline import clean, recorded
 from koala_adapter.api.server import Server, host
 from koala_adapter.api.statedirectory import JOURNAL_NAME, socket_path
 from koala_adapter.cli.koala import koala
+from koala_adapter.config.described import DescribedJob
+from koala_adapter.config.jobfile import job_as_described
 from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.errors import (
     EXIT_SERVICE,
+    ConfigurationError,
     DefectError,
     JobNotFoundError,
     JournalBlockedError,
@@ -37,7 +40,7 @@ from koala_adapter.errors import (
 )
 from koala_adapter.lrm import Capabilities, PluginDefinition
 from koala_adapter.lrm.commands import login_name
-from koala_adapter.model import BatchKey, ClusterName, JobId, LrmJob, LrmJobId, LrmJobState, PlaceholderId
+from koala_adapter.model import BatchKey, ClusterName, Job, JobId, LrmJob, LrmJobId, LrmJobState, PlaceholderId
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
@@ -59,7 +62,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from koala_adapter.config.sitefile import SiteConfig
-    from koala_adapter.model import Component, Job
+    from koala_adapter.model import Component
     from koala_adapter.scheduler.context import RecordedBatches
     from koala_adapter.scheduler.records import State
     from koala_adapter.service.leftovers import Seen
@@ -376,6 +379,63 @@ async def test_client_that_leaves_as_the_service_ends_costs_no_message(served: S
             client.connect(str(socket_path(served.directory)))
             await anyio.wait_all_tasks_blocked()  # the service waits for its first line
     assert not reported
+
+
+ARRAY = 'walltime = "1m"\narray = "1-9%3"\n[[components]]\ncommand = ["./a"]\nprocessors = 1\n'
+WRITTEN = """
+walltime = "10m"
+retries = 2
+retry_on = ["memory", 3]
+export = ["LANG_OF_*"]
+after = ["12:any"]
+[[components]]
+command = ["./a"]
+cluster = "a"
+processors = 4
+ranks_per_slot = 2
+memory = "1GiB"
+licenses = { matlab = 1 }
+input_files = ["data"]
+[[components]]
+command = ["./b"]
+processors = 1
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        WRITTEN,
+        ARRAY,
+        WRITTEN.replace('"10m"', "true"),
+        WRITTEN.replace('"a"', '"z"'),
+        WRITTEN.replace('"data"', '"missing"'),
+        "walltime = \n",
+    ],
+    ids=["several keys", "array", "value", "cluster", "input file", "syntax"],
+)
+async def test_the_service_checks_a_job_as_its_callers_would(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """A good job comes back whole, a bad one is refused in the same words."""
+    monkeypatch.setenv("LANG_OF_ALICE", "fr")
+    (tmp_path / "data").touch()
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    described = DescribedJob.of_file(path, text)
+    monkeypatch.delenv("LANG_OF_ALICE")
+
+    def outcome(check: Callable[[], Job]) -> object:
+        try:
+            return check()
+        except ConfigurationError as error:
+            return str(error)
+
+    async with served.hosted() as (_, client):
+        found = await to_thread.run_sync(outcome, lambda: client.check(described))
+    assert found == outcome(lambda: job_as_described(described, user=login_name(), site=served.site))
+    assert isinstance(found, Job) == (text in {WRITTEN, ARRAY})
+    assert text != WRITTEN or (isinstance(found, Job) and ("LANG_OF_ALICE", "fr") in found.environment)
 
 
 async def one_over_of_two(client: Client) -> list[str]:
