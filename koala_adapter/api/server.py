@@ -44,6 +44,7 @@ from koala_adapter.report.sitevalues import ClusterReport, NegotiationReport, Pl
 from koala_adapter.report.values import JobReport, in_order, of_the_past
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.agents import sample_submissions
+from koala_adapter.service.leftovers import Cleaning
 from koala_adapter.service.service import Service
 from koala_adapter.wire.messages import adapter_of
 
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import PluginDefinition
     from koala_adapter.model import Job
     from koala_adapter.report.sitevalues import CleanReport
-    from koala_adapter.service.leftovers import Cleaning, Seen
+    from koala_adapter.service.leftovers import Seen
 
 
 # -- The socket in the state directory -----------------------------------------------------------------------
@@ -396,8 +397,6 @@ class Server:
 
     async def _clean(self, request: Request) -> CleanReport:
         """Clean, while others are served: all that reads or removes many files is done in a thread."""
-        from koala_adapter.service.leftovers import Cleaning
-
         service = self._service
         async with self._cleaning:
             await service.ready()

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from koala_adapter.api.closedjournal import ClosedJournal
     from koala_adapter.api.offline import JournalView
     from koala_adapter.cli.session import Session
-    from koala_adapter.config.sitefile import ClusterConfig
-    from koala_adapter.ordering.asking import Explanation
     from koala_adapter.report.sitevalues import ClusterReport
     from koala_adapter.report.values import JobReport
 
@@ -315,7 +313,9 @@ def explain(session: Session, job_id: str, cluster: str | None, as_json: bool) -
     """
     named, colon, local_id = job_id.partition(":")
     if cluster is not None or colon:
-        _explain_local(session, cluster or named, local_id if colon else job_id, as_json=as_json)
+        from koala_adapter.cli.schedule import explain_local
+
+        explain_local(session, cluster or named, local_id if colon else job_id, as_json=as_json)
         return
     report = job_information(session).job(job_id)
     if as_json:
@@ -326,37 +326,6 @@ def explain(session: Session, job_id: str, cluster: str | None, as_json: bool) -
 
         used = f" It {line}." if (line := usage_line(report)) else ""
         session.console.print(report.explanation + used, markup=False, soft_wrap=not session.console.is_terminal)
-
-
-def _explain_local(session: Session, cluster: str, job_id: str, *, as_json: bool) -> None:
-    from koala_adapter.cli import schedule
-    from koala_adapter.ordering.asking import EXPLANATION
-
-    known = {known.name: known for known in session.site.clusters}
-    if cluster not in known:
-        hint = "a job of koala itself is asked for by its number alone"
-        raise ConfigurationError(f"no cluster {cluster!r}; there are: {', '.join(known)}", hint=hint)
-    found = _asked_of_scheduler(session, known[cluster], job_id)
-    if as_json:
-        session.print_json({"cluster": cluster, **EXPLANATION.dump_python(found, mode="json")})
-    else:
-        session.console.print(*schedule.explanation(found, cluster), sep="\n", markup=False, soft_wrap=True)
-
-
-def _asked_of_scheduler(session: Session, cluster: ClusterConfig, job_id: str) -> Explanation:
-    """Ask the scheduler of one's own, or where there is none that which every user may ask."""
-    from koala_adapter.ordering.asking import SOCKET_NAME, ask_explanation
-
-    name = cluster.name
-    hint = f"start it with `koala schedule --cluster {name}`, as the same user and with the same --state; one that an "
-    hint += "administrator runs is asked at its ask_socket, see `koala docs schedule`"
-    try:
-        return ask_explanation(session.directory / "schedule" / name / SOCKET_NAME, name, job_id, hint=hint)
-    except ServiceUnavailableError:
-        if cluster.ask_socket is None:
-            raise
-    hint = "its administrator starts one there with --ask-socket, see `koala docs schedule`"
-    return ask_explanation(Path(cluster.ask_socket), name, job_id, hint=hint)
 
 
 @click.command()

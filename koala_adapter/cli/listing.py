@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from koala_adapter.cli.session import json_option
+from koala_adapter.config.durations import parse_duration
 from koala_adapter.outcome import JobState
 from koala_adapter.report.selection import JobSelection
 from koala_adapter.report.values import run_time, waiting_time
@@ -53,8 +54,6 @@ def span_of(text: str, now: datetime) -> tuple[float, float]:
         with suppress(ValueError):
             latest = datetime.combine(now, time.fromisoformat(text))
             return _instant(latest if latest <= now else latest - timedelta(days=1))
-    from koala_adapter.config.durations import parse_duration
-
     try:
         return _instant(now - timedelta(seconds=float(str(parse_duration(text)))))
     except (ValueError, OverflowError):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``koala schedule``: koala orders one cluster's queue in place of, or beside, its own scheduler.
 
-In this order: the option for a queue policy, events and explanations in words, the screen, giving the queue back to the
-batch system's own scheduler, and the command.
+In this order: events and explanations in words, also those of ``koala explain NAME:ID``, the screen, giving the queue
+back to the batch system's own scheduler, and the command.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from koala_adapter.cli.display import seconds
 from koala_adapter.cli.serve import metrics_port_option, tell_metrics
 from koala_adapter.cli.session import EXIT_FAILURE, QueuePolicy, command_body, json_option, pass_session
 from koala_adapter.config.sitefile import shortest_poll_interval
-from koala_adapter.errors import ConfigurationError, JournalError, LrmUnsupportedError
+from koala_adapter.errors import ConfigurationError, JournalError, LrmUnsupportedError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.metrics import watch_commands
 from koala_adapter.host.process import stop_on_signal, under_supervision
 from koala_adapter.lrm.starts import PATIENCE, Patience, Starter, StartLog, Starts
 from koala_adapter.ordering.asking import (
     EVERYBODY,
+    EXPLANATION,
     SOCKET_NAME,
     ExplainServer,
     as_read,
+    ask_explanation,
     explained_by,
     overview,
     report_as_read,
@@ -187,6 +189,33 @@ def _difference(job: Difference) -> str:
     ours = "not yet" if job.ours is None else moment(job.ours)
     theirs = "not yet" if job.theirs is None else moment(job.theirs)
     return f"{job.job_id:<8}  {job.processors:>6} processors  here {ours:>8}  batch system {theirs:>8}"
+
+
+def explain_local(session: Session, cluster: str, job_id: str, *, as_json: bool) -> None:
+    """Show what the scheduler of a cluster's queue says of one of its jobs, for `koala explain`."""
+    known = {known.name: known for known in session.site.clusters}
+    if cluster not in known:
+        hint = "a job of koala itself is asked for by its number alone"
+        raise ConfigurationError(f"no cluster {cluster!r}; there are: {', '.join(known)}", hint=hint)
+    found = _asked_of_scheduler(session, known[cluster], job_id)
+    if as_json:
+        session.print_json({"cluster": cluster, **EXPLANATION.dump_python(found, mode="json")})
+    else:
+        session.console.print(*explanation(found, cluster), sep="\n", markup=False, soft_wrap=True)
+
+
+def _asked_of_scheduler(session: Session, cluster: ClusterConfig, job_id: str) -> Explanation:
+    """Ask the user's own `koala schedule`; where none runs, that of the administrator at its ask_socket."""
+    name = cluster.name
+    hint = f"start it with `koala schedule --cluster {name}`, as the same user and with the same --state; one that an "
+    hint += "administrator runs is asked at its ask_socket, see `koala docs schedule`"
+    try:
+        return ask_explanation(session.directory / "schedule" / name / SOCKET_NAME, name, job_id, hint=hint)
+    except ServiceUnavailableError:
+        if cluster.ask_socket is None:
+            raise
+    hint = "its administrator starts one there with --ask-socket, see `koala docs schedule`"
+    return ask_explanation(Path(cluster.ask_socket), name, job_id, hint=hint)
 
 
 # -- Screen --------------------------------------------------------------------------------------------------

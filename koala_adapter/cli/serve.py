@@ -25,6 +25,7 @@ from koala_adapter.cli.log import set_up_log
 from koala_adapter.cli.session import command_body, koala_error, pass_session
 from koala_adapter.config.locations import SiteFileState
 from koala_adapter.errors import ConfigurationError, ServiceUnavailableError
+from koala_adapter.host.metricsport import MetricsEndpoint
 from koala_adapter.host.process import stop_on_signal, under_supervision
 from koala_adapter.host.sockets import is_loopback
 
@@ -52,8 +53,6 @@ async def tell_metrics(tasks: TaskGroup, session: Session, meter: Meter, port: i
     """Serve metrics while the task group runs, and say where. Raises ServiceRunningError."""
     if port is None:
         return
-    from koala_adapter.host.metricsport import MetricsEndpoint
-
     listen = session.site.metrics.listen
     found = await tasks.start(MetricsEndpoint(meter, listen, port).serve)
     host = f"[{listen}]" if ":" in listen else listen

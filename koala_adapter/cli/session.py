@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
 
 import click
 
+from koala_adapter.config.durations import DURATION_WORDS, NotAllowedError, parse_duration
 from koala_adapter.errors import KoalaError
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
 def in_seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
     """Return the seconds of a duration such as 30d; None for none. Raises click's error for what is no duration."""
-    from koala_adapter.config.durations import DURATION_WORDS, NotAllowedError, parse_duration
-
     if value is None:
         return None
     try:

@@ -14,6 +14,7 @@ import click
 from koala_adapter.cli.session import command_body, pass_session
 from koala_adapter.errors import ConfigurationError, ServiceRunningError
 from koala_adapter.host.sockets import is_loopback
+from koala_adapter.web.access import Access
 
 if TYPE_CHECKING:
     from koala_adapter.cli.session import Session
@@ -50,7 +51,6 @@ def web(session: Session, port: int, listen: str, allow_actions: bool) -> None:
             "the pages need starlette and uvicorn, which are not installed",
             hint="install them with: pip install 'koala-adapter[web]'",
         )
-    from koala_adapter.web.access import Access
     from koala_adapter.web.server import Shown, serve
 
     session.check_site_option()

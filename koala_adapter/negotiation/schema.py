@@ -10,12 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lxml import etree
+
 from koala_adapter.errors import NegotiationError
 from koala_adapter.negotiation import document, templates
 
 if TYPE_CHECKING:
-    from lxml import etree
-
     from koala_adapter.negotiation.templates import Resource, Template
 
 
@@ -33,8 +33,6 @@ def schema_path(name: str) -> Path:
 @cache
 def template_schema() -> etree.XMLSchema:
     """Return both schemas, ready to validate with. Nothing is fetched from a network."""
-    from lxml import etree
-
     parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
     return etree.XMLSchema(etree.parse(schema_path(PUBLISHED), parser))
 
@@ -53,8 +51,6 @@ def read(data: bytes) -> Template:
 
 def _problem_by_schema(data: bytes) -> str:
     """Return the first line that is wrong by the schema; empty: none is, or the document must reach no parser."""
-    from lxml import etree
-
     parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, remove_comments=True)
     try:
         document.check_bytes(data)

@@ -33,6 +33,7 @@ from koala_adapter.runners.runner import (
     by_placeholder,
 )
 from koala_adapter.runners.software import ClusterSoftware
+from koala_adapter.runners.workers import SweepRunner, WorkersRunner
 from koala_adapter.scheduler.events import RankEnded, RankMeasured
 from koala_adapter.service.results import Results
 from koala_adapter.vjm.channel import LaunchFile
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from koala_adapter.model import Component, Job, PlaceholderId
     from koala_adapter.runners.adaptive import AdaptiveRunner
     from koala_adapter.runners.runner import Order
-    from koala_adapter.runners.workers import WorkersRunner
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import JobRecord
@@ -439,8 +439,6 @@ class Applications:
 
     def workers(self, record: JobRecord) -> WorkersRunner | None:
         """Return the runner of a job whose workers come and go; None: it is of another kind, or does not run."""
-        from koala_adapter.runners.workers import WorkersRunner
-
         runner = self._runner(record)
         return runner if isinstance(runner, WorkersRunner) else None
 
@@ -496,14 +494,13 @@ class Applications:
 
 
 def _runner_class(job: Job) -> type[Runner]:
-    """Return the class of a job's runner. Those but of plain ranks are imported with the first job that needs one."""
+    """Return the class of a job's runner. Most are imported with the first job that needs one."""
     kind = job.runner, job.launcher
     if kind == (RunnerName.RANKS, Launcher.PROCESS):
         return ProcessRunner
     from koala_adapter.runners.adaptive import AdaptiveRunner
     from koala_adapter.runners.mpi import AdaptiveMpiRunner, MpiRunner
     from koala_adapter.runners.restartedmpi import RestartedMpiRunner
-    from koala_adapter.runners.workers import SweepRunner, WorkersRunner
 
     runners: dict[tuple[RunnerName, Launcher], type[Runner]] = {
         (RunnerName.RANKS, Launcher.MPI): MpiRunner,

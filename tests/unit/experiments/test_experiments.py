@@ -280,7 +280,7 @@ def test_where_nothing_can_be_written_nothing_runs(tmp_path: Path, monkeypatch: 
         return Result(findings=())
 
     loaded = replace(SAMPLE, run=tells)
-    monkeypatch.setattr("koala_experiments.framework.load_experiment", lambda _: loaded)
+    monkeypatch.setattr("koala_experiments.commands.load_experiment", lambda _: loaded)
     (tmp_path / "file").touch()
     words = ["experiment", "run", "sample", "--out"]
     result = CliRunner().invoke(koala, [*words, str(tmp_path / "file" / "below")])
@@ -296,7 +296,7 @@ def test_an_interrupted_experiment_says_so(tmp_path: Path, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     loaded = replace(SAMPLE, run=interrupted)
-    monkeypatch.setattr("koala_experiments.framework.load_experiment", lambda _: loaded)
+    monkeypatch.setattr("koala_experiments.commands.load_experiment", lambda _: loaded)
     result = CliRunner().invoke(koala, ["experiment", "run", "sample", "--out", str(tmp_path)])
     assert result.exit_code == 130
     assert "interrupted: an experiment is judged as a whole" in result.output

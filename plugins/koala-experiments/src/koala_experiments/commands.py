@@ -12,6 +12,11 @@ from rich.markup import escape
 
 from koala_adapter.cli.display import FittingTable
 from koala_adapter.cli.session import EXIT_INTERRUPTED, command_body, json_option, pass_session
+from koala_adapter.cli.simulate import progress_display, told
+from koala_adapter.report.figures import check_matplotlib
+from koala_adapter.report.page import tally
+from koala_adapter.scheduler.knownpolicies import OWN
+from koala_experiments.framework import ALSO, experiment_names, load_experiment, write_experiment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,9 +52,7 @@ def list_experiments(session: Session, as_json: bool) -> None:
     Example:
       koala experiment list
     """
-    from koala_experiments import framework
-
-    found = [framework.load_experiment(name) for name in framework.experiment_names()]
+    found = [load_experiment(name) for name in experiment_names()]
     if as_json:
         session.print_json([
             {
@@ -102,12 +105,6 @@ def run(
     Example:
       koala experiment run vjm-deadlock --out results
     """
-    from koala_adapter.cli.simulate import progress_display, told
-    from koala_adapter.report.figures import check_matplotlib
-    from koala_adapter.report.page import tally
-    from koala_adapter.scheduler.knownpolicies import OWN
-    from koala_experiments.framework import ALSO, load_experiment, write_experiment
-
     chosen = load_experiment(name)
     check_matplotlib()
     values = {one.partition("=")[0]: one.partition("=")[2] for one in settings}
