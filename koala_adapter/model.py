@@ -66,6 +66,10 @@ class Retirement:
     """Seconds after which a worker that is still there is killed."""
 
 
+LARGEST_SENT = 20 * 1024 * 1024
+"""Bytes of the input files of a component together that each rank gets in the message that launches it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
     """A file of the submitter that every rank of a component finds in its working directory before it starts."""
@@ -122,6 +126,11 @@ class Component:
     """Names of software in the site file. It can only run on clusters that have all of it."""
     container: str = ""
     """Image in which its ranks run, by the container runtime of their cluster; empty: none."""
+
+    @property
+    def has_large_files(self) -> bool:
+        """Tell whether its input files are too large for the message that launches a rank."""
+        return sum(file.size or 0 for file in self.input_files) > LARGEST_SENT
 
     def slot_on(self, cluster: ClusterName) -> Slot:
         """Return what each of its ranks needs on a cluster."""

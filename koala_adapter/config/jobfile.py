@@ -37,6 +37,7 @@ from koala_adapter.config.tomlfile import Document, parse_document, read_text, s
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.host.regularfile import read_regular
 from koala_adapter.model import (
+    LARGEST_SENT,
     ClusterName,
     Component,
     InputFile,
@@ -76,7 +77,7 @@ if TYPE_CHECKING:
 
 PRIVATE_DIRECTORY = 256
 """Bytes that are left for the path of a rank's private directory on a node (TMPDIR may be long), and a slash."""
-LARGEST_SUM = 20 * 1024 * 1024
+LARGEST_SUM = LARGEST_SENT
 """Bytes of the input files of a component together: each of its ranks gets them all in one message."""
 
 

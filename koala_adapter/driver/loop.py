@@ -47,6 +47,12 @@ class Effector(Protocol):
     def end_placeholders(self, action: act.EndPlaceholders) -> None:
         """Release or cancel placeholders; PlaceholderEnded for each."""
 
+    def stage_files(self, action: act.StageFiles) -> None:
+        """Bring input files to a cluster; StagingProgressed, then FilesStaged or StagingFailed."""
+
+    def stop_staging(self, action: act.StopStaging) -> None:
+        """Have no more input files of a job brought to a cluster."""
+
     def launch_job(self, action: act.LaunchJob) -> None:
         """Start an application; RankStarted and RankEnded for each rank."""
 
@@ -88,6 +94,10 @@ def carry_out(action: Action, effector: Effector) -> None:  # noqa: C901, PLR091
             effector.submit_placeholders(action)
         case act.EndPlaceholders():
             effector.end_placeholders(action)
+        case act.StageFiles():
+            effector.stage_files(action)
+        case act.StopStaging():
+            effector.stop_staging(action)
         case act.LaunchJob():
             effector.launch_job(action)
         case act.OfferProcessors():

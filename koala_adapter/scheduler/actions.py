@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from koala_adapter.model import BatchKey, ClusterName, JobId, LrmJobId, PlaceholderId
+from koala_adapter.model import BatchKey, ClusterName, InputFile, JobId, LrmJobId, PlaceholderId
 from koala_adapter.outcome import JobOutcome
 from koala_adapter.slots import PLAIN, Slot
 
@@ -42,6 +42,26 @@ class EndPlaceholders:
     lrm_ids: tuple[LrmJobId | None, ...]
     """The LRM's ids in the same order, where known."""
     force: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFiles:
+    """Bring input files of a job to a cluster before its processors are wanted: StagingProgressed, then FilesStaged.
+
+    What is there already is not sent. It is asked again after a restart, and when nothing was heard for long.
+    """
+
+    job_id: JobId
+    cluster: ClusterName
+    files: tuple[InputFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopStaging:
+    """End the transfer of input files of a job to a cluster, and let go of those that are there."""
+
+    job_id: JobId
+    cluster: ClusterName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +211,8 @@ class ReportRefusedAnswer:
 Action: TypeAlias = (
     SubmitPlaceholders
     | EndPlaceholders
+    | StageFiles
+    | StopStaging
     | LaunchJob
     | OfferProcessors
     | RequestProcessors

@@ -186,6 +186,35 @@ class BatchAbsent(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StagingProgressed(Event):
+    """How far input files of a job are on their way to a cluster; told again when the estimate of their end changes."""
+
+    job_id: JobId
+    cluster: ClusterName
+    missing_bytes: int
+    """What has yet to arrive."""
+    rate: float | None = None
+    """Bytes a second, as measured; None: nothing has arrived yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesStaged(Event):
+    """All input files of a job that StageFiles named are at a cluster."""
+
+    job_id: JobId
+    cluster: ClusterName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagingFailed(Event):
+    """Input files of a job cannot be brought to a cluster, now or later."""
+
+    job_id: JobId
+    cluster: ClusterName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceholderStarted(Event):
     """The LRM says that a placeholder runs; its agent may not have reported yet."""
 

@@ -8,17 +8,20 @@ durations in words, placeholders without contact, sizes of malleable jobs, then 
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import ClusterName, JobKind
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.claiming.dependencies import WORDS, awaited
 from koala_adapter.scheduler.claiming.queue import position_of
+from koala_adapter.scheduler.claiming.staging import STARTS_IN, expected_hold, submission_at
 from koala_adapter.scheduler.claiming.waiting import awaited_looks
 from koala_adapter.scheduler.context import NOT_COUNTED, closed_reason, lack_of
 from koala_adapter.scheduler.ends import Fate, deserted, fate
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.malleable.policies import Direction
+from koala_adapter.scheduler.placement.policies import MIB
 from koala_adapter.scheduler.placement.policy import slots_said
 from koala_adapter.scheduler.records import ChangePhase
 from koala_adapter.scheduler.reports import hold_groups
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
         Part,
         PlaceholderRecord,
         SizeChange,
+        Staging,
         State,
     )
     from koala_adapter.slots import Slot
@@ -344,13 +348,46 @@ def _launched(state: State, record: JobRecord, now: float) -> str:
 def _claiming(state: State, record: JobRecord, now: float) -> str:
     wanted = sum(_wanted(record, claim) for claim in record.claims)
     placeholders = state.placeholders_of(record)
+    files = files_on_the_way(state, record, now)
+    if files and not placeholders:
+        where = _joined(f"{claim.processors} on {claim.cluster}" for claim in record.claims if claim.cluster)
+        return f"The job is placed ({where}).{files}{_trouble(record)}"
     held = sum(p.held for p in placeholders)
     parts = ", ".join(_holding(state, record, claim) for claim in record.claims)
     awaited = _awaited(state, record, now)
     waits = f" and waits for {_joined(awaited)}" if awaited else ""
     text = f"The job holds {held} of {_slots(record.job, wanted)} ({parts}){waits}."
     release = f" {HELD}" if any(one.in_hold for one in hold_groups(placeholders)) else ""
-    return f"{text} It starts when all are held{_until(record, now)}.{release}{_trouble(record)}"
+    return f"{text} It starts when all are held{_until(record, now)}.{files}{release}{_trouble(record)}"
+
+
+def files_on_the_way(state: State, record: JobRecord, now: float) -> str:
+    """Say which input files of a job travel, and when its processors are asked for; empty: none do."""
+    transfers = [_transfer(name, one, now) for name, one in record.staging.items() if not one.done]
+    if not transfers:
+        return ""
+    asked = [_postponed(state, record, claim, now) for claim in record.claims if claim.postponed is not None]
+    processors = f" Processors are asked for so that they are held then: {'; '.join(asked)}." if asked else ""
+    return f" Its input files are on the way: {'; '.join(transfers)}.{processors}"
+
+
+def _transfer(name: ClusterName, one: Staging, now: float) -> str:
+    ready = one.ready_at()
+    rate = "" if not one.rate else f" at {_mib(one.rate)}/s"
+    left = "how long that takes is not known yet" if ready is None else f"there in {duration(ready - now)}{rate}"
+    return f"{_mib(one.size - one.missing)} of {_mib(one.size)} on {name}, {left}"
+
+
+def _postponed(state: State, record: JobRecord, claim: Claim, now: float) -> str:
+    at, cluster = submission_at(state, record, claim, now), state.clusters[claim.cluster or ClusterName("")]
+    when = "when that is known" if at == inf else f"in {duration(at - now)}"
+    hold = expected_hold(state, cluster, claim.missing, claim.slot_processors, now)
+    expected = "at once" if hold <= STARTS_IN else f"after {duration(hold)}"
+    return f"{claim.missing} on {claim.cluster} {when}, expected {expected}"
+
+
+def _mib(size: float) -> str:
+    return f"{size / MIB:.0f} MiB" if size >= 10 * MIB else f"{size / MIB:.1f} MiB"
 
 
 def _wanted(record: JobRecord, claim: Claim) -> int:

@@ -67,6 +67,7 @@ NOT_IN_SITE_FILES: Mapping[str, str] = {
     "bandwidth_from": "for experiments: a service sends all files from its own host",
     "software": "the names of a table of its own, which says how each is made available",
     "container_runtime": "a key of its own: one of three programs",
+    "stages": "clusters at other sites do",
     "counts_slots": "a service's clusters do, simulated ones need not",
     "slot_keys": "what the plugin can ask its batch system for, and what [clusters.map] says",
 }
@@ -354,6 +355,8 @@ class ClusterParameters:
     """What its batch system can be asked for, of ``koala_adapter.slots.SLOT_KEYS``; None: all, or not known yet."""
     counts_slots: bool = False
     """Polls count slots on its nodes: until one has, nothing is placed by processors alone."""
+    stages: bool = False
+    """Large input files are brought to it before its processors are wanted."""
 
     def lacks(self, component: Component) -> str | None:
         """Return what the cluster lacks of what the ranks of a component need on their nodes; None when it has all."""

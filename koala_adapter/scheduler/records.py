@@ -66,6 +66,8 @@ class TimerKind(StrEnum):
     """A malleable job has so little of its walltime left that it grows no more."""
     ATTEMPT = "attempt"
     """Placeholders of the latest attempt of a job that are not gone are not waited for any longer."""
+    STAGING = "staging"
+    """Placeholders are of use now, as the files of a job are nearly there; or nothing was heard of these for long."""
     LAST_RANKS = "last ranks"
     """The launcher of an MPI job has ended well, and processes of it have not ended."""
     PAUSE = "pause"
@@ -628,6 +630,27 @@ class BatchRecord:
 
 
 @dataclass(slots=True)
+class Staging:
+    """Large input files of a job that are brought to a cluster before its processors are wanted."""
+
+    size: int
+    """Bytes, as far as known."""
+    missing: int
+    """Bytes that have yet to arrive."""
+    heard_at: float
+    """When they were asked for, or were heard of, last."""
+    rate: float | None = None
+    """Bytes a second, as measured or expected; None: not known."""
+    done: bool = False
+
+    def ready_at(self) -> float | None:
+        """Return when all files will probably be there; None: not known."""
+        if self.done or not self.missing:
+            return self.heard_at
+        return self.heard_at + self.missing / self.rate if self.rate else None
+
+
+@dataclass(slots=True)
 class Claim:
     """What one component of a job has been given and holds."""
 
@@ -648,6 +671,8 @@ class Claim:
     """LRM ids of the placeholders that it ended with; kept when they are gone."""
     last_request: int = 0
     """Number of the latest request of the application for more processors."""
+    postponed: float | None = None
+    """What it misses is submitted when files of the job are nearly there, and not before this; None: it is claimed."""
     places: list[PlaceholderId] = field(default_factory=list)
     """Placeholders in the queue of its cluster for a size that its owner wants; held ones until they are taken in."""
 
@@ -660,6 +685,12 @@ class Claim:
     def missing(self) -> int:
         """Placeholders still to be submitted."""
         return self.processors - len(self.placeholders)
+
+    def unplace(self) -> list[PlaceholderId]:
+        """Leave the cluster; return the placeholders that were claimed there."""
+        left = self.placeholders
+        self.cluster, self.processors, self.placeholders, self.postponed = None, 0, [], None
+        return left
 
     def sized(self, component: Component) -> Component:
         """Return the component of this claim in the size that the claim has: a piece of it, or the whole."""
@@ -693,6 +724,8 @@ class JobRecord:
     """How often held processors were handed back because others were missing."""
     exchanges: int = 0
     """Held processors that it gave to other jobs for their places in LRM queues, instead of handing them back."""
+    staging: dict[ClusterName, Staging] = field(default_factory=dict)
+    """Input files that are brought, or were, to clusters where its components are placed, or were."""
     refused_answer: str = ""
     """Why the latest answer of its placement policy, one of the site's own, is not followed; empty when it is."""
     last_trouble: str = ""

@@ -29,9 +29,16 @@ if TYPE_CHECKING:
 # -- Moving timers: downtime, postponement -------------------------------------------------------------------
 
 AWAITS_AGENTS = frozenset(
-    {TimerKind.REGISTRATION, TimerKind.WALLTIME, TimerKind.LIFE, TimerKind.CHANGE, TimerKind.LAST_RANKS}
+    {
+        TimerKind.REGISTRATION,
+        TimerKind.WALLTIME,
+        TimerKind.LIFE,
+        TimerKind.CHANGE,
+        TimerKind.LAST_RANKS,
+        TimerKind.STAGING,
+    }
 )
-"""Timers that judge by what agents have not said."""
+"""Timers that judge by what agents, and transfers of files, have not said."""
 
 
 def advance(state: State, time: float) -> float:

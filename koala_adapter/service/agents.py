@@ -509,6 +509,17 @@ class LiveEffector:
             ev.PlaceholderSaid(time=self._core.now(), cluster=action.cluster, job_id=action.job_id, text=text)
         )
 
+    # ---- files ----------------------------------------------------------------------------------------------------
+
+    @_contained
+    def stage_files(self, action: act.StageFiles) -> None:
+        """Report at once that the files are there: they travel with the launch."""
+        self._core.post(ev.FilesStaged(time=self._core.now(), job_id=action.job_id, cluster=action.cluster))
+
+    @_contained
+    def stop_staging(self, action: act.StopStaging) -> None:
+        """Do nothing: no file is on its way."""
+
     # ---- applications ---------------------------------------------------------------------------------------------
 
     @_contained

@@ -84,7 +84,7 @@ def configuration(
     def of(config: ClusterConfig) -> ClusterParameters:
         able = capabilities.get(config.cluster_name)
         keys = None if able is None else tuple(sorted(expressible(able, config.changes)))
-        return replace(config.parameters, slot_keys=keys, counts_slots=True)
+        return replace(config.parameters, slot_keys=keys, counts_slots=True, stages=config.site is not None)
 
     clusters = tuple(of(config) for config in site.enabled_clusters)
     return Configured(time=now, parameters=parameters, clusters=clusters)

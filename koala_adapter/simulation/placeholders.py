@@ -277,6 +277,8 @@ class Delays:
     """From an agent's end until the LRM shows it."""
     poll: float = 15.0
     """Between two looks at a cluster."""
+    transfer: float = 1.0
+    """How many times as long as foreseen input files travel."""
     silent_share: float = 0.0
     """Share of the agents that are never heard of."""
 
@@ -349,6 +351,8 @@ class SimulatedService:
         self._started_since_poll: dict[ClusterName, list[PlaceholderId]] = {}
         """Placeholders that started since the last poll."""
         self._polled: dict[ClusterName, tuple[int, int, int]] = {}
+        self._transfers: dict[tuple[JobId, ClusterName], EventHandle] = {}
+        """Input files that are on their way, or have arrived."""
         self._wakeup: float | None = None
         make = partial(Scheduler, policies=policies)
         self._loop = EventLoop(make(), self._store, self, self, make=make)
@@ -470,6 +474,25 @@ class SimulatedService:
     def end_placeholders(self, action: act.EndPlaceholders) -> None:
         """End placeholders in the simulated batch system."""
         self.engine.after(self.delays.message, partial(self._end, action), rank=FIRST)
+
+    # ---- files ----------------------------------------------------------------------------------------------------
+
+    def stage_files(self, action: act.StageFiles) -> None:
+        """Send what a cluster lacks, at the bandwidth that is known of it; where none is, it is there at once."""
+        transfer = (action.job_id, action.cluster)
+        if transfer not in self._transfers:
+            foreseen = self.state.jobs[action.job_id].staging[action.cluster].ready_at() or self.engine.now
+            seconds = (foreseen - self.engine.now) * self.delays.transfer
+            self._transfers[transfer] = self.engine.after(seconds, partial(self._staged, *transfer), rank=FIRST)
+
+    def _staged(self, job_id: JobId, cluster: ClusterName) -> None:
+        self._post(ev.FilesStaged(time=self.engine.now, job_id=job_id, cluster=cluster))
+
+    def stop_staging(self, action: act.StopStaging) -> None:
+        """End a transfer."""
+        transfer = self._transfers.pop((action.job_id, action.cluster), None)
+        if transfer is not None:
+            transfer.cancel()
 
     def read_output(self, action: act.ReadPlaceholderOutput) -> None:
         """Report no output: a simulated agent that is never heard of writes nothing either."""

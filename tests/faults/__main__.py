@@ -35,6 +35,8 @@ KINDS: Mapping[str, Mapping[str, bool]] = {
     "crowded-adaptive": {"malleable": True, "crowded": True, "adaptive": True},
     "together": {"malleable": True, "workers": True, "adaptive": True},
     "owned": {"malleable": True, "workers": True, "owned": True},
+    "files": {"files": True},
+    "malleable-files": {"malleable": True, "files": True},
 }
 """What a world of each kind is made with, beside its seed."""
 LONGEST_SCHEDULE = 120.0

@@ -15,6 +15,7 @@ from koala_adapter.scheduler.parameters import Approach
 from tests.faults.adaptive import Adaptive
 from tests.faults.applications import FOR_EVER, Applications, Sized, Workers
 from tests.faults.faults import SubmissionFate
+from tests.faults.files import Transfers
 from tests.faults.lrm import TO_AGENT, TO_CENTER, SimulatedAgent, Task
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class SimulatedEffector:
         self._clock = service.clock
         self._faults = service.faults
         self.applications = Applications(service)
+        self.transfers = Transfers(service)
         self.workers = Workers(service)
         self.adaptive = Adaptive(service)
         self.sized = Sized(service, self.workers, self.adaptive)
@@ -141,11 +143,20 @@ class SimulatedEffector:
 
         service.later(self._faults.delay(), said)
 
+    # ---- files -----------------------------------------------------------------------------------------------------
+
+    def stage_files(self, action: act.StageFiles) -> None:
+        self.transfers.begin(action)
+
+    def stop_staging(self, action: act.StopStaging) -> None:
+        self.transfers.stop(action)
+
     # ---- applications ----------------------------------------------------------------------------------------------
 
     def launch_job(self, action: act.LaunchJob) -> None:
         state = self._service.state
         record = state.jobs[action.job_id]
+        self.transfers.check_launch(record)
         slots: dict[str, Counter[PlaceholderId]] = {claim.component: Counter() for claim in record.claims}
         for rank in action.ranks:
             slots[rank.component][rank.placeholder] += 1
@@ -274,6 +285,7 @@ class SimulatedEffector:
             self._service.runs[action.job_id] = (max(1.0, seconds - walltime / 2), end)
 
     def finish_job(self, action: act.FinishJob) -> None:
+        assert not self.transfers.of(action.job_id), "files of a job that has ended are still brought"
         self._service.outcomes.setdefault(action.job_id, []).append(action.outcome)
         self.workers.finished(action.job_id)
         self.adaptive.finished(action.job_id)

@@ -40,13 +40,14 @@ if TYPE_CHECKING:
     from tests.faults.lrm import SimulatedLrm
 
 
-RIGID, MALLEABLE, WORKERS, ADAPTIVE = 16, 8, 8, 10
+RIGID, MALLEABLE, WORKERS, ADAPTIVE, FILES = 16, 8, 8, 10, 6
 """Seeds from 0 on that the tests of what schedules contain run, of each kind."""
 EXCHANGING = 27
 """A seed in whose schedule rigid jobs exchange placeholders, which is rare."""
 OVER_CLUSTERS = (0, 2, 4, 7, 15, 23)
 """Seeds of schedules in which wishes are met on several clusters."""
 OF_MALLEABLE_JOBS = {ev.OfferAnswered, ev.ProcessorsReleased, ev.MoreRequested, ev.SizeWanted}
+OF_FILES = {ev.StagingProgressed, ev.FilesStaged, ev.StagingFailed}
 OF_ADAPTIVE_JOBS = {ev.LessRequested, ev.PointReached, ev.ChangeMade, ev.ChangeGivenUp}
 
 
@@ -96,6 +97,8 @@ class Story:
     retired: int
     failed_workers: int
     adapted: int
+    transfers: int
+    stopped: int
     reasons: str
 
 
@@ -122,6 +125,8 @@ def story(seed: int, kind: str) -> Story:
         retired=service.effector.workers.retired,
         failed_workers=sum(record.worker_failures for record in records),
         adapted=len(service.effector.adaptive.adapted),
+        transfers=service.effector.transfers.begun,
+        stopped=service.effector.transfers.stopped,
         reasons="; ".join(event.reason for event in service.journal if isinstance(event, ev.ChangeGivenUp)),
     )
 
@@ -141,6 +146,9 @@ def story(seed: int, kind: str) -> Story:
         *by_day_and_by_night("crowded-adaptive", range(2), range(2, 8)),
         *by_day_and_by_night("crowded-workers", range(2), range(2, 12)),
         *by_day_and_by_night("together", range(2), range(2, 8)),
+        # Input files travel first: no job is launched without them, and each transfer is over with its job.
+        *by_day_and_by_night("files", range(FILES, 9), range(9, 40)),
+        *by_day_and_by_night("malleable-files", range(1), range(1, 20)),
     ],
 )
 def test_nothing_is_lost_or_leaked(kind: str, seed: int) -> None:
@@ -196,7 +204,7 @@ def test_when_nothing_goes_wrong_every_job_runs_to_its_end(kind: str, seed: int)
 def test_schedules_contain_what_they_are_for() -> None:
     """Over some seeds every kind of event occurs, jobs end in most ways, and processors are handed back."""
     stories = [story(seed, "rigid") for seed in (*range(RIGID), EXCHANGING)]
-    of_others = {ev.HoldsSeen, ev.SuspensionsSeen} | OF_MALLEABLE_JOBS | OF_ADAPTIVE_JOBS
+    of_others = {ev.HoldsSeen, ev.SuspensionsSeen} | OF_MALLEABLE_JOBS | OF_ADAPTIVE_JOBS | OF_FILES
     assert {kind for one in stories for kind in one.kinds} >= set(ev.EVENT_TYPES) - of_others
     expected = {JobState.COMPLETED, JobState.FAILED, JobState.LOST, JobState.CANCELLED, JobState.REFUSED}
     assert {state for one in stories for state in one.states} >= expected
@@ -206,6 +214,15 @@ def test_schedules_contain_what_they_are_for() -> None:
     assert sum(one.exchanges for one in stories) > 4
     assert sum(one.pieces for one in stories) > 4
     assert sum(one.strange for one in stories) > 100
+
+
+def test_schedules_of_files_contain_what_they_are_for() -> None:
+    """Over some seeds files arrive, are refused and are stopped; processors that came too early are handed back."""
+    stories = [story(seed, "files") for seed in range(FILES)]
+    assert {kind for one in stories for kind in one.kinds} >= OF_FILES
+    assert sum(one.transfers for one in stories) > 50
+    assert sum(one.stopped for one in stories) > 20
+    assert sum(one.crashes for one in stories) > 2
 
 
 def test_schedules_of_malleable_jobs_contain_what_they_are_for() -> None:
@@ -423,9 +440,9 @@ def _switch(lrm: SimulatedLrm, *, up: bool) -> None:
 
 @cache
 def stories() -> tuple[list[ev.Event], ...]:
-    """Return the journals of three schedules, in which all kinds of event occur."""
+    """Return the journals of four schedules, in which all kinds of event occur."""
     found = []
-    for seed, kind in ((0, "rigid"), (4, "malleable"), (1, "adaptive")):
+    for seed, kind in ((0, "rigid"), (4, "malleable"), (1, "adaptive"), (4, "files")):
         world = World(seed, calm=True, **KINDS[kind])
         world.faults.refusal = world.faults.mute = world.faults.submission = 0.1
         lrm = next(iter(world.lrms.values()))

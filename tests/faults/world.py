@@ -21,6 +21,7 @@ from koala_adapter.slots import Slot
 from tests.faults.driver import SimulatedService
 from tests.faults.effector import STRANGER
 from tests.faults.faults import STRANGE, Faults, strange_policies
+from tests.faults.files import with_files
 from tests.faults.laws import AdaptiveLaws, WorkerLaws, adaptive_job, check_adaptive_outcome, check_outcome, of_workers
 from tests.faults.lrm import Clock, Element, SimulatedLrm
 from tests.unit.scheduler.scheduler_site import component, job, recount
@@ -67,6 +68,7 @@ class World:
         adaptive: bool = False,
         spread: bool = False,
         owned: bool = False,
+        files: bool = False,
     ) -> None:
         """Build clusters, jobs, local load and faults from the seed; nothing goes wrong in a calm world.
 
@@ -76,7 +78,7 @@ class World:
         change together; with both, some are the one and some the other. ``spread``: these are on all clusters, and
         grow by their own wishes alone, which are for more than one cluster has. ``owned``: jobs have the sizes that
         their owners want, who often want others, and many
-        local users come and go.
+        local users come and go. ``files``: many have large input files, which travel to some of the clusters.
         """
         self.seed = seed
         self._laws = WorkerLaws() if workers else None
@@ -98,6 +100,12 @@ class World:
             for name in "abc"[: self.chance.randint(2, 3)]
         }
         clusters = tuple(ClusterParameters(name=name, threshold=self.chance.randint(0, 1)) for name in self.lrms)
+        if files:
+            far = random.Random(f"{seed}:far")
+            clusters = tuple(
+                replace(one, stages=far.random() < 0.8, bandwidth=far.choice([None, 0.5, 4.0])) for one in clusters
+            )
+        self._files = files
         self.capacity = {one.name: self.lrms[one.name].processors - one.threshold for one in clusters}
         parameters = PARAMETERS
         if malleable:
@@ -189,6 +197,7 @@ class World:
             f"j{number}", *parts, walltime=400, submitted_at=self.service.now, priority=self.chance.choice([0, 0, 1])
         )
         one = self._tried_again(self._with_slots(self._placed(one)))
+        one = with_files(one, seed=self.seed) if self._files else one
         if not self.malleable or self.chance.random() < 0.2:
             return self._shared(one)
         if self._adaptive_laws is not None and (
@@ -446,13 +455,19 @@ def check_progress(state: State) -> None:
             if record.not_before is None and not record.between_attempts:
                 assert state.scan_due is not None, f"{id_} waits and nobody scans"
         elif record.state is JobState.CLAIMING:
-            missing = any(claim.cluster is None or claim.missing for claim in record.claims)
+            postponed = any(claim.postponed is not None for claim in record.claims)
+            claims = (claim for claim in record.claims if claim.postponed is None)
+            missing = any(claim.cluster is None or claim.missing for claim in claims)
             assert missing == (record.reclaim_at is not None), f"{id_}: missing {missing}, reclaim {record.reclaim_at}"
+            travels = any(not one.done for one in record.staging.values())
+            assert not (postponed or travels) or TimerKind.STAGING in record.timers, f"{id_} waits for files for ever"
             if record.held:
                 assert record.life_ends_at is not None, f"{id_} holds for ever"
-            if not missing:
+            if not (missing or postponed or travels):
                 assert any(not p.held for p in state.placeholders_of(record)), f"{id_} holds all and does not start"
-        elif not record.state.final:
+        elif record.state.final:
+            assert not record.staging, f"{id_} has ended, and its files are not let go of"
+        else:
             assert TimerKind.WALLTIME in record.timers
         check_changes(state, record)
     for placeholder in state.placeholders.values():

@@ -15,6 +15,14 @@ from koala_adapter.model import BatchKey, LrmJobId, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.actions import LaunchJob, Rank, ReadPlaceholderOutput, SubmitPlaceholders
 from koala_adapter.scheduler.claiming.queue import position_of
+from koala_adapter.scheduler.claiming.staging import (
+    is_staged,
+    leave_staging,
+    look,
+    stage,
+    submission_at,
+    watch,
+)
 from koala_adapter.scheduler.claiming.waiting import (
     Capacity,
     ask_policy,
@@ -28,7 +36,15 @@ from koala_adapter.scheduler.claiming.waiting import (
     would_be_queued,
 )
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, backoff, life
-from koala_adapter.scheduler.events import BatchAbsent, BatchRejected, BatchSubmitted, BatchUncertain
+from koala_adapter.scheduler.events import (
+    BatchAbsent,
+    BatchRejected,
+    BatchSubmitted,
+    BatchUncertain,
+    FilesStaged,
+    StagingFailed,
+    StagingProgressed,
+)
 from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed
 from koala_adapter.scheduler.records import BatchRecord, Claim, PlaceholderRecord, TimerKind
 
@@ -38,7 +54,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.context import Context, Handlers, JobTimers, PlaceholderTimers, Views
     from koala_adapter.scheduler.parameters import Parameters
     from koala_adapter.scheduler.placement.policy import PlacedComponent
-    from koala_adapter.scheduler.records import JobRecord, State
+    from koala_adapter.scheduler.records import JobRecord, Staging, State
 
 
 # -- Submitting placeholders ---------------------------------------------------------------------------------
@@ -171,8 +187,10 @@ def claim_failed(context: Context, record: JobRecord, reason: str, *, pause: boo
             return
         seconds = backoff(record, context.state.parameters) if pause else 0.0
         context.timetable.for_job(record, TimerKind.RECLAIM, context.now + seconds)
-    if all(not claim.placeholders for claim in record.claims):
+    if all(not claim.placeholders and claim.postponed is None for claim in record.claims):
         _requeue(context, record)
+    else:
+        leave_staging(context, record, keep=[one.cluster for one in record.claims if one.cluster is not None])
 
 
 def _requeue(context: Context, record: JobRecord) -> None:
@@ -180,8 +198,9 @@ def _requeue(context: Context, record: JobRecord) -> None:
     context.ledger.move_job(record, JobState.WAITING)
     at = context.now if record.reclaim_at is None else record.reclaim_at
     record.timers.clear()
+    leave_staging(context, record)
     for claim in record.claims:
-        claim.cluster, claim.processors = None, 0
+        claim.unplace()
     join_pieces(record, record.claims)
     context.timetable.for_job(record, TimerKind.BACKOFF, at)
 
@@ -250,10 +269,8 @@ def kept_timer(context: Context, placeholder: PlaceholderRecord) -> None:
         del claim.excluded[placeholder.cluster]
         watch_kept(context, placeholder)
         return
-    useless = [context.state.placeholders[id_] for id_ in claim.placeholders]
-    claim.placeholders, claim.cluster, claim.processors = [], None, 0
-    for one in useless:
-        end_placeholder(context, one)
+    for id_ in claim.unplace():
+        end_placeholder(context, context.state.placeholders[id_])
     claim_failed(context, record, f"{placeholder.cluster}: {reason}", pause=False)
 
 
@@ -338,24 +355,24 @@ def batch_failed(context: Context, event: BatchRejected | BatchAbsent) -> None:
         forget_placeholder(context, placeholder)
     if record.state is not JobState.CLAIMING or claim is None:  # what was given up meanwhile is not missed
         return
-    if rejected and not _exclude(context, record, claim, batch, reason):
+    said = f"{batch.cluster} refused the placeholders of {claim.component!r}: {reason}"
+    if rejected and not _exclude(context, record, claim, batch.cluster, reason, said):
         return
     claim_failed(context, record, f"{batch.cluster}: {reason}", pause=not (rejected or pauses))
 
 
-def _exclude(context: Context, record: JobRecord, claim: Claim, batch: BatchRecord, reason: str) -> bool:
-    """Never place this component on this cluster again; return False when that ends the job."""
-    claim.excluded[batch.cluster] = reason
+def _exclude(  # noqa: PLR0917 - who is excluded from where, and why
+    context: Context, record: JobRecord, claim: Claim, cluster: ClusterName, reason: str, said: str
+) -> bool:
+    """Never place this component on this cluster again; return False when that ends the job, as ``said``."""
+    claim.excluded[cluster] = reason
     never = impossible(context.requests(record), context.views())
     if never is not None:
-        said = f"{batch.cluster} refused the placeholders of {claim.component!r}: {reason}"
         alone = impossible([context.request(record, claim)], context.views()) is not None
         refuse(context, record, said if alone else f"{said}; without it, {never}")
         return False
-    useless = [context.state.placeholders[id_] for id_ in claim.placeholders]
-    claim.placeholders, claim.cluster, claim.processors = [], None, 0
-    for placeholder in useless:
-        end_placeholder(context, placeholder)
+    for id_ in claim.unplace():
+        end_placeholder(context, context.state.placeholders[id_])
     return True
 
 
@@ -471,6 +488,7 @@ def _fill(
 
     ``life``: seconds that placeholders are to last beyond their job.
     """
+    filled: list[Claim] = []
     for claim in claims:
         parts = [one for one in placed if one.component == claim.component]
         pieces = [claim, *(Claim(component=claim.component, excluded=dict(claim.excluded)) for _ in parts[1:])]
@@ -478,16 +496,46 @@ def _fill(
             piece.cluster, piece.processors = part.cluster, part.processors
             piece.slot_processors = context.slot_processors(record, claim.component, part.cluster)
             piece.piece = claim.piece if part.piece is None else part.piece
-            if piece.missing > 0:
-                _submit(context, record, piece, part.cluster, life)
+        filled += pieces
         if len(pieces) > 1:
             at = next(number for number, one in enumerate(record.claims) if one is claim)
             record.claims[at : at + 1] = pieces
+    _submit(context, record, filled, life)
 
 
-def _submit(context: Context, record: JobRecord, claim: Claim, cluster_name: ClusterName, life: float) -> None:
-    seconds = record.job.walltime + context.state.parameters.launch_margin + life
-    claim.placeholders += submit_batch(context, record, claim.component, cluster_name, claim.missing, seconds)
+def _submit(context: Context, record: JobRecord, claims: list[Claim], life: float) -> None:
+    """Submit what claims miss on their clusters; what is of no use yet, while files travel, is postponed."""
+    stage(context, record)
+    for claim in claims:
+        if claim.missing <= 0 or claim.cluster is None:
+            continue
+        if submission_at(context.state, record, claim, context.now) > context.now:
+            claim.postponed = context.now
+            continue
+        seconds = record.job.walltime + context.state.parameters.launch_margin + life
+        placed = submit_batch(context, record, claim.component, claim.cluster, claim.missing, seconds)
+        claim.placeholders, claim.postponed = [*claim.placeholders, *placed], None
+    if record.staging:
+        watch(context, record)
+
+
+def submit_postponed(context: Context, record: JobRecord) -> None:
+    """Submit what is of use now of the placeholders that were postponed while files travel."""
+    due = [
+        claim
+        for claim in record.claims
+        if claim.postponed is not None and submission_at(context.state, record, claim, context.now) <= context.now
+    ]
+    views = context.views()
+    _leave_kept(context, record, views)
+    trouble = _reserve(record, due, views) if due else None
+    if trouble is None:
+        _submit(context, record, due, context.state.parameters.placeholder_life)
+        return
+    for claim in due:
+        claim.postponed = None
+    watch(context, record)
+    claim_failed(context, record, trouble)
 
 
 def reclaim(context: Context, record: JobRecord, *, early: bool = False) -> None:
@@ -499,8 +547,10 @@ def reclaim(context: Context, record: JobRecord, *, early: bool = False) -> None
     scan_queue(context, above=record.job.priority)
     due = record.timers.pop(TimerKind.RECLAIM, None)
     record.reclaim_with_room = False
-    join_pieces(record, [claim for claim in record.claims if not claim.placeholders])
-    short = [claim for claim in record.claims if claim.missing > 0 or claim.cluster is None]
+    claimed = [claim for claim in record.claims if claim.postponed is None]
+    join_pieces(record, [claim for claim in claimed if not claim.placeholders])
+    claimed = [claim for claim in record.claims if claim.postponed is None]
+    short = [claim for claim in claimed if claim.missing > 0 or claim.cluster is None]
     homeless = [claim for claim in short if not claim.placeholders]
     settled = [claim for claim in short if claim.placeholders]
     views = context.views()
@@ -525,9 +575,7 @@ def reclaim(context: Context, record: JobRecord, *, early: bool = False) -> None
         return
     life = context.state.parameters.placeholder_life
     _fill(context, record, homeless, placed, life)
-    for claim in settled:
-        if claim.cluster is not None:
-            _submit(context, record, claim, claim.cluster, life)
+    _submit(context, record, settled, life)
 
 
 def _leave_kept(context: Context, record: JobRecord, views: Views) -> None:
@@ -560,7 +608,7 @@ def check_complete(context: Context, record: JobRecord) -> None:
     if record.held < sum(len(claim.placeholders) for claim in record.claims):
         return
     placeholders = context.state.placeholders_of(record)
-    if any(not placeholder.held for placeholder in placeholders):
+    if any(not placeholder.held for placeholder in placeholders) or not is_staged(record):
         return
     if any(claim.cluster is None or claim.missing for claim in record.claims):
         if record.reclaim_at is not None:
@@ -613,13 +661,68 @@ def _launch(context: Context, record: JobRecord) -> None:
     context.effects.add(LaunchJob(job_id=record.job.id, ranks=record.ranks))
 
 
+# -- News of files that travel -------------------------------------------------------------------------------
+
+
+def staging_progressed(context: Context, event: StagingProgressed) -> None:
+    """Take a new estimate of the end of a transfer, and submit the placeholders that are of use by it."""
+    record, staging = _staging(context, event)
+    if record is not None and staging is not None:
+        staging.missing, staging.rate, staging.done = max(0, event.missing_bytes), event.rate, False
+        submit_postponed(context, record)
+
+
+def files_staged(context: Context, event: FilesStaged) -> None:
+    """Claim what was postponed for the last of a job's files, and launch it if all is held."""
+    record, staging = _staging(context, event)
+    if record is not None and staging is not None and not staging.done:
+        staging.missing, staging.done = 0, True
+        submit_postponed(context, record)
+        check_complete(context, record)
+
+
+def staging_failed(context: Context, event: StagingFailed) -> None:
+    """Place components elsewhere whose files cannot be brought to a cluster."""
+    record, staging = _staging(context, event)
+    if record is None or staging is None or staging.done:
+        return
+    said = f"input files cannot be brought to {event.cluster}: {event.reason}"
+    for claim in [claim for claim in record.claims if claim.cluster == event.cluster]:
+        files = record.job.component(claim.component).has_large_files
+        if files and not _exclude(context, record, claim, event.cluster, said, said):
+            return
+    claim_failed(context, record, said, pause=False)
+
+
+def _staging(
+    context: Context, event: StagingProgressed | FilesStaged | StagingFailed
+) -> tuple[JobRecord | None, Staging | None]:
+    """Return the claiming job and the transfer that an event is about; None where there is none any more."""
+    record = context.state.jobs.get(event.job_id)
+    if record is None or record.state is not JobState.CLAIMING:
+        return None, None
+    staging = record.staging.get(event.cluster)
+    if staging is not None:
+        staging.heard_at = context.now
+    return record, staging
+
+
+def staging_timer(context: Context, record: JobRecord) -> None:
+    """Submit the placeholders that are of use now, and ask for files of which nothing was heard."""
+    look(context, record)
+    submit_postponed(context, record)
+
+
 HANDLERS: Handlers = {
+    StagingProgressed: staging_progressed,
+    FilesStaged: files_staged,
+    StagingFailed: staging_failed,
     BatchSubmitted: batch_submitted,
     BatchRejected: batch_failed,
     BatchAbsent: batch_failed,
     BatchUncertain: batch_uncertain,
 }
-JOB_TIMERS: JobTimers = {TimerKind.RECLAIM: reclaim}
+JOB_TIMERS: JobTimers = {TimerKind.RECLAIM: reclaim, TimerKind.STAGING: staging_timer}
 PLACEHOLDER_TIMERS: PlaceholderTimers = {
     TimerKind.REGISTRATION: registration_timer,
     TimerKind.KEPT: kept_timer,

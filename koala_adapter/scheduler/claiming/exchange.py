@@ -15,8 +15,9 @@ from koala_adapter.model import JobKind, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.claiming.claims import check_complete, claim_failed, end_placeholder
 from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER, position_of
+from koala_adapter.scheduler.claiming.staging import is_staged, must_be_staged, watch
 from koala_adapter.scheduler.claiming.waiting import leave_queue
-from koala_adapter.scheduler.context import grace
+from koala_adapter.scheduler.context import backoff, grace
 from koala_adapter.scheduler.records import TimerKind
 from koala_adapter.scheduler.states import initial_size
 
@@ -103,6 +104,7 @@ def _fit(context: Context, record: JobRecord, free: Free) -> Fit | None:
             if (
                 len(lasting) >= component.minimum
                 and name not in claim.excluded
+                and not must_be_staged(context.state, record, component, name)
                 and context.state.clusters[name].parameters.lacks(component) is None
             ):
                 chosen = lasting[:size]
@@ -162,12 +164,25 @@ def life_timer(context: Context, record: JobRecord) -> None:
     record.hand_backs += 1
     record.timers.pop(TimerKind.RECLAIM, None)  # a pause that began before must not end with taking back at once
     record.reclaim_with_room = False
+    if not is_staged(record) and all(claim.cluster is not None for claim in record.claims):
+        _await_files(context, record, len(over))
+        return
     waiting = sorted({p.cluster for p in context.state.placeholders_of(record)})
     missing = f", still waiting on {', '.join(waiting)}" if waiting else ""
     taken = f" ({len(over) - len(back)} of them to waiting jobs)" if len(back) < len(over) else ""
     claim_failed(
         context, record, f"{len(over)} held processors were handed back after their life cycle{taken}{missing}"
     )
+
+
+def _await_files(context: Context, record: JobRecord, back: int) -> None:
+    """Claim what was handed back when the files that it would have waited for are nearly there: no claim has failed."""
+    pause = backoff(record, context.state.parameters)
+    for claim in record.claims:
+        if claim.missing > 0:
+            claim.postponed = context.now + pause
+    record.last_trouble = f"{back} held processors were handed back after their life cycle: files are still on the way"
+    watch(context, record)
 
 
 def _extended(context: Context, record: JobRecord) -> bool:
@@ -249,7 +264,7 @@ def _completions(
 ) -> Iterator[tuple[JobRecord, list[Exchange]]]:
     """Yield jobs that start with what is left, in their order, each with the exchanges that it takes."""
     for taker, pending in _takers(context, giver, left.values()):
-        if any(claim.cluster is None or claim.missing for claim in taker.claims):
+        if any(claim.cluster is None or claim.missing for claim in taker.claims) or not is_staged(taker):
             continue
         awaited = {one.id for one in pending}
         others = [one for one in context.state.placeholders_of(taker) if one.id not in awaited]

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Large input files of a job on their way to its clusters, and when its placeholders are of use.
+
+KOALA's processor claimer (CoreGRID TR-0092): where nothing can be reserved, processors are claimed close to the
+estimated start of the job, so that they are not idle while its files travel. The start is when the last file is there.
+The placeholders of a cluster are submitted as much earlier as they will probably wait in its queue.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from koala_adapter.scheduler.actions import StageFiles, StopStaging
+from koala_adapter.scheduler.placement.policies import MIB, holds, size_mib, transfer_seconds
+from koala_adapter.scheduler.records import Staging, TimerKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from koala_adapter.model import ClusterName, Component, InputFile
+    from koala_adapter.scheduler.context import Context, Views
+    from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
+
+STARTS_IN = 10.0
+"""Seconds from the submission of a placeholder until it is held, where a processor is idle for it."""
+MARGIN = 5.0
+"""Seconds by which placeholders are to be held before the files are there."""
+LOOK = 60.0
+"""Seconds without news, beyond the estimated end of a transfer, after which the files are asked for again."""
+
+
+# -- The files of a job on its clusters ----------------------------------------------------------------------
+
+
+def stage(context: Context, record: JobRecord) -> None:
+    """Have the large input files of a job brought to the clusters where it is placed, and to no other."""
+    views = context.views()
+    names = dict.fromkeys(claim.cluster for claim in record.claims if claim.cluster in views)
+    wanted = {name: files for name in names if name and (files := files_for(context.state, record, name))}
+    for name, files in wanted.items():
+        size, known = sum(file.size or 0 for file in files), record.staging.get(name)
+        if known is None or known.size != size:
+            record.staging[name] = _expected(files, name, views, size, context.now)
+            context.effects.add(StageFiles(job_id=record.job.id, cluster=name, files=files))
+    leave_staging(context, record, keep=wanted)
+
+
+def leave_staging(context: Context, record: JobRecord, *, keep: Iterable[ClusterName] = ()) -> None:
+    """End the transfers to clusters other than those in ``keep``; what is complete may be of use again."""
+    for name in [name for name, one in record.staging.items() if name not in keep and not one.done]:
+        _stop(context, record, name)
+
+
+def end_staging(context: Context, record: JobRecord) -> None:
+    """Let go of all input files of a job that has ended."""
+    for name in list(record.staging):
+        _stop(context, record, name)
+
+
+def _stop(context: Context, record: JobRecord, name: ClusterName) -> None:
+    del record.staging[name]
+    context.effects.add(StopStaging(job_id=record.job.id, cluster=name))
+
+
+def ask_again(context: Context) -> None:
+    """Ask for all files anew after a start: transfers have ended with the process before."""
+    for record in context.state.jobs.values():
+        for name, one in record.staging.items():
+            _ask(context, record, name)
+            if not one.done:
+                one.rate = None
+        if record.staging:
+            watch(context, record)
+
+
+def _ask(context: Context, record: JobRecord, name: ClusterName) -> None:
+    record.staging[name].heard_at = context.now
+    files = files_for(context.state, record, name) or _all_files(record.job.components)
+    context.effects.add(StageFiles(job_id=record.job.id, cluster=name, files=files))
+
+
+def files_for(state: State, record: JobRecord, name: ClusterName) -> tuple[InputFile, ...]:
+    """Return the files that are brought to a cluster for the components that are placed there, each once."""
+    if not state.clusters[name].parameters.stages:
+        return ()
+    placed = {claim.component for claim in record.claims if claim.cluster == name}
+    return _all_files(one for one in record.job.components if one.name in placed)
+
+
+def _all_files(components: Iterable[Component]) -> tuple[InputFile, ...]:
+    files = (file for one in components if one.has_large_files for file in one.input_files)
+    return tuple({file.source: file for file in files}.values())
+
+
+def is_staged(record: JobRecord) -> bool:
+    """Tell whether all files are where the job is placed."""
+    return all(one.done for one in record.staging.values())
+
+
+def must_be_staged(state: State, record: JobRecord, component: Component, name: ClusterName) -> bool:
+    """Tell whether files of a component would have to travel before it can start on a cluster."""
+    known = record.staging.get(name)
+    return component.has_large_files and state.clusters[name].parameters.stages and not (known and known.done)
+
+
+# -- Estimates ------------------------------------------------------------------------------------------------
+
+
+def _expected(files: tuple[InputFile, ...], name: ClusterName, views: Views, size: int, now: float) -> Staging:
+    """Return a transfer of which nothing was heard: what the cluster lacks, at the speed known of it."""
+    missing = [file for file in files if not holds(views[name], file.source)]
+    seconds = transfer_seconds(missing, views[name], views)
+    mib = sum(size_mib(file) for file in missing)
+    rate = mib * MIB / seconds if 0 < seconds < inf else None
+    return Staging(size=size, missing=round(mib * MIB), heard_at=now, rate=rate)
+
+
+def ready_at(record: JobRecord, now: float) -> float:
+    """Return when the last of a job's files will probably be there; infinite where that is not known."""
+    ends = (inf if (at := one.ready_at()) is None else at for one in record.staging.values() if not one.done)
+    return max(ends, default=now)
+
+
+def expected_hold(state: State, cluster: ClusterRecord, slots: int, slot_processors: int, now: float) -> float:
+    """Return the seconds from the submission of so many placeholders until they will probably be held."""
+    wait = state.expected_wait(cluster, now)
+    if wait is None or slots * slot_processors <= cluster.available:
+        return STARTS_IN if wait is None else min(wait, STARTS_IN)
+    return wait
+
+
+def submission_at(state: State, record: JobRecord, claim: Claim, now: float) -> float:
+    """Return from when on the placeholders that a claim misses are of use; infinite where that is not known."""
+    if claim.cluster is None:
+        return inf
+    earliest = now if claim.postponed is None else claim.postponed
+    if is_staged(record):
+        return earliest
+    cluster = state.clusters[claim.cluster]
+    hold = expected_hold(state, cluster, claim.missing, claim.slot_processors, now)
+    return max(earliest, ready_at(record, now) - hold - MARGIN)
+
+
+def watch(context: Context, record: JobRecord) -> None:
+    """Look at a job again when placeholders of it are of use, or when too little was heard of its files."""
+    times = [
+        submission_at(context.state, record, claim, context.now)
+        for claim in record.claims
+        if claim.postponed is not None
+    ]
+    times += [_look_at(one) for one in record.staging.values() if not one.done]
+    due = min(times, default=inf)
+    if due < inf:
+        context.timetable.for_job(record, TimerKind.STAGING, max(due, context.now))
+    else:
+        record.timers.pop(TimerKind.STAGING, None)
+
+
+def look(context: Context, record: JobRecord) -> None:
+    """Ask again for files of which nothing was heard for long."""
+    for name, one in record.staging.items():
+        if not one.done and context.now >= _look_at(one):
+            one.rate = None
+            _ask(context, record, name)
+
+
+def _look_at(one: Staging) -> float:
+    return max(one.heard_at, one.ready_at() or 0.0) + LOOK

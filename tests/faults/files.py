@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transfers of input files in the simulated world: slow, fast, silent, refused, lost with the service."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import InputFile
+from koala_adapter.scheduler import events as ev
+
+if TYPE_CHECKING:
+    from koala_adapter.model import ClusterName, Job, JobId
+    from koala_adapter.scheduler import actions as act
+    from koala_adapter.scheduler.records import JobRecord
+    from tests.faults.driver import SimulatedService
+
+MIB = 1024 * 1024
+
+
+def with_files(one: Job, *, seed: int) -> Job:
+    """Return a job some of whose components have large input files."""
+    chance = random.Random(f"files/{seed}/{one.id}")
+    parts = []
+    for part in one.components:
+        size = chance.choice([0, 30, 100, 400]) * MIB
+        files = (InputFile(source=f"/data/{size}", target="data", size=size),) if size else ()
+        parts.append(replace(part, input_files=files))
+    return replace(one, components=tuple(parts))
+
+
+@dataclass(slots=True)
+class Transfer:
+    """Files of a job that are on their way to a cluster, or there."""
+
+    life: int
+    """The process of the service that brings them."""
+    missing: int
+    rate: float
+
+
+class Transfers:
+    """What one service brings to its clusters. What has arrived stays, also when the service is killed."""
+
+    def __init__(self, service: SimulatedService) -> None:
+        self._service = service
+        self._chance = random.Random(f"transfers/{service.faults.seed}")
+        self._under_way: dict[tuple[JobId, ClusterName], Transfer] = {}
+        self._left: dict[tuple[JobId, ClusterName], int] = {}
+        """Bytes of earlier transfers that had yet to arrive."""
+        self.begun = self.stopped = self.failed = 0
+
+    def of(self, job_id: JobId) -> list[Transfer]:
+        """Return the transfers of a job that this process of the service has begun and not stopped."""
+        life = self._service.life
+        return [one for (id_, _), one in self._under_way.items() if id_ == job_id and one.life == life]
+
+    def begin(self, action: act.StageFiles) -> None:
+        assert action.files, "nothing is to be brought"
+        key, life = (action.job_id, action.cluster), self._service.life
+        known = self._under_way.get(key)
+        if known is not None and known.life == life:
+            if not known.missing:
+                self._tell(key, known)
+            return
+        self.begun += 1
+        size = self._left.setdefault(key, sum(file.size or 0 for file in action.files))
+        transfer = Transfer(life, size, self._chance.uniform(0.5, 8.0) * MIB)
+        self._under_way[key] = transfer
+        refused = self._service.faults.refusal > 0 and self._chance.random() < 0.1
+        then = partial(self._fail, key, transfer) if refused else partial(self._move, key, transfer, 0.0)
+        self._service.later(0.0, then)
+
+    def stop(self, action: act.StopStaging) -> None:
+        self.stopped += 1
+        self._under_way.pop((action.job_id, action.cluster), None)
+
+    def _move(self, key: tuple[JobId, ClusterName], transfer: Transfer, seconds: float) -> None:
+        """Tell how far a transfer is, now and then; some fall silent for long, and some become slower or faster."""
+        if self._under_way.get(key) is not transfer:
+            return
+        self._left[key] = transfer.missing = max(0, transfer.missing - int(seconds * transfer.rate))
+        if self._chance.random() < 0.8 or not transfer.missing:
+            self._tell(key, transfer)
+        if transfer.missing:
+            seconds = self._chance.choice([5.0, 20.0, 100.0])
+            transfer.rate = max(MIB / 4, transfer.rate * self._chance.choice([0.5, 1.0, 1.0, 2.0]))
+            self._service.later(seconds, partial(self._move, key, transfer, seconds))
+
+    def _tell(self, key: tuple[JobId, ClusterName], transfer: Transfer) -> None:
+        service, (job_id, cluster) = self._service, key
+        if transfer.missing:
+            rate = transfer.rate if self._chance.random() < 0.8 else None
+            event: ev.Event = ev.StagingProgressed(
+                time=service.now, job_id=job_id, cluster=cluster, missing_bytes=transfer.missing, rate=rate
+            )
+        else:
+            event = ev.FilesStaged(time=service.now, job_id=job_id, cluster=cluster)
+        service.later(service.faults.delay(), lambda: service.post(replace(event, time=service.now)))
+
+    def _fail(self, key: tuple[JobId, ClusterName], transfer: Transfer) -> None:
+        if self._under_way.get(key) is transfer:
+            self.failed += 1
+            service, (job_id, cluster) = self._service, key
+            reason = "no space left on device"
+            service.post(ev.StagingFailed(time=service.now, job_id=job_id, cluster=cluster, reason=reason))
+
+    def check_launch(self, record: JobRecord) -> None:
+        """Check that all files are there that the ranks of a job need."""
+        for claim in record.claims:
+            cluster = claim.cluster
+            if cluster is None or not record.job.component(claim.component).has_large_files:
+                continue
+            if self._service.state.clusters[cluster].parameters.stages:
+                assert self._left.get((record.job.id, cluster)) == 0, "launched before its files were there"
