@@ -118,6 +118,15 @@ class LrmUnreachableError(LrmUnavailableError):
     """The LRM could not even be asked: after a submission it means that the job is certainly not in."""
 
 
+class LoginNeededError(LrmUnreachableError):
+    """A site asks a person, such as for a password, and could not be reached without."""
+
+    def __init__(self, message: str, *, site: str, hint: str = "") -> None:
+        """``site``: its name."""
+        super().__init__(message, hint=hint)
+        self.site = site
+
+
 class LrmRejectedError(LrmError):
     """The LRM refused for good: asking again in the same way will be refused again. Nothing was done."""
 

@@ -119,7 +119,11 @@ SECTIONS = {
     ),
     "Set up and check": (
         ("demo", "demo", "See it work: one job on three clusters at once, in ten seconds."),
-        ("init", "site", "Find the batch systems of this host and write a site file that uses them."),
+        (
+            "init",
+            "site",
+            "Find the batch systems of this host and of other sites, and write a site file that uses them.",
+        ),
         ("login", "login", "Log in to a site in this terminal, for koala to use it."),
         ("check", "site", "Check this host, the site file and each cluster."),
         ("conf", "manual", "Print an example of a site file, or what an administrator installs."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +16,11 @@ from koala_adapter.errors import ConfigurationError
 from koala_adapter.host.privatedirectory import make_private_directory
 from koala_adapter.service.opening import login_socket
 from koala_adapter.sites.link import login_command, logout_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from koala_adapter.config.sitefile import RemoteSiteConfig
 
 LONGEST_SOCKET = 90
 """Bytes of its path: ssh adds some, and unix(7) takes 107."""
@@ -40,13 +46,20 @@ def login(session: Session, site: str, end: bool) -> None:
     sites = {one.name: one for one in session.site.sites}
     if site not in sites:
         raise ConfigurationError(not_among(site, sites, what="a site of the site file"))
-    found, directory = sites[site], session.directory
-    socket = login_socket(directory, site)
+    log_in(sites[site], session.directory, end=end)
+    session.remark(f"the login to {site} has ended" if end else f"koala uses this login to {site} while it lasts")
+
+
+def log_in(site: RemoteSiteConfig, directory: Path, *, end: bool = False) -> None:
+    """Have ssh log in to a site in this terminal, or end such a login; exit where it fails.
+
+    ``directory``: the state directory.
+    """
+    socket = login_socket(directory, site.name)
     if len(str(socket)) > LONGEST_SOCKET:
         raise ConfigurationError(f"the path {socket} is too long for a socket", hint="give a shorter one with --state")
     prepare_directory(directory)
     make_private_directory(socket.parent)
-    command = (logout_command if end else login_command)(found.ssh, found.ssh_options, socket)
+    command = (logout_command if end else login_command)(site.ssh, site.ssh_options, socket)
     if subprocess.run(command, check=False).returncode:
         sys.exit(EXIT_FAILURE)
-    session.remark(f"the login to {site} has ended" if end else f"koala uses this login to {site} while it lasts")

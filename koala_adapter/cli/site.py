@@ -25,13 +25,14 @@ from rich.table import Table
 from koala_adapter.api.offline import read_record
 from koala_adapter.api.statedirectory import prepare_directory
 from koala_adapter.cli.display import FittingTable
+from koala_adapter.cli.login import log_in
 from koala_adapter.cli.session import EXIT_FAILURE, command_body, in_seconds, json_option, pass_session
 from koala_adapter.config.locations import SITE_VARIABLE, new_site_file
 from koala_adapter.config.tomlfile import printable, show_duration
-from koala_adapter.errors import EXIT_LRM, ConfigurationError
+from koala_adapter.errors import EXIT_LRM, ConfigurationError, LoginNeededError, LrmUnreachableError
 from koala_adapter.service.leftovers import Leftover, Owned, Reaper
 from koala_adapter.sitesetup.checks import CheckOptions, check_clusters, check_host
-from koala_adapter.sitesetup.find import nothing_found, search
+from koala_adapter.sitesetup.search import nothing_found, search, sites_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -39,9 +40,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from koala_adapter.cli.session import Session
+    from koala_adapter.config.sitefile import RemoteSiteConfig
     from koala_adapter.lrm import CheckResult
     from koala_adapter.report.sitevalues import CleanReport
-    from koala_adapter.sitesetup.find import Found
+    from koala_adapter.sitesetup.search import Found
 
 
 # -- Command ``init`` ----------------------------------------------------------------------------------------
@@ -59,18 +61,41 @@ STANDARD_OUTPUT = Path("-")
     help="Write here; - prints it. Default: $KOALA_SITE, ~/.config/koala/site.toml.",
 )
 @click.option("--replace", is_flag=True, help="Replace a site file that is there; it is kept as FILE.old.")
+@click.option(
+    "--ssh",
+    "destinations",
+    multiple=True,
+    metavar="HOST",
+    help="Look at another site, too: what `ssh` is given for its login node; may be repeated.",
+)
+@click.option(
+    "--ssh-option", "options", multiple=True, metavar="OPTION", help="Give ssh this before each HOST; may be repeated."
+)
+@click.option("--python", metavar="PATH", help="Python 3.6 or newer on those login nodes. Default: python3.")
 @pass_session
 @command_body
-def init(session: Session, yes: bool, output: Path | None, replace: bool) -> None:
-    r"""Find the batch systems of this host and write a site file that uses them.
+def init(
+    session: Session,
+    yes: bool,
+    output: Path | None,
+    replace: bool,
+    destinations: tuple[str, ...],
+    options: tuple[str, ...],
+    python: str | None,
+) -> None:
+    r"""Find the batch systems of this host and of other sites, and write a site file that uses them.
 
     Looks for Slurm (SLURM_CONF, /etc/slurm, the controller, slurmdbd), Grid Engine (SGE_ROOT and its cells, the usual
     places) and PBS (PBS_CONF_FILE, /etc/pbs.conf), and for what other plugins know of. Each is asked whether it
     answers and takes jobs; nothing is submitted. What is left out is named, with the reason.
 
+    With --ssh the same is done on the login nodes of other sites, through your own ssh. Where one of them cannot be
+    used, nothing is written. Where ssh must ask you something, it does so in this terminal.
+
     \b
     Examples:
       koala init
+      koala init --ssh fs3 --ssh me@das5.example.org
       koala init --yes && koala check
       koala init --output -
     """
@@ -78,9 +103,10 @@ def init(session: Session, yes: bool, output: Path | None, replace: bool) -> Non
     if path != STANDARD_OUTPUT and path.exists() and not replace:
         hint = f"`koala check` tries it; --replace writes a new one and keeps this as {path.name}.old"
         raise ConfigurationError(f"there is a site file already: {path}", hint=hint)
+    if (options or python) and not destinations:
+        raise click.UsageError("--ssh-option and --python are for other sites: give --ssh HOST")
     prepare_directory(session.directory)
-    with session.progress.status("looking for batch systems") as status:
-        found = search(session.plugins, session.directory, tell=status.update)
+    found = _search(session, sites_of(destinations, options=options, python=python))
     if not found.clusters:
         raise nothing_found(found.left_out)
     text = found.text(made=f"written by `koala init`, {time.strftime('%Y-%m-%d %H:%M')}")
@@ -93,6 +119,20 @@ def init(session: Session, yes: bool, output: Path | None, replace: bool) -> Non
         click.confirm(f"Write {path}?", default=True, abort=True)
     _write(path, text)
     session.remark(f"wrote {path}; now `koala check` tries it with two short jobs in each cluster")
+
+
+def _search(session: Session, sites: tuple[RemoteSiteConfig, ...]) -> Found:
+    """Search here and at sites; where a person must log in, that is done in this terminal, once for each site."""
+    to_log_in = {site.name: site for site in sites} if sys.stdin.isatty() else {}
+    while True:
+        try:
+            with session.progress.status("looking for batch systems") as status:
+                return search(session.plugins, session.directory, sites=sites, tell=status.update)
+        except LoginNeededError as error:
+            if error.site not in to_log_in:
+                hint = "run it in a terminal, where ssh can ask, or have ssh log in by a key or an agent"
+                raise LrmUnreachableError(error.message, hint=hint) from None
+            log_in(to_log_in.pop(error.site), session.directory)
 
 
 def _where(session: Session, output: Path | None) -> Path:

@@ -15,18 +15,14 @@ if TYPE_CHECKING:
         Capabilities,
         CheckResult,
         ClusterContext,
-        Discovery,
-        FoundCluster,
-        LeftOut,
         Lrm,
         PinnedStart,
         PluginDefinition,
         RenderedSubmission,
         Submission,
-        Surroundings,
         load_plugins,
-        readable_text,
     )
+    from koala_adapter.lrm.discovery import Discovery, FoundCluster, LeftOut, Surroundings, readable_text
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -56,9 +52,9 @@ def __getattr__(name: str) -> object:
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from koala_adapter.lrm import contract  # noqa: PLC0415 - see above
+    from koala_adapter.lrm import contract, discovery  # noqa: PLC0415 - see above
 
-    found: object = getattr(contract, name)
+    found: object = getattr(contract, name, None) or getattr(discovery, name)
     globals()[name] = found
     return found
 

@@ -4,34 +4,32 @@
 A plugin package declares an entry point in the group ``koala_adapter.plugins`` that names a :class:`PluginDefinition`.
 The definition says what the plugin is called, which settings a site file may give it, what it can do, and how to make a
 :class:`Lrm` for one cluster. Koala's own plugins use nothing that others could not. In order: a site's changes to
-submissions, discovery of clusters for ``koala init``, the contract itself, entry points, loading of plugins.
+submissions, the contract itself, entry points, loading of plugins.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from pydantic import BaseModel
 
 from koala_adapter.errors import LrmError, LrmUnsupportedError, PluginError
-from koala_adapter.lrm.commands import child_environment
 from koala_adapter.model import ClusterName, HoldOwner, LrmJobState
 from koala_adapter.slots import PLAIN, SLOT_KEYS, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from koala_adapter.lrm.commands import CommandRunner
+    from koala_adapter.lrm.discovery import Discovery, Surroundings
     from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Node, Queue
 
@@ -51,95 +49,6 @@ class Directives:
     """Pairs (flag as we write it, flag as this site wants it)."""
     map: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Pairs (key of a slot, or ``memory``; arguments by which this site asks for it, with braces such as ``{n}``)."""
-
-
-# -- Discovery: which batch systems can be reached from this host --------------------------------------------
-# For ``koala init``. A definition may have a function ``discover``: it looks at environment variables and files, and
-# runs at most a command or two. The core then tries with the methods of the contract whether a found cluster answers
-# and takes jobs.
-
-COMMAND_TIME = 10.0
-"""Seconds that a command may take: somebody waits for the answer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundCluster:
-    """A batch system that may be usable from here."""
-
-    name: str
-    """What its site calls it: the suggestion for the cluster's name."""
-    described: str
-    """What it is and by what it was found, for a person: ``Slurm, by $SLURM_CONF``."""
-    settings: Mapping[str, str | int | bool]
-    """The ``[clusters.settings]`` table by which the plugin reaches it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """Something that was seen and cannot be used as it is."""
-
-    what: str
-    why: str
-    remedy: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Discovery:
-    """All that a plugin found."""
-
-    clusters: tuple[FoundCluster, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """Where a plugin looks."""
-
-    environment: Mapping[str, str]
-    """The variables of who asks."""
-    root: Path = field(default=Path("/"))
-    """Below it are the files of the system."""
-
-    def path(self, absolute: str) -> Path:
-        """Return where a file of the system is."""
-        return self.root / absolute.lstrip("/")
-
-    def paths(self, pattern: str) -> tuple[Path, ...]:
-        """Return the files of the system that match an absolute pattern, in order of name."""
-        return tuple(sorted(self.root.glob(pattern.lstrip("/"))))
-
-    def program(self, name: str) -> Path | None:
-        """Return where a program is on the PATH; None when it is not there."""
-        found = shutil.which(name, path=self.environment.get("PATH", ""))
-        return None if found is None else Path(found)
-
-    def output(self, argv: Sequence[str], variables: Mapping[str, str] | None = None) -> str | None:
-        """Return what a command prints; None when it fails, is not there, or takes longer than ten seconds.
-
-        It sees the ``variables`` and the PATH, and else nothing of our environment.
-        """
-        built = child_environment({"PATH": self.environment.get("PATH", ""), **(variables or {})})
-        try:
-            done = subprocess.run(
-                list(argv),
-                env=built,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=COMMAND_TIME,
-                start_new_session=True,
-                check=False,
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return done.stdout.decode("utf-8", "backslashreplace") if done.returncode == 0 else None
-
-
-def readable_text(path: Path) -> str:
-    """Return the text of a file; nothing of one that is not there or not ours to read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except (OSError, ValueError):
-        return ""
 
 
 # -- The contract: capabilities, submissions, checks, LRM, definition ----------------------------------------

@@ -102,7 +102,7 @@ class LrmHost(ABC):
     async def programs(self, names: Sequence[str], directory: str = "") -> Mapping[str, str]:
         """Return where programs are, by name, with links followed nowhere; missing ones are left out.
 
-        ``directory``: the only one in which to look; empty: those of PATH.
+        ``directory``: the only ones in which to look, divided by colons as in PATH; empty: those of PATH.
         """
 
     @abstractmethod

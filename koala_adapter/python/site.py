@@ -128,7 +128,7 @@ class Site:
         in_force = self.client.site_in_force()
         if in_force is not None and in_force.digest:
             return Path(in_force.path)
-        from koala_adapter.sitesetup.find import no_site_file_here
+        from koala_adapter.sitesetup.search import no_site_file_here
 
         raise no_site_file_here(self.plugins)
 

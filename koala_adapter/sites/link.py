@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from koala_adapter import gateway
-from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
+from koala_adapter.errors import LoginNeededError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.gateway.streams import (
     DATA,
     END,
@@ -225,7 +225,10 @@ class Link:
         lines = bytes(self._said).decode("utf-8", "replace").strip().splitlines()
         told = " / ".join(line.strip() for line in lines[-3:] if line.strip())
         message = f"site {self.site} is away: {'; '.join(filter(None, (why, told))) or CLOSED}"
-        return LrmUnreachableError(message, hint=_remedy(told, self._argv, self.site))
+        if "permission denied" in told.lower():
+            hint = f"log in with `koala login {self.site}`, or have `ssh {self._argv[-2]}` log in by a key or an agent"
+            return LoginNeededError(message, site=self.site, hint=hint)
+        return LrmUnreachableError(message, hint=_remedy(told, self._argv))
 
     async def _last_words(self) -> str:
         return (await self._refused("")).message.partition(" is away: ")[2]
@@ -473,16 +476,14 @@ def _pipes(process: Process) -> tuple[ByteSendStream, ByteReceiveStream]:
     return process.stdin, process.stdout
 
 
-def _remedy(told: str, argv: Sequence[str], site: str) -> str:
+def _remedy(told: str, argv: Sequence[str]) -> str:
     """Return what to do about a connection that could not be made, by what ssh and the login said."""
     destination = argv[-2]
     low = told.lower()
     if "host key verification failed" in low or "host identification has changed" in low:
         return f"verify the host key of the site, then connect once by hand: ssh {destination}"
-    if "permission denied" in low:
-        return f"log in with `koala login {site}`, or have `ssh {destination}` log in by a key or an agent"
     if "not found" in low or "no such file" in low:
-        return "give the path of a Python 3.6 or newer there as `python` of the site"
+        return "give the path of a Python 3.6 or newer there as `python` of the site (`koala init --python`)"
     if "could not resolve" in low or "timed out" in low or "refused" in low or "unreachable" in low:
         return f"see whether `ssh {destination}` connects"
     return f"see what `ssh {destination} true` prints"

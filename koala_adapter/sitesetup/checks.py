@@ -178,7 +178,7 @@ def _site_file(installation: Installation) -> str:
 def _address(site: SiteConfig) -> CheckResult:
     """Check that the names by which nodes are to find this host mean something, at least here."""
     center = site.control_center
-    addresses = dict.fromkeys(site.node_address(cluster) for cluster in site.enabled_clusters)
+    addresses = dict.fromkeys(site.node_address(one) for one in site.enabled_clusters if one.site is None)
     for address in addresses:
         try:
             found = {str(entry[4][0]) for entry in socket.getaddrinfo(address, None)}
@@ -191,7 +191,7 @@ def _address(site: SiteConfig) -> CheckResult:
             said = f"{address!r} is {', '.join(sorted(found))}, where every node finds only itself"
             return CheckResult(subject="address for nodes", ok=False, found=said, remedy=remedy)
     port = str(center.port) if center.port else "a port that is chosen once"
-    found_ = f"{', '.join(addresses) or 'none needed'}; listens on {center.listen}, {port}"
+    found_ = f"{', '.join(addresses) or 'no cluster is here'}; listens on {center.listen}, {port}"
     return CheckResult(subject="address for nodes", ok=True, found=found_)
 
 

@@ -1,35 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding the clusters of this host (``koala init``): candidates, probes, the site file."""
+"""Finding clusters (``koala init``): candidates, probes, the text of the site file, this host's address."""
 
 from __future__ import annotations
 
 import ipaddress
 import math
-import os
 import re
 import socket
 import threading
 import time
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.config.locations import no_site_file
-from koala_adapter.config.sitefile import ClusterConfig, load_site_text, shortest_poll_interval
+from koala_adapter.config.sitefile import ClusterConfig, shortest_poll_interval
 from koala_adapter.config.tomlfile import printable, show_duration, toml_text
-from koala_adapter.errors import ConfigurationError, KoalaError, LrmError, PluginError
+from koala_adapter.errors import KoalaError, LrmError, PluginError
 from koala_adapter.lrm import Discovery, LeftOut, Surroundings
-from koala_adapter.lrm.commands import login_name
 from koala_adapter.service.clusters import read_cluster
-from koala_adapter.service.opening import close_lrm, make_lrm
+from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from koala_adapter.config.sitefile import RemoteSiteConfig
     from koala_adapter.lrm import FoundCluster, Lrm, PluginDefinition
+    from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import Queue
 
 
@@ -47,11 +45,18 @@ class Candidate:
     name: str
     plugin: str
     found: FoundCluster
+    site: str | None = None
+    """Where it is; None: on this host."""
 
     @property
     def described(self) -> str:
         """Description for the user."""
-        return f"{self.name} ({self.found.described})"
+        return f"{self.name} ({self.what})"
+
+    @property
+    def what(self) -> str:
+        """Description without its name."""
+        return f"{self.found.described}{f', at {self.site}' if self.site else ''}"
 
 
 SEARCH_TIME = 30.0
@@ -150,6 +155,7 @@ async def probe_all(
     candidates: Sequence[Candidate],
     plugins: Mapping[str, PluginDefinition],
     directory: Path,
+    hosts: SiteHosts,
     *,
     tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[tuple[UsableCluster, ...], tuple[LeftOut, ...]]:
@@ -158,7 +164,7 @@ async def probe_all(
 
     async def one(candidate: Candidate) -> None:
         tell(f"asking {candidate.described}")
-        results[candidate.name] = await _probe(candidate, plugins, directory)
+        results[candidate.name] = await _probe(candidate, plugins, directory, hosts.at(candidate.site))
 
     async with anyio.create_task_group() as tasks:
         for candidate in candidates:
@@ -169,36 +175,36 @@ async def probe_all(
 
 
 async def _probe(
-    candidate: Candidate, plugins: Mapping[str, PluginDefinition], directory: Path
+    candidate: Candidate, plugins: Mapping[str, PluginDefinition], directory: Path, host: LrmHost
 ) -> UsableCluster | LeftOut:
     try:
         settings = plugins[candidate.plugin].settings(**candidate.found.settings)
-        config = ClusterConfig(name=candidate.name, plugin=candidate.plugin, settings=settings)
-        lrm, _ = make_lrm(config, plugins, directory)
+        config = ClusterConfig(name=candidate.name, plugin=candidate.plugin, settings=settings, site=candidate.site)
+        lrm, _ = make_lrm(config, plugins, directory, host=host)
     except (OSError, ValueError, KoalaError) as error:
-        return LeftOut(what=candidate.found.described, why=str(error))
+        return LeftOut(what=candidate.what, why=str(error))
     try:
         with anyio.fail_after(PROBE_TIME):
-            return await _look(candidate, config, lrm)
+            return await _look(candidate, config, lrm, host)
     except TimeoutError:
-        return LeftOut(what=candidate.found.described, why=f"no answer within {PROBE_TIME:.0f} s")
+        return LeftOut(what=candidate.what, why=f"no answer within {PROBE_TIME:.0f} s")
     except LrmError as error:
-        return LeftOut(what=candidate.found.described, why=error.message, remedy=error.hint)
+        return LeftOut(what=candidate.what, why=error.message, remedy=error.hint)
     finally:
         await close_lrm(lrm)
 
 
-async def _look(candidate: Candidate, config: ClusterConfig, lrm: Lrm) -> UsableCluster | LeftOut:
+async def _look(candidate: Candidate, config: ClusterConfig, lrm: Lrm, host: LrmHost) -> UsableCluster | LeftOut:
     await lrm.start()
     for result in await lrm.check():
         if not result.ok:
             why = f"{result.subject}: {result.found}"
-            return LeftOut(what=candidate.found.described, why=why, remedy=result.remedy)
+            return LeftOut(what=candidate.what, why=why, remedy=result.remedy)
     queues = tuple(await lrm.queues())
     chosen = _chosen(queues)
-    reading = await read_cluster(config, lrm, name_prefix="koala-", user=login_name(), read_at=0.0)
+    reading = await read_cluster(config, lrm, name_prefix="koala-", user=host.user, read_at=0.0)
     if not reading.processors:
-        return LeftOut(what=candidate.found.described, why="it lists no processors")
+        return LeftOut(what=candidate.what, why="it lists no processors")
     shortest = shortest_poll_interval(config.requests_per_minute, lrm.requests_per_poll)
     return UsableCluster(
         candidate=candidate,
@@ -209,7 +215,7 @@ async def _look(candidate: Candidate, config: ClusterConfig, lrm: Lrm) -> Usable
         queue=chosen.name if chosen is not None and not chosen.default else None,
         walltime_limit=chosen.walltime_limit if chosen is not None else None,
         poll_interval=math.ceil(shortest) if shortest > config.poll_interval else None,
-        submission=lrm.submission_way,
+        submission=lrm.submission_way if host.here else "",
     )
 
 
@@ -242,11 +248,19 @@ class Address:
     """Empty: the name of this host."""
 
 
-def site_text(clusters: Sequence[UsableCluster], left_out: Sequence[LeftOut], address: Address, *, made: str) -> str:
+def site_text(
+    clusters: Sequence[UsableCluster],
+    left_out: Sequence[LeftOut],
+    address: Address,
+    *,
+    made: str,
+    sites: Sequence[RemoteSiteConfig] = (),
+) -> str:
     """Return the text of a site file. ``made``: by what and when, for its first line."""
     blocks = [
         _head(made),
         [*_control_center(address)],
+        *([*_site(site)] for site in sites),
         *([*_cluster(cluster)] for cluster in clusters),
         [*_left_out(left_out)],
     ]
@@ -271,14 +285,32 @@ def _control_center(address: Address) -> Iterator[str]:
     yield _line("#port = 8899", "", "fixed, for a firewall's rule; without it: one is chosen and kept")
 
 
+def _site(site: RemoteSiteConfig) -> Iterator[str]:
+    yield "[[sites]]"
+    yield _line("name", toml_text(site.name), "for `site =` below: change both as you like")
+    yield _line("ssh", toml_text(site.ssh), "`ssh` is given this; it must log in without a question")
+    if site.ssh_options:
+        yield f"ssh_options = [{', '.join(map(toml_text, site.ssh_options))}]"
+    if "python" in site.model_fields_set:
+        yield _line("python", toml_text(site.python))
+    yield _line('#directory = "~/.koala"', "", "private, for what its nodes must read")
+    if site.listen is not None:
+        yield _line("listen", toml_text(site.listen), "by which its nodes reach the login node")
+    else:
+        yield _line('#listen = "10.1.0.1"', "", "by which its nodes reach the login node; without it: its name")
+
+
 def _cluster(cluster: UsableCluster) -> Iterator[str]:
     found = cluster.candidate.found
-    yield f"# {printable(found.described)}: {printable(cluster.version)}, {_count(cluster.nodes, 'node')}, " + _count(
-        cluster.processors, "processor"
+    yield (
+        f"# {printable(cluster.candidate.what)}: {printable(cluster.version)}, {_count(cluster.nodes, 'node')}, "
+        + _count(cluster.processors, "processor")
     )
     yield "[[clusters]]"
     yield _line("name", toml_text(cluster.candidate.name), "in job files and reports: change it as you like")
     yield _line("plugin", toml_text(cluster.candidate.plugin))
+    if cluster.candidate.site is not None:
+        yield _line("site", toml_text(cluster.candidate.site))
     yield from _queue(cluster)
     yield _line("threshold", "0", "idle processors always left to local users")
     yield _line("#placeholders_in_flight = 500", "", "most of ours waiting here; keep below the limit of your account")
@@ -376,71 +408,3 @@ def _outside() -> str:
 
 def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
-
-
-# -- The whole search ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Result of a search: batch systems found, and how."""
-
-    clusters: tuple[UsableCluster, ...]
-    left_out: tuple[LeftOut, ...]
-
-    def text(self, *, made: str) -> str:
-        """Return the site file; there must be clusters. ``made``: by what and when."""
-        return site_text(self.clusters, self.left_out, find_address(), made=made)
-
-
-def our_surroundings() -> Surroundings:
-    """Return where plugins look: the variables of this process, the files of this host."""
-    return Surroundings(environment=os.environ)
-
-
-def search(
-    plugins: Mapping[str, PluginDefinition],
-    directory: Path,
-    *,
-    around: Surroundings | None = None,
-    tell: Callable[[str], None] = lambda _: None,
-) -> Found:
-    """Find what is here and try it. ``directory``: the state directory, which is there. Takes seconds.
-
-    ``tell`` hears what is being done.
-    """
-    tell("looking for batch systems")
-    candidates, unusable = find_candidates(plugins, our_surroundings() if around is None else around)
-    clusters, failing = anyio.run(partial(probe_all, candidates, plugins, directory, tell=tell))
-    found = Found(clusters=clusters, left_out=(*unusable, *failing))
-    if clusters:
-        # Whatever a plugin told us, what is written can be read.
-        load_site_text(found.text(made="found"), plugins)
-    return found
-
-
-# -- Refusals ------------------------------------------------------------------------------------------------
-
-
-def no_site_file_here(
-    plugins: Mapping[str, PluginDefinition], *, around: Surroundings | None = None
-) -> ConfigurationError:
-    """Return the refusal for a missing site file: where it was looked for, which batch systems are here, what to do."""
-    candidates, left_out = find_candidates(plugins, our_surroundings() if around is None else around)
-    if not candidates:
-        nothing = nothing_found(left_out)
-        return ConfigurationError(f"{no_site_file()}; {nothing.message}", hint=nothing.hint)
-    here = ", ".join(one.described for one in candidates)
-    hint = "`koala init` tries them and writes a site file; `koala demo` needs none"
-    return ConfigurationError(f"{no_site_file()}; batch systems of this host: {here}", hint=hint)
-
-
-def nothing_found(left_out: Sequence[LeftOut]) -> ConfigurationError:
-    """Return what is said where no batch system can be used."""
-    seen = "".join(f"\n  {one.what}: {one.why}{f'; {one.remedy}' if one.remedy else ''}" for one in left_out)
-    hint = (
-        "set SLURM_CONF, SGE_ROOT or PBS_CONF_FILE, or write a site file by hand: `koala conf` lists examples; "
-        "`koala demo` needs none"
-    )
-    what = "no batch system can be used from here:" if seen else "no batch system was found on this host"
-    return ConfigurationError(f"{what}{seen}", hint=hint)

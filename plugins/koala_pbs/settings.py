@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from koala_adapter.errors import LrmRejectedError
-from koala_adapter.lrm import Discovery, FoundCluster, LeftOut, readable_text
+from koala_adapter.lrm import Discovery, FoundCluster, LeftOut
 from koala_adapter.lrm.commandplugin import AbsolutePath, Word
 from koala_adapter.lrm.drmaa.choice import SubmissionSettings
 from koala_pbs.jobs import read_entries
@@ -18,7 +18,6 @@ from koala_pbs.torque import read_torque
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from koala_adapter.lrm import Surroundings
     from koala_pbs.jobs import Reader
@@ -178,7 +177,7 @@ def discover(around: Surroundings) -> Discovery:
     """Return the server that pbs.conf names, else Torque's."""
     named = around.environment.get(CONF_VARIABLE, "")
     conf = around.path(named or USUAL_CONF)
-    if conf.is_file():
+    if around.exists(conf):
         by = f"${CONF_VARIABLE}" if named else USUAL_CONF
         return Discovery(clusters=(_openpbs(around, conf, by),))
     if named:
@@ -192,15 +191,15 @@ def parse_conf(text: str) -> Mapping[str, str]:
     return dict(_PAIR.findall(text))
 
 
-def _openpbs(around: Surroundings, conf: Path, by: str) -> FoundCluster:
-    values = parse_conf(readable_text(conf))
-    settings: dict[str, str | int | bool] = {"conf": str(conf)}
+def _openpbs(around: Surroundings, conf: str, by: str) -> FoundCluster:
+    values = parse_conf(around.text(conf))
+    settings: dict[str, str | int | bool] = {"conf": conf}
     server = around.environment.get(OPENPBS.server_variable, "")
     if server:
         settings["server"] = server
-    programs = around.path(values["PBS_EXEC"]) / "bin" if "PBS_EXEC" in values else None
-    if programs is not None and (programs / "qstat").is_file():
-        settings["bin_directory"] = str(programs)
+    programs = f"{around.path(values['PBS_EXEC'])}/bin" if "PBS_EXEC" in values else ""
+    if programs and around.exists(f"{programs}/qstat"):
+        settings["bin_directory"] = programs
     name = (server or values.get("PBS_SERVER", "")).partition(".")[0]
     return FoundCluster(name=name or "pbs", described=f"PBS, by {by}", settings=settings)
 
@@ -208,9 +207,11 @@ def _openpbs(around: Surroundings, conf: Path, by: str) -> FoundCluster:
 def _torque(around: Surroundings) -> tuple[FoundCluster, ...]:
     server = around.environment.get(TORQUE.server_variable, "")
     names = [(f"${TORQUE.server_variable}", server)]
-    names += [(path, readable_text(around.path(path)).strip()) for path in TORQUE_SERVER_NAMES]
+    names += [(path, around.text(around.path(path)).strip()) for path in TORQUE_SERVER_NAMES]
     by, name = next(((by, name) for by, name in names if name), ("", ""))
     if not name or around.program("qstat") is None:
         return ()
     settings = {"dialect": TORQUE_NAME, "server": name}
+    if beside := around.beside_path("qstat"):
+        settings["bin_directory"] = beside
     return (FoundCluster(name=name.partition(".")[0], described=f"Torque, by {by}", settings=settings),)

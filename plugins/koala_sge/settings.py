@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import ConfigDict, Field
 
-from koala_adapter.lrm import Discovery, FoundCluster, LeftOut, readable_text
+from koala_adapter.lrm import Discovery, FoundCluster, LeftOut
 from koala_adapter.lrm.drmaa.choice import SubmissionSettings
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery
 
@@ -139,41 +138,38 @@ def smallest_user(configuration: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _cells(around: Surroundings, root: Path, *, by_variable: bool) -> list[str]:
+def _cells(around: Surroundings, root: str, *, by_variable: bool) -> list[str]:
     """Return the cells of an installation, first the one that the variable names."""
-    try:
-        cells = sorted(path.parents[1].name for path in root.glob("*/common/act_qmaster"))
-    except OSError:
-        return []
+    cells = [path.split("/")[-3] for path in around.matching(f"{root}/*/common/act_qmaster")]
     named = around.environment.get(CELL_VARIABLE, "default") if by_variable else ""
     return sorted(cells, key=lambda cell: cell != named)
 
 
-def _found(around: Surroundings, root: Path, cell: str, *, by_variable: bool) -> FoundCluster:
-    settings: dict[str, str | int | bool] = {"root": str(root), "cell": cell}
+def _found(around: Surroundings, root: str, cell: str, *, by_variable: bool) -> FoundCluster:
+    settings: dict[str, str | int | bool] = {"root": root, "cell": cell}
     # The variables are of the cell that they name; every other one says its ports in the file that its users source.
     ours = by_variable and cell == around.environment.get(CELL_VARIABLE, "default")
-    sourced = readable_text(root / cell / "common" / "settings.sh")
+    sourced = around.text(f"{root}/{cell}/common/settings.sh")
     for key, variable in PORTS.items():
         told = re.search(rf"^\s*{variable}=([0-9]+)", sourced, re.MULTILINE)
         port = around.environment.get(variable, "") if ours else (told[1] if told else "")
         if port.isdecimal():
             settings[key] = int(port)
     programs = _programs(around, root)
-    if programs is not None:
-        settings["bin_directory"] = str(programs)
-    by = f"${ROOT_VARIABLE}" if by_variable else str(root)
+    if programs:
+        settings["bin_directory"] = programs
+    by = f"${ROOT_VARIABLE}" if by_variable else root
     name = "gridengine" if cell == "default" else cell
     return FoundCluster(name=name, described=f"Grid Engine cell {cell}, by {by}", settings=settings)
 
 
-def _programs(around: Surroundings, root: Path) -> Path | None:
-    """Return the directory of the commands of an installation; None where they are on the PATH."""
+def _programs(around: Surroundings, root: str) -> str:
+    """Return the directory of the commands of an installation; empty where they are on the PATH."""
     if around.program("qconf") is not None:
-        return None
-    machine = (around.output((str(root / "util" / "arch"),), {ROOT_VARIABLE: str(root)}) or "").strip()
-    programs = root / "bin" / machine
-    return programs if machine and (programs / "qconf").is_file() else None
+        return around.beside_path("qconf")
+    machine = (around.output((f"{root}/util/arch",), {ROOT_VARIABLE: root}) or "").strip()
+    programs = f"{root}/bin/{machine}"
+    return programs if machine and around.exists(f"{programs}/qconf") else ""
 
 
 def _refuses_us(around: Surroundings, found: FoundCluster) -> LeftOut | None:
@@ -184,7 +180,7 @@ def _refuses_us(around: Surroundings, found: FoundCluster) -> LeftOut | None:
         if key in found.settings:
             variables[variable] = str(found.settings[key])
     least = smallest_user(around.output((program, "-sconf"), variables) or "")
-    if os.geteuid() >= least:
+    if around.uid >= least:
         return None
-    why = f"it takes no jobs of users with so small an id as yours, {os.geteuid()} (min_uid {least} in qconf -sconf)"
+    why = f"it takes no jobs of users with so small an id as yours, {around.uid} (min_uid {least} in qconf -sconf)"
     return LeftOut(what=found.described, why=why, remedy="use koala as an ordinary user")

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from koala_adapter.lrm import Discovery, FoundCluster, LeftOut, readable_text
+from koala_adapter.lrm import Discovery, FoundCluster, LeftOut
 from koala_adapter.lrm.commandplugin import AbsolutePath, Word
 from koala_adapter.lrm.drmaa.choice import SubmissionSettings
 from koala_slurm.listing import CONFIG_COMMAND, parse_config
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from koala_adapter.lrm import Surroundings
 
@@ -92,17 +92,17 @@ def discover(around: Surroundings) -> Discovery:
     """Return the clusters whose slurm.conf is here, or the one that the commands use without any."""
     named = around.environment.get(CONF_VARIABLE, "")
     left_out = []
-    files: dict[Path, str] = {}
-    if named and around.path(named).is_file():
+    files: dict[str, str] = {}
+    if named and around.exists(around.path(named)):
         files[around.path(named)] = f"${CONF_VARIABLE}"
     elif named:
         why = f"${CONF_VARIABLE} is {named}, and there is no such file"
         left_out.append(LeftOut(what="Slurm", why=why, remedy=f"correct or unset {CONF_VARIABLE}"))
-    seen = {file.resolve() for file in files}
-    for file in around.paths(CONF_FILES):
-        if file.resolve() not in seen:
-            seen.add(file.resolve())
-            files[file] = str(file)
+    seen = {around.resolved(file) for file in files}
+    for file in around.matching(around.path(CONF_FILES)):
+        if (resolved := around.resolved(file)) not in seen:
+            seen.add(resolved)
+            files[file] = file
     clusters = [_of_file(around, file, by) for file, by in files.items()]
     if not files and around.program(CONFIG_COMMAND[0]) is not None:
         clusters = _without_file(around)
@@ -116,29 +116,36 @@ def parse_clusters(output: str) -> dict[str, str]:
     return {row[0].strip(): row[1].strip() for row in rows if len(row) == 2 and row[0].strip()}  # noqa: PLR2004 - name and host
 
 
-def _of_file(around: Surroundings, file: Path, by: str) -> FoundCluster:
-    found = _NAME.search(readable_text(file))
+def _of_file(around: Surroundings, file: str, by: str) -> FoundCluster:
+    found = _NAME.search(around.text(file))
     # It may be in a file that this one includes.
-    name = found[1] if found else _asked(around, {CONF_VARIABLE: str(file)})
-    return FoundCluster(name=name or "slurm", described=f"Slurm, by {by}", settings={"conf": str(file)})
+    name = found[1] if found else _asked(around, {CONF_VARIABLE: file})
+    settings = {"conf": file, **_programs(around)}
+    return FoundCluster(name=name or "slurm", described=f"Slurm, by {by}", settings=settings)
+
+
+def _programs(around: Surroundings) -> dict[str, str]:
+    """Return the setting that names the directory of the commands, where that is needed."""
+    beside = around.beside_path(CONFIG_COMMAND[0])
+    return {"bin_directory": beside} if beside else {}
 
 
 def _without_file(around: Surroundings) -> list[FoundCluster]:
     """Return the cluster whose configuration the commands get from its controller (slurm.conf(5), configless)."""
     name = _asked(around, {})
     described = f"Slurm, by {around.program(CONFIG_COMMAND[0])}"
-    return [FoundCluster(name=name, described=described, settings={})] if name else []
+    return [FoundCluster(name=name, described=described, settings=_programs(around))] if name else []
 
 
 def _asked(around: Surroundings, variables: dict[str, str]) -> str:
     return parse_config(around.output(CONFIG_COMMAND, variables) or "").cluster
 
 
-def _without_conf(around: Surroundings, files: dict[Path, str], known: set[str]) -> list[LeftOut]:
+def _without_conf(around: Surroundings, files: Mapping[str, str], known: set[str]) -> list[LeftOut]:
     """Return the clusters of slurmdbd that no slurm.conf of this host is of."""
     for file in files:
-        if _DATABASE.search(readable_text(file)):
-            others = parse_clusters(around.output(CLUSTERS_COMMAND, {CONF_VARIABLE: str(file)}) or "")
+        if _DATABASE.search(around.text(file)):
+            others = parse_clusters(around.output(CLUSTERS_COMMAND, {CONF_VARIABLE: file}) or "")
             remedy = "copy its slurm.conf here, and give its path as conf in a [[clusters]] table of its own"
             return [
                 LeftOut(

@@ -37,11 +37,10 @@ from koala_adapter.sitesetup.find import (
     Candidate,
     UsableCluster,
     find_candidates,
-    no_site_file_here,
-    search,
     site_text,
     unique_name,
 )
+from koala_adapter.sitesetup.search import no_site_file_here, search
 from koala_adapter.sitesetup.trial import judged
 from koala_pbs.settings import discover as discover_pbs
 from koala_sge.settings import discover as discover_sge
@@ -220,7 +219,7 @@ def written(path: Path, text: str, *, mode: int = 0o644) -> Path:
 
 def around(root: Path, **environment: str) -> Surroundings:
     """Return surroundings without any program but those in ``root/bin``."""
-    return Surroundings(environment={"PATH": str(root / "bin"), **environment}, root=root)
+    return Surroundings(environment={"PATH": str(root / "bin"), **environment}, root=str(root))
 
 
 def program(root: Path, name: str, output: str) -> None:

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala init --ssh``: the search goes through a real gateway; a stand-in for ssh alone starts it on this host."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+import koala_local
+from koala_adapter.config.sitefile import load_site_text
+from koala_adapter.errors import ConfigurationError, LoginNeededError, LrmUnreachableError
+from koala_adapter.lrm import Discovery, FoundCluster, Surroundings
+from koala_adapter.sitesetup.search import search, sites_of
+from tests.local_daemon import end_daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from koala_adapter.lrm import PluginDefinition
+    from koala_adapter.sitesetup.search import Found
+
+SSH = """#!/bin/sh
+while [ "$#" -gt 2 ]; do shift; done
+[ "$1" != shut ] || { echo "me@shut: Permission denied (publickey)." >&2; exit 255; }
+[ "$1" != changed ] || { echo "Host key verification failed." >&2; exit 255; }
+echo "Welcome!"
+export SHELL=/bin/sh HOME="$SITE_HOME"
+exec sh -c "$2"
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return the home directory at all sites, whose login files set a variable; ssh is the stand-in."""
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
+    home = tmp_path / "home"
+    (home / "tools").mkdir(parents=True)
+    (home / "tools" / "far-tool").write_text("#!/bin/sh\necho said $ASKED\n")
+    (home / "tools" / "far-tool").chmod(0o755)
+    (home / ".profile").write_text(f"echo Today is a holiday.\nexport FAR=1 PATH={home}/tools:$PATH\n")
+    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("SITE_HOME", str(home))
+    yield home
+    for cluster in (tmp_path / "state").rglob("clusters/*"):
+        anyio.run(end_daemon, cluster)
+
+
+def discover(around: Surroundings) -> Discovery:
+    """Find a cluster where a variable of the login files is."""
+    if "FAR" not in around.environment:
+        return Discovery()
+    said = around.output(["far-tool"], {"ASKED": "politely"})
+    files = around.matching(f"{around.environment['HOME']}/to*/far-*")
+    described = f"{around.beside_path('far-tool')} {said} {[around.text(file)[:9] for file in files]}"
+    return Discovery(clusters=(FoundCluster(name="small", described=described, settings={"processors": 3}),))
+
+
+def plugins() -> dict[str, PluginDefinition]:
+    return {"local": replace(koala_local.PLUGIN, sites=True, discover=discover)}
+
+
+def found_at(directory: Path, *destinations: str) -> Found:
+    (directory / "state").mkdir(mode=0o700, exist_ok=True)
+    sites = sites_of(destinations)
+    return search(plugins(), directory / "state", sites=sites, around=Surroundings(environment={}))
+
+
+def test_sites_are_written_with_what_is_found_there(home: Path, tmp_path: Path) -> None:
+    """The variables are those of a login, and so are the directories of programs; names are made of the hosts'."""
+    found = found_at(tmp_path, "me@far.example.org", "ssh://far-example-org:22", "far")
+    text = found.text(made="by a test")
+    data = tomllib.loads(text)
+    assert [(one["name"], one["ssh"]) for one in data["sites"]] == [
+        ("far-example-org", "me@far.example.org"),
+        ("far-example-org-2", "ssh://far-example-org:22"),
+        ("far", "far"),
+    ]
+    assert [(one["name"], one["site"]) for one in data["clusters"]] == [
+        ("far-example-org-small", "far-example-org"),
+        ("far-example-org-2-small", "far-example-org-2"),
+        ("far-small", "far"),
+    ]
+    assert data["control_center"]["listen"] == "127.0.0.1"
+    assert found.clusters[0].candidate.found.described == f"{home}/tools said politely\n ['#!/bin/sh']"
+    assert load_site_text(text, plugins()).cluster("far-small").site == "far"
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("destination", "kind", "hint"),
+    [("shut", LoginNeededError, "koala login"), ("changed", LrmUnreachableError, "verify the host key")],
+)
+def test_a_site_that_cannot_be_reached_ends_the_search(
+    destination: str, kind: type[LrmUnreachableError], hint: str, tmp_path: Path
+) -> None:
+    """Who names a site wants it: a file without it would be no answer."""
+    with pytest.raises(kind, match=f"site {destination} is away") as refusal:
+        found_at(tmp_path, "far", destination)
+    assert hint in refusal.value.hint
+
+
+def test_a_site_without_a_batch_system_ends_the_search(home: Path, tmp_path: Path) -> None:
+    (home / ".profile").unlink()
+    with pytest.raises(ConfigurationError, match="no batch system can be used at far"):
+        found_at(tmp_path, "far")
+
+
+def test_what_is_no_host_for_ssh_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="-oProxyCommand=x"):
+        sites_of(["-oProxyCommand=x"])
