@@ -24,6 +24,7 @@ from koala_adapter.report.values import (
     SizeChangeReport,
     UsageReport,
 )
+from koala_adapter.scheduler.claiming.attempts import is_requeued
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.placement.policy import Placed
@@ -179,6 +180,7 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
                 ended_at=one.ended_at + wall_offset,
                 clusters=one.clusters,
                 outcome=one.outcome,
+                goes_on=is_requeued(record.job, one.outcome),
             )
             for one in record.attempts
         ),

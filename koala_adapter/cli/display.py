@@ -314,7 +314,7 @@ def attempts_table(report: JobReport) -> FittingTable:
         table.add_column(heading)
     for one in report.attempts:
         ran, clusters = seconds(one.ended_at - one.launched_at), escape(_few(one.clusters))
-        ended = escape(one.outcome.detail or one.outcome.reason.value)
+        ended = one.end if one.goes_on else escape(one.outcome.detail or one.outcome.reason.value)
         table.add_row(str(one.number), short_time(one.launched_at, report.reported_at), ran, clusters, ended)
     return table
 

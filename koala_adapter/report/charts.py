@@ -42,6 +42,8 @@ class Look:
 
 
 WAITING = Look(kind="waiting", mark="…")
+GOES_ON = Look(kind="running", mark="↻")
+"""Of a run from whose saved state the job goes on."""
 _LOOKS = {
     JobState.LAUNCHING: Look(kind="running", mark="▸"),
     JobState.RUNNING: Look(kind="running", mark="▸"),
@@ -267,14 +269,16 @@ def job_chart(reports: Sequence[JobReport], period: Period, href: Link) -> Marku
 def _of_job(report: JobReport, row: int, period: Period) -> Iterator[Bar]:
     title, asked = told(report, period.zone), report.submitted_at
     until = report.finished_at or report.reported_at
-    runs = [(one.launched_at, one.ended_at, one.outcome.state) for one in report.attempts]
+    runs = [
+        (one.launched_at, one.ended_at, GOES_ON if one.goes_on else look(one.outcome.state), one.end)
+        for one in report.attempts
+    ]
     if report.launched_at is not None:
-        runs.append((report.launched_at, until, report.state))
-    for begin, end, state in runs:
+        runs.append((report.launched_at, until, look(report.state), report.state.value))
+    for begin, end, shown, word in runs:
         if asked < begin:
             yield Bar(begin=asked, end=begin, row=row + 0.3, rows=0.4, look=WAITING, title=title)
-        shown = look(state)
-        label = f"{shown.mark} {state.value}"
+        label = f"{shown.mark} {word}"
         yield Bar(begin=begin, end=end, row=row + 0.08, rows=0.84, look=shown, title=title, label=label)
         asked = end
     if report.launched_at is None and asked < until:
@@ -318,6 +322,7 @@ def legend(name: str) -> Markup:
         state.value: look(state)
         for state in (JobState.RUNNING, JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.LOST)
     }
+    words["saved its state, goes on"] = GOES_ON
     items = []
     for word, one in words.items():
         place = {"x": 0.0, "y": 0.0, "width": 26.0, "height": 14.0}

@@ -11,6 +11,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 
 from koala_adapter.outcome import (
+    EndReason,
     JobKind,
     JobOutcome,
     JobState,
@@ -227,6 +228,15 @@ class AttemptReport:
     clusters: tuple[str, ...]
     outcome: JobOutcome
     """How it ended."""
+    goes_on: bool = False
+    """The job was to go on from the state that this run has saved: its end is no failure."""
+
+    @property
+    def end(self) -> str:
+        """How it ended, in a few words."""
+        if not self.goes_on:
+            return self.outcome.state.value
+        return "walltime over, goes on" if self.outcome.reason is EndReason.WALLTIME else "saved its state, goes on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -242,7 +242,7 @@ def timeline(report: JobReport, negotiations: Sequence[NegotiationReport], zone:
     for run in report.attempts:
         where = ", ".join(run.clusters)
         events.append((run.launched_at, f"all processors held, attempt {run.number} launched on {where}"))
-        ended = joined(f"attempt {run.number} {run.outcome.state.value}: ", foreign(run.outcome.detail))
+        ended = joined(f"attempt {run.number} {run.end}: ", foreign(run.outcome.detail))
         events.append((run.ended_at, ended))
     for one in report.size_changes:
         why = joined(": ", foreign(one.reason)) if one.reason else None

@@ -446,8 +446,12 @@ def _trouble(record: JobRecord) -> str:
 
 
 def _waiting(state: State, queue_position: int | None, record: JobRecord, now: float, policies: Policies) -> str:
-    if record.between_attempts:
-        return "Whether the job runs again is decided when the placeholders of its latest attempt are gone."
+    if record.attempt_decided_at is not None:
+        left = duration(max(0.0, record.attempt_decided_at - now))
+        return (
+            "Whether the job runs again is decided when the placeholders of its latest attempt are gone, "
+            f"in {left} at the latest."
+        )
     if record.not_before is not None:
         pause = duration(record.not_before - now)
         trouble = (

@@ -800,9 +800,14 @@ class JobRecord:
         return self._due(TimerKind.BACKOFF)
 
     @property
+    def attempt_decided_at(self) -> float | None:
+        """Time at which it is decided, at the latest, whether another attempt follows one that has ended."""
+        return self._due(TimerKind.ATTEMPT)
+
+    @property
     def between_attempts(self) -> bool:
         """Tell whether an attempt has ended and it is not decided yet whether another one follows."""
-        return TimerKind.ATTEMPT in self.timers
+        return self.attempt_decided_at is not None
 
     @property
     def life_ends_at(self) -> float | None:

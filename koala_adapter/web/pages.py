@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
@@ -164,21 +165,24 @@ def _outputs(
     for one, tail in tails:
         yield tag("h3", tag("a", name_of(one), href=_address(frame, report, one)))
         yield _text(one, tail)
-    rest = outputs[len(tails) :]
-    if rest:
-        links = (tag("li", tag("a", name_of(one), href=_address(frame, report, one))) for one in rest)
-        yield tag("details", tag("summary", f"{counted(len(rest), 'other file')} of output"), tag("ul", *links))
+    shown = {one for one, _ in tails}
+    for attempt, some in groupby((one for one in outputs if one not in shown), key=lambda one: one.attempt):
+        links = [tag("li", tag("a", name_of(one), href=_address(frame, report, one))) for one in some]
+        what = f"{counted(len(links), 'file')} of attempt {attempt}" if attempt else counted(len(links), "other file")
+        yield tag("details", tag("summary", f"{what}: output"), tag("ul", *links))
     yield tag("p", "Files in ", tag("code", report.output_directory), class_="faint")
 
 
 def name_of(one: Output) -> str:
     """Return the name of a file of output."""
-    return f"{one.component}/{one.rank} {one.stream}, {one.size:,} bytes"
+    run = f"attempt {one.attempt}: " if one.attempt else ""
+    return f"{run}{one.component}/{one.rank} {one.stream}, {one.size:,} bytes"
 
 
 def _address(frame: Frame, report: JobReport, one: Output) -> str:
-    asked = urlencode({"component": one.component, "rank": one.rank, "stream": one.stream})
-    return f"{frame.job(report.id)}/output?{asked}"
+    asked = {"component": one.component, "rank": one.rank, "stream": one.stream}
+    run = {"attempt": one.attempt} if one.attempt else {}
+    return f"{frame.job(report.id)}/output?{urlencode(asked | run)}"
 
 
 def _text(one: Output, tail: Tail) -> Markup:

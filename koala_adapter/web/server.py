@@ -149,7 +149,7 @@ class Pages:
         source = self._shown.information()
         report = source.job(request.path_params["job_id"])
         found = outputs(report)
-        ends = ((one, tail(report, one.component, one.rank, one.stream, END_OF_OUTPUT)) for one in found)
+        ends = ((one, tail(report, one, END_OF_OUTPUT)) for one in found if not one.attempt)
         shown = [(one, end) for (one, end), _ in zip(ends, range(SHOWN_OUTPUTS), strict=False) if end is not None]
         negotiations = source.negotiations(job_id=report.id)
         return HTMLResponse(job_page(self._shown.frame(source), report, negotiations, found, shown))
@@ -158,9 +158,11 @@ class Pages:
         """Return the end of what one process has written."""
         source, asked = self._shown.information(), request.query_params
         report = source.job(request.path_params["job_id"])
-        wanted = (asked.get("component"), _number(asked, "rank"), asked.get("stream"))
-        one = next((one for one in outputs(report) if (one.component, one.rank, one.stream) == wanted), None)
-        end = None if one is None else tail(report, one.component, one.rank, one.stream, LONGEST_OUTPUT)
+        attempt, rank = max(0, _number(asked, "attempt")), _number(asked, "rank")
+        wanted = (attempt, asked.get("component"), rank, asked.get("stream"))
+        found = (one for one in outputs(report) if (one.attempt, one.component, one.rank, one.stream) == wanted)
+        one = next(found, None)
+        end = None if one is None else tail(report, one, LONGEST_OUTPUT)
         if one is None or end is None:
             raise JobNotFoundError(f"job {report.id} has no such output")
         return HTMLResponse(output_page(self._shown.frame(source), report, one, end))

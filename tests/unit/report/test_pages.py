@@ -98,6 +98,28 @@ def test_a_job_that_was_run_again_has_a_bar_for_each_attempt(tmp_path: Path) -> 
     assert [bar.get("class", "").removeprefix("bar ") for bar in bars] == ["waiting", "failed", "waiting", "completed"]
 
 
+def test_a_run_from_whose_state_the_job_goes_on_is_not_drawn_as_failed(tmp_path: Path) -> None:
+    """Neither after exit status 75 nor at the end of its walltime."""
+    good = ran(1, component("x", "a", 2))
+    saved = JobOutcome(state=JobState.FAILED, reason=EndReason.EXITED, exit_code=75, detail="rank 0 exited")
+    stopped = JobOutcome(state=JobState.FAILED, reason=EndReason.WALLTIME, exit_code=244)
+    attempts = tuple(
+        AttemptReport(
+            number=number, launched_at=70.0 + 5 * number, ended_at=74.0 + 5 * number, clusters=("a",), outcome=one,
+            goes_on=True,
+        )
+        for number, one in enumerate((saved, stopped), 1)
+    )  # fmt: skip
+    jobs = Jobs(reports=[replace(good, attempts=attempts)], now=300.0, zone=UTC)
+    page = html.fromstring(write_jobs(tmp_path, HEADING, jobs).read_text(encoding="utf-8"))
+    told = page.xpath("string(//*[@id='timeline'])")
+    assert "attempt 1 saved its state, goes on: rank 0 exited" in told
+    assert "attempt 2 walltime over, goes on" in told
+    bars = ET.parse(tmp_path / "figures" / "by-job.svg").findall(".//{*}g[@class]")  # noqa: S314 - of our own making
+    kinds = [bar.get("class", "").removeprefix("bar ") for bar in bars]
+    assert [kind for kind in kinds if kind != "waiting"] == ["running", "running", "completed"]
+
+
 def test_no_jobs_make_a_page_that_says_so(tmp_path: Path) -> None:
     assert "There was no job." in page_of(tmp_path).text_content()
 

@@ -50,7 +50,7 @@ def test_a_job_that_fails_runs_again_as_often_as_it_may() -> None:
     assert site.record("1").state is JobState.WAITING
     assert [one.number for one in of_kind(EndAttempt, done)] == [1]
     assert len(ends(done)) == 2
-    assert "is decided when the placeholders of its latest attempt are gone" in site.explained()
+    assert "is decided when the placeholders of its latest attempt are gone, in 60 s at the latest" in site.explained()
     run_again(site)
     assert {rank.placeholder for rank in site.record("1").ranks}.isdisjoint(rank.placeholder for rank in first)
     assert "Attempt 1 ended after 0 s on a: rank 1 (component 'c0') exited with status" in site.explained()

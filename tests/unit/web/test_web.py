@@ -20,6 +20,7 @@ from lxml import html
 from koala_adapter.api.offline import JournalView
 from koala_adapter.api.statedirectory import JOURNAL_NAME
 from koala_adapter.outcome import COMPLETED
+from koala_adapter.report.values import AttemptReport
 from koala_adapter.service.journal import Journal
 from koala_adapter.web.access import Access
 from tests.unit.report.test_history import component, ran
@@ -239,6 +240,25 @@ def test_no_other_file_is_shown(browser: Browser, asked: dict[str, str]) -> None
     """Whatever is asked for in place of a component, rank and stream that are there."""
     browser.open_link()
     assert "has no such output" in browser.page(f"jobs/2/output?{urlencode(asked)}", 404).text_content()
+
+
+def test_the_output_of_an_earlier_attempt_has_a_link(tmp_path: Path) -> None:
+    """It is not among that of the latest one, and each is on a page of its own."""
+    for place, text in ((tmp_path / "x", "second"), (tmp_path / "_attempts" / "1" / "x", "first")):
+        place.mkdir(parents=True)
+        (place / "0.out").write_text(text)
+    bad = failed(ran(1, component("x", "a", 1)))
+    attempt = AttemptReport(
+        number=1, launched_at=85.0, ended_at=90.0, clusters=("a",), outcome=bad.outcome or COMPLETED
+    )
+    journal_of(tmp_path, replace(bad, attempts=(attempt,), output_directory=str(tmp_path)))
+    with served(tmp_path) as browser:
+        browser.open_link()
+        page = browser.page("jobs/1")
+        assert page.xpath("//*[@id='output']//pre/text()") == ["second"]
+        (link,) = page.xpath("//*[@id='output']//li/a")
+        assert link.text == "attempt 1: x/0 stdout, 5 bytes"
+        assert browser.page(link.get("href").removeprefix(browser.access.base)).xpath("//pre/text()") == ["first"]
 
 
 def test_a_link_in_the_place_of_output_is_not_followed(browser: Browser, two_jobs: tuple[Browser, Path]) -> None:
