@@ -30,17 +30,17 @@ OBJECTS_OF_A_SERVICE = 1_000_000
 
 
 def look_rarely() -> None:
-    """Do so from the beginning of a command."""
+    """Run the garbage collector rarely: a short command leaves little for it."""
     gc.set_threshold(NEW_OBJECTS)
 
 
 def import_a_service() -> None:
-    """Do not look while a service is imported; :func:`look_at_the_new` ends this."""
+    """Run the garbage collector even more rarely while a service is imported, until :func:`look_at_the_new`."""
     gc.set_threshold(OBJECTS_OF_A_SERVICE)
 
 
 def look_at_the_new() -> None:
-    """Look rarely again, and only through what is made from now on."""
+    """Exempt all present objects from garbage collection, and run it rarely for new ones."""
     gc.freeze()
     look_rarely()
 

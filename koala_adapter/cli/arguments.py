@@ -37,7 +37,7 @@ SOURCE = "command line"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramEnvironment:
-    """The options that say in which environment a program runs."""
+    """Options for the software environment of a program: container, modules and the like."""
 
     export: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
@@ -46,17 +46,17 @@ class ProgramEnvironment:
 
     @property
     def is_given(self) -> bool:
-        """Whether one of the options is there."""
+        """Whether one of these options was used."""
         return self != ProgramEnvironment()
 
     def added_to(self, job: Job) -> Job:
-        """Return a job that has it."""
+        """Return a job description with this environment."""
         export = "all" if self.export == ("all",) else self.export
         return replace(job, export=export, setup=self.setup, software=self.software, container=self.container)
 
 
 def environment_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Have a command take the environment of a program, as its argument ``environment``: ProgramEnvironment."""
+    """Decorator: add the options for a program's environment; the command gets ``environment``."""
 
     @click.option("--export", multiple=True, metavar="NAME", help='Variable that PROGRAM gets from here, or "all".')
     @click.option("--setup", multiple=True, metavar="LINE", help='Line of a shell before PROGRAM: "module load gcc".')
@@ -71,14 +71,14 @@ def environment_options(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def _gpus(_context: click.Context, _option: click.Parameter, value: str | None) -> int | str | None:
-    """Return a number as a number."""
+    """Return the number of GPUs as int where the text is a number."""
     return int(value) if value and value.isdecimal() else value
 
 
 def _one_or_by_cluster(
     _context: click.Context, _option: click.Parameter, values: Sequence[str]
 ) -> str | dict[str, str] | None:
-    """Return a name for all clusters, or names by cluster."""
+    """Parse NAME or CLUSTER=NAME,...: one name for all clusters, or names by cluster."""
     if len(values) == 1 and "=" not in values[0]:
         return values[0]
     if not all("=" in value for value in values):
@@ -110,7 +110,7 @@ def _pair(text: str, allowed: str) -> tuple[str, str]:
 
 
 def slot_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Have a command take what each rank needs, as its argument ``slot``: SlotKeys."""
+    """Decorator: add the options for what each rank needs; the command gets ``slot``."""
 
     @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Processors of each rank. Default: 1.")
     @click.option("--memory", metavar="SIZE", help="Memory of each rank, such as 4GiB.")
@@ -145,7 +145,7 @@ def slot_options(function: Callable[..., R]) -> Callable[..., R]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobArguments:
-    """The arguments and options of ``koala run`` and ``submit`` that say what is to run."""
+    """Arguments and options of ``koala run`` and ``submit`` that describe the job."""
 
     words: tuple[str, ...]
     """A job file, or a program and its arguments."""
@@ -174,11 +174,11 @@ class JobArguments:
         return self._told(following(self._job(session), self.after), session)
 
     def of_file(self, session: Session, path: Path) -> CheckedJob:
-        """Return the job of one of several job files. Raises ConfigurationError and UsageError."""
+        """Return the job of one of several job files, options included. Raises ConfigurationError and UsageError."""
         return self._told(following(session.job(path), self.after), session)
 
     def _told(self, job: CheckedJob, session: Session) -> CheckedJob:
-        """Return a job of which more is told. Raises UsageError."""
+        """Return a job description with the options added. Raises UsageError."""
         if self.notify and not session.here.config.notify.ways:
             raise click.UsageError("--notify: the site file does not say how to tell: write [notify] there")
         return replace(job, notify=tuple(dict.fromkeys((*job.notify, *map(Notified, self.notify)))))
@@ -199,7 +199,7 @@ class JobArguments:
 
     @property
     def job_files(self) -> tuple[Path, ...]:
-        """The job files that are named, several at once; empty where the words are one job."""
+        """The job files, when all words are files and there are several; else empty."""
         several = len(self.words) > 1 and all(word.endswith(".toml") for word in self.words)
         return tuple(map(Path, self.words)) if several and not self._given else ()
 
@@ -212,7 +212,7 @@ class JobArguments:
 
     @property
     def _again(self) -> dict[str, Any]:
-        """What of running again was asked for, by the keys of a job file."""
+        """Options for further attempts, by the keys of a job file."""
         given = {
             "retries": self.retries,
             "retry_on": [int(one) if one.isdecimal() else one for one in self.retry_on] or None,
@@ -240,7 +240,7 @@ class JobArguments:
 
 
 def following(job: CheckedJob, after: Sequence[str]) -> CheckedJob:
-    """Return a job that starts only after others have ended, too. Raises UsageError."""
+    """Return a job description that starts after further jobs. Raises UsageError."""
     if not after:
         return job
     from koala_adapter.config.fields import after_of
@@ -252,7 +252,7 @@ def following(job: CheckedJob, after: Sequence[str]) -> CheckedJob:
 
 
 def checked(session: Session, described: Job, save_as: Path | None) -> CheckedJob:
-    """Return the job of a description, checked against the site, and save the job file that says the same.
+    """Return the job of a description, checked against the site; write it as a job file where --save asks for that.
 
     Raises ConfigurationError, before anything is written.
     """
@@ -278,7 +278,7 @@ def _save(path: Path, text: str) -> None:
 
 
 def job_arguments(function: Callable[..., R]) -> Callable[..., R]:
-    """Have a command take what is to run, as its argument ``wanted``: JobArguments."""
+    """Decorator: add the arguments and options that describe a job; the command gets ``wanted``."""
 
     @click.argument("words", metavar="JOB | [--] PROGRAM [ARGUMENTS]", nargs=-1, required=True, type=click.UNPROCESSED)
     @click.option("--processors", "-n", type=click.IntRange(min=1), metavar="N", help="Ranks of PROGRAM. Default: 1.")
@@ -381,7 +381,7 @@ def _split(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str, object]]:
 
 
 def _values(text: str) -> object:
-    """Return the values of a parameter as a job file has them: a file, a range or a list."""
+    """Parse VALUES of a parameter as a file, a range or a list, in the form of a job file."""
     if text.startswith("@"):
         return {"file": text[1:]}
     if ".." in text and "," not in text and re.fullmatch(r"[-0-9.]+", text):

@@ -21,28 +21,28 @@ _WITHIN_LINE = re.compile(r"[^\n\t]+")
 
 
 class AsWritten:
-    """Output of the user's own processes, which goes to the terminal with its escape sequences."""
+    """Text of the user's own processes, printed with its escape sequences (renderable of rich)."""
 
     def __init__(self, text: str) -> None:
         """Show ``text`` without its last line feeds."""
         self._text = text.rstrip("\n") + "\n"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Return the text without changes."""
+        """Yield the text unchanged."""
         yield Segment(self._text)
 
 
 class SafeConsole(Console):
-    """A console that escapes what a terminal would act on, wherever in a text it comes from."""
+    """Rich console that escapes control characters in all text."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Return the segments of what is shown, with unprintable characters escaped."""
+        """Return the segments of a renderable, with unprintable characters escaped."""
         if isinstance(renderable, AsWritten):
             return super().render(renderable, options)
         return map(_safe, super().render(renderable, options))
 
     def render_str(self, text: str, **how: Any) -> Text:  # noqa: ANN401 - options of rich
-        """Return a text with markup, escaped before it is measured: a cell of a table is as wide as what it shows."""
+        """Return text with markup, escaped before it is measured, so that widths of cells are right."""
         return super().render_str(_escaped(text), **how)
 
     def on_broken_pipe(self) -> None:

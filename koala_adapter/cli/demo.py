@@ -59,18 +59,18 @@ LOOK = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A use of processors: how it is drawn and called."""
+    """Use of processors in the picture: its mark, colour and name."""
 
     label: str
     style: str
     mark: str = "■"
 
     def __str__(self) -> str:
-        """Return the mark in its colour, as Rich markup."""
+        """Mark in its colour, as markup of rich."""
         return f"[{self.style}]{self.mark}[/]"
 
     def drawn(self, number: int) -> str:
-        """Return so many marks in their colour."""
+        """Return ``count`` coloured marks."""
         return f"[{self.style}]{f'{self.mark} ' * number}[/]" if number else ""
 
 
@@ -86,7 +86,7 @@ WAITING = (QUEUED, OTHERS_QUEUED)
 
 
 def uses(report: JobReport, cluster: ClusterReport) -> dict[Use, int]:
-    """Return how many processors of a cluster are in which use, and for how many placeholders and users wait."""
+    """Return processors of a cluster by use, and how many placeholders and local jobs wait."""
     found: dict[Use, int] = {}
     for one in report.components:
         if one.cluster == cluster.name:
@@ -100,7 +100,7 @@ def uses(report: JobReport, cluster: ClusterReport) -> dict[Use, int]:
 
 
 def picture(report: JobReport, clusters: Sequence[ClusterReport], last: str) -> RenderableType:
-    """Return the clusters as they are now, and a last line."""
+    """Return the drawing of the clusters, with a last line."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for cluster in clusters:
         found = uses(report, cluster)
@@ -117,7 +117,7 @@ def picture(report: JobReport, clusters: Sequence[ClusterReport], last: str) -> 
 
 
 class Story:
-    """Runs the job of fixed size and tells what happens: what is printed stays, and a picture moves below it."""
+    """Runs the demonstration with a job of fixed size: printed steps above a moving picture."""
 
     title = "one parallel job on processors of several batch systems at once"
     job_file = "rigid.toml"
@@ -141,11 +141,11 @@ class Story:
         self._begin = time.monotonic()
 
     def prepare(self) -> None:
-        """Have a local user at work on gamma."""
+        """Submit a local user's job to cluster gamma."""
         everywhere(self.session, partial(submit_as_local_user, cluster="gamma", processors=3, seconds=5.0))
 
     def run(self) -> JobReport:
-        """Tell the story from the introduction to the result. Raises KoalaError if the service ends first."""
+        """Run the demonstration to its result. Raises KoalaError if the service ends first."""
         names = ", ".join(f"[bold]{name}[/]" for name in CLUSTERS)
         self.tell(f"Three clusters of four processors: {names}. Each is a batch system with a queue of its own.")
         self.tell(self.introduction)
@@ -176,7 +176,7 @@ class Story:
         return report
 
     def look(self, report: JobReport, clusters: Sequence[ClusterReport]) -> None:
-        """Tell what is new since the last look."""
+        """Print the steps that have happened since the last call."""
         held = sum(one.held for one in report.components)
         wanted = sum(one.processors for one in report.components)
         lacking = {one.cluster for one in report.components if one.held < one.processors}
@@ -190,16 +190,16 @@ class Story:
                 self._print_indented(Text(report.explanation, style="italic"))
 
     def last_line(self, report: JobReport) -> str:
-        """Return what stands below the picture of the clusters."""
+        """Return the line below the picture."""
         return f"job [bold]{report.id}[/] {escape(report.name)}: {styled(report.state)}"
 
     def end(self, report: JobReport) -> None:
-        """Say how it ended."""
+        """Print the result."""
         self.tell("The placeholders have gone back to their clusters; nothing is left of them. The result:")
         closing(report, self.console, where=False)
 
     def tell(self, text: str) -> None:
-        """Print the next step."""
+        """Print a step."""
         self._steps += 1
         line = Table.grid(padding=(0, 2, 0, 0))
         line.add_row(f"[bold cyan]{self._steps}[/]", text)
@@ -207,7 +207,7 @@ class Story:
         self.console.print(line)
 
     def _tell_once(self, key: str, text: str) -> bool:
-        """Print a step the first time that ``key`` is given; return whether it was."""
+        """Print a step once for each ``key``; return whether it was printed."""
         if key in self._told:
             return False
         self._told.add(key)
@@ -222,7 +222,7 @@ class Story:
 
 
 class MalleableStory(Story):
-    """Runs the job that grows and shrinks, and has local users come and go."""
+    """Runs the demonstration with a malleable job, while local users come and go."""
 
     title = "one job that grows and shrinks over several batch systems while it runs"
     job_file = "malleable.toml"
@@ -254,7 +254,7 @@ class MalleableStory(Story):
         """Submit nothing: local users come later."""
 
     def look(self, report: JobReport, clusters: Sequence[ClusterReport]) -> None:
-        """Tell of changes of size, and have the next local user come when the job has had all there is for a while."""
+        """Print changes of size; submit the next local job when the job has had all processors for a while."""
         changes, self._changes = report.size_changes[self._changes :], len(report.size_changes)
         for change in changes:
             self._tell_now(in_words(change))
@@ -272,13 +272,13 @@ class MalleableStory(Story):
             self._tell_now(f"[yellow]a local user[/] wants {processors} of [bold]{cluster}[/]")
 
     def last_line(self, report: JobReport) -> str:
-        """Return a chart of the number of workers, one bar for three looks."""
+        """Return a chart of the number of workers, one bar for three calls."""
         bars = "▁▁▂▃▄▅▆▇█"
         chart = "".join(bars[round(size * (len(bars) - 1) / 11)] for size in self._sizes[::3][-60:])
         return f"workers  [cyan]{chart}[/] {workers(report)}\n"
 
     def end(self, report: JobReport) -> None:
-        """Say how it ended, and how often its size turned."""
+        """Print the result and the number of changes of size."""
         sizes = [size for size in self._sizes if size]
         distinct = [size for before, size in pairwise([-1, *sizes]) if size != before]
         turns = sum((b - a) * (c - b) < 0 for (a, b), (_, c) in pairwise(pairwise(distinct)))
@@ -294,12 +294,12 @@ class MalleableStory(Story):
 
 
 def workers(report: JobReport) -> int:
-    """Return how many workers the job has."""
+    """Return the job's number of workers."""
     return sum(one.held for one in report.components if one.name == "worker" and report.launched_at is not None)
 
 
 def in_words(change: SizeChangeReport) -> str:
-    """Return a change of size in words."""
+    """Return a change of size as a sentence."""
     where = f"on [bold]{change.cluster}[/]: {change.reason}"
     if change.after > change.before:
         return f"[cyan]grew[/] from {change.before} to {change.after} {where}"
@@ -307,7 +307,7 @@ def in_words(change: SizeChangeReport) -> str:
 
 
 async def submit_as_local_user(name: str, lrm: Lrm, *, cluster: str, processors: int, seconds: float) -> None:
-    """Submit a job past koala, as other people do, if the cluster called ``name`` is the one that is meant."""
+    """Submit a job past koala to cluster ``name``, as a local user does."""
     if name == cluster:
         key = BatchKey(f"local-user-{secrets.token_hex(4)}")
         script = f"#!/bin/sh\nexec sleep {seconds}\n"
@@ -318,7 +318,7 @@ async def submit_as_local_user(name: str, lrm: Lrm, *, cluster: str, processors:
 
 
 def demo_files(story: type[Story], directory: Path) -> Mapping[str, str]:
-    """Return the files of a demonstration by their names; ``directory`` is where they will be."""
+    """Return the files of a demonstration by name; ``directory``: where they will be written."""
     return {
         "site.toml": local_site_text(directory, CLUSTERS, story.scheduler),
         "authkey": secrets.token_hex(32),

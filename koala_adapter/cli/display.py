@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 
 
 def size_now(report: JobReport) -> int:
-    """Return the processors that a job has."""
+    """Return the number of processors of a job."""
     return sum(component.processors for component in report.components)
 
 
 def sizes_over_time(report: JobReport, points: int) -> list[int]:
-    """Return the processors of a job at so many times, evenly from its launch until its end or now.
+    """Return a job's processors at ``points`` times, evenly from launch to end or now.
 
     What its latest changes tell of, of which so many are kept; before them it is taken to have had one size.
     """
@@ -78,7 +78,7 @@ STEPS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[int]) -> str:
-    """Return a character for each value, as high as it is of the largest one."""
+    """Return one bar character for each value, scaled to the largest."""
     largest = max(values, default=0)
     if largest <= 0:
         return STEPS[0] * len(values)
@@ -96,21 +96,21 @@ INDENT = "  "
 
 
 class FittingTable(Table):
-    """Columns with a heading each, the first of which names the row; cells are texts with markup."""
+    """Table that is printed row by row as a list where the terminal is too narrow (renderable of rich)."""
 
     def __init__(self, *headings: str) -> None:
         """Create a table without rows."""
         super().__init__(*headings, box=None, pad_edge=False, header_style="dim")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Return the table if it fits, else its rows one below the other."""
+        """Yield the table if it fits, else its rows as lists."""
         if self.row_count and self._least_width() > options.max_width:
             yield from self._stacked(options.max_width)
         else:
             yield from super().__rich_console__(console, options)
 
     def _least_width(self) -> int:
-        """Return the columns that it takes to show every cell, the long ones on several lines where they may be."""
+        """Return the width that the table needs when long cells wrap."""
         widths = []
         for column in self.columns:
             longest = max(len(_text(cell).plain) for cell in (column.header, *column.cells))
@@ -161,12 +161,12 @@ def state_style(state: JobState) -> str:
 
 
 def styled(state: JobState) -> str:
-    """Return the state in its colour."""
+    """Return the state as coloured markup."""
     return f"[{state_style(state)}]{state.value}[/]"
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration as people say it; a dash when there is none."""
+    """Return a duration in words; a dash for None."""
     if value is None:
         return "-"
     if value < FINE:
@@ -175,13 +175,13 @@ def seconds(value: float | None) -> str:
 
 
 def bar(part: int, whole: int) -> str:
-    """Return a bar of ``part`` of ``whole``."""
+    """Return a bar that is filled by ``part`` of ``whole``."""
     full = BAR if whole <= 0 else round(BAR * min(part, whole) / whole)
     return f"[green]{'━' * full}[/][dim]{'╌' * (BAR - full)}[/]"
 
 
 def components_table(report: JobReport) -> FittingTable:
-    """Return where each component is and what it holds."""
+    """Return the table of a job's components: clusters, processors, nodes."""
     table = FittingTable()
     for heading in ("component", "cluster", "held", "", "waited", "hosts"):
         table.add_column(heading)
@@ -198,7 +198,7 @@ def components_table(report: JobReport) -> FittingTable:
 
 
 def held(report: JobReport, component: ComponentReport) -> int:
-    """Return the processors a component holds, or held when it ran."""
+    """Return the processors of a component, or those that it had when it ran."""
     return component.processors if report.finished_at and report.launched_at else component.held
 
 
@@ -208,7 +208,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def job_lines(report: JobReport) -> list[str | FittingTable]:
-    """Return a job in detail."""
+    """Return the lines that show a job in detail."""
     lines: list[str | FittingTable] = [
         f"job [bold]{report.id}[/] ({escape(report.name)}): {styled(report.state)}",
         escape(report.explanation),
@@ -227,14 +227,14 @@ def job_lines(report: JobReport) -> list[str | FittingTable]:
 
 
 def output_place(report: JobReport) -> str:
-    """Return where what a job printed is, if there is any."""
+    """Return the directory of a job's output, where it exists."""
     if not Path(report.output_directory).is_dir():
         return "no output"
     return f"output in {escape(report.output_directory)}"
 
 
 def sweep_lines(report: JobReport) -> list[str]:
-    """Return how far a sweep is, and where its results are."""
+    """Return the lines that show a sweep's progress and where its results are."""
     sweep = report.sweep
     if sweep is None:
         return []
@@ -244,7 +244,7 @@ def sweep_lines(report: JobReport) -> list[str]:
 
 
 def sweep_state(report: JobReport) -> str:
-    """Return how far a sweep is, in as few words as can be; nothing for other jobs."""
+    """Return a sweep's progress in a few words; empty for other jobs."""
     sweep = report.sweep
     if sweep is None:
         return ""
@@ -258,7 +258,7 @@ SHORTEST_MEASURED = 5.0
 
 
 def usage_line(report: JobReport) -> str:
-    """Return how much a job has used of what it held, in one line; empty while that says nothing."""
+    """Return the usage of an ended job in one line; empty for short jobs and where nothing was measured."""
     usage, ran = report.usage, run_time(report)
     if usage is None or not usage.measured or report.outcome is None or ran is None or ran < SHORTEST_MEASURED:
         return ""
@@ -285,7 +285,7 @@ def _memory(usage: UsageReport) -> str:
 
 
 def usage_lines(report: JobReport) -> list[str | FittingTable]:
-    """Return what a job has used, in detail; nothing before a rank of it has ended."""
+    """Return the lines that show a job's usage; none before a rank has ended."""
     usage = report.usage
     if usage is None or not usage.measured:
         return []
@@ -308,7 +308,7 @@ def usage_lines(report: JobReport) -> list[str | FittingTable]:
 
 
 def attempts_table(report: JobReport) -> FittingTable:
-    """Return the runs of a job that were not its last, and how each ended."""
+    """Return the table of a job's earlier attempts and their ends."""
     table = FittingTable()
     for heading in ("attempt", "began", "ran", "clusters", "ended"):
         table.add_column(heading)
@@ -320,7 +320,7 @@ def attempts_table(report: JobReport) -> FittingTable:
 
 
 def changes_table(report: JobReport) -> FittingTable:
-    """Return how the size of a job has changed while it ran, and how long after its launch."""
+    """Return the table of a job's changes of size, with times since its launch."""
     table = FittingTable()
     for heading in ("changed after", "component", "cluster", "processors", "why"):
         table.add_column(heading)
@@ -336,7 +336,7 @@ def changes_table(report: JobReport) -> FittingTable:
 
 
 def files_lines(report: JobReport) -> list[str]:
-    """Return what became of the files that the ranks left: where they are, which are not there and why."""
+    """Return the lines on output files of ranks: where they are, which are missing and why."""
     files, lines = report.files, []
     if files.arrived:
         where = f"{report.output_directory}/COMPONENT/RANK"
@@ -363,14 +363,14 @@ def _counted(number: int, what: str) -> str:
 
 
 def _listed(names: Sequence[str], number: int) -> str:
-    """Return names as they can be shown on a terminal, and how many there are beside them."""
+    """Return names shortened for a terminal, with the number of those left out."""
     shown = names[:MOST_NAMED]
     more = f" and {number - len(shown):,} more" if number > len(shown) else ""
     return ", ".join(printable(name) for name in shown) + more
 
 
 def jobs_table(reports: Sequence[JobReport], columns: Sequence[str] = NOW_COLUMNS) -> FittingTable:
-    """Return one line for each job."""
+    """Return the table of jobs."""
     table = FittingTable(*columns)
     for report in reports:
         table.add_row(*(_cell(COLUMNS[name], report) for name in columns))
@@ -394,7 +394,7 @@ def _cell(column: Column, report: JobReport) -> str:
 
 
 def clusters_table(reports: Sequence[ClusterReport], now: float) -> FittingTable:
-    """Return one line for each cluster."""
+    """Return the table of clusters."""
     table = FittingTable()
     for heading in ("cluster", "system", "size", "idle", "others", "ours", "kept", "seen ago", "req/min"):
         table.add_column(heading, no_wrap=heading != "system", min_width=7 if heading == "system" else None)
@@ -469,7 +469,7 @@ def follow(reports: Generator[JobReport, None, None], display: Display, *, relea
 
 
 class Display:
-    """What a person sees while a job goes on: a live table on a terminal, a line per change elsewhere.
+    """Progress of one job: a live table on a terminal, else a line for each change.
 
     It may be left and entered again; what was shown is not shown again.
     """
@@ -505,7 +505,7 @@ class Display:
         self._live.stop()
 
     def show(self, report: JobReport) -> None:
-        """Show a job as it is now."""
+        """Show the present state of a job."""
         self.latest = report
         if self._output:
             self._show_output(report)
@@ -577,7 +577,7 @@ def _sweep_bar(report: JobReport) -> list[RenderableType]:
 
 
 def closing(report: JobReport, console: Console, *, where: bool = True) -> None:
-    """Print how a job ended, and ``where`` its output is."""
+    """Print the end of a job; ``where``: also the directory of its output."""
     outcome = report.outcome
     detail = f": {escape(outcome.detail)}" if outcome is not None and outcome.detail else ""
     console.print(f"job [bold]{report.id}[/] {escape(report.name)}: {styled(report.state)}{detail}")
@@ -607,7 +607,7 @@ OTHER_LINES = 2
 
 
 class Watched:
-    """What a person sees of jobs while they go on."""
+    """Live table of several jobs, or printed changes without a terminal."""
 
     def __init__(self, console: Console) -> None:
         """Show jobs on ``console``."""
@@ -628,14 +628,14 @@ class Watched:
         self._live.stop()
 
     def show(self, reports: Sequence[JobReport]) -> None:
-        """Show all jobs as they are now; on a terminal those that it has lines for, the latest ones."""
+        """Show the present state of jobs; on a terminal the latest ones that fit."""
         if not self._console.is_terminal:
             self._say({report.id: one_line(report) for report in reports} or {"": "no jobs"})
             return
         self._live.update(self._fitting(reports) if reports else "no jobs", refresh=True)
 
     def _fitting(self, reports: Sequence[JobReport]) -> FittingTable:
-        """Return the table of the latest jobs that have room; where it is narrow, one has several lines."""
+        """Return the table of as many of the latest jobs as fit; narrow tables take several lines for each."""
         room = max(1, self._console.height - OTHER_LINES)
         shown = reports[-room:]
         while len(shown) > 1 and len(self._console.render_lines(jobs_table(shown))) >= self._console.height:
@@ -670,7 +670,7 @@ def watch_one(session: Session, job_id: str) -> None:
 
 
 def until_interrupted(show: Callable[[T], None], changes: Iterable[T]) -> None:
-    """Show each change; Ctrl-C is the ordinary end of it."""
+    """Show each change until Ctrl-C, which ends the command normally."""
     try:
         for one in changes:
             show(one)

@@ -56,7 +56,7 @@ class InnerService:
 
     @property
     def unfinished(self) -> list[JobId]:
-        """The jobs that have not ended, also when the service has: what it knew is what its journal says."""
+        """Jobs that have not ended; after the service's end, those of its journal."""
         return self.server.unfinished
 
 
@@ -64,7 +64,7 @@ class InnerService:
 def inner_service(
     session: Session, interrupts: Interrupts, *, snapshot_interval: int = SNAPSHOT_INTERVAL
 ) -> Iterator[InnerService]:
-    """Run a service inside this process during the block, the only part of this that an interrupt may end.
+    """Run a service in this process during the block; an interrupt may end only the block's body.
 
     ``snapshot_interval``: events of the journal after which a snapshot stands for them.
     """
@@ -102,7 +102,7 @@ def inner_service(
 
 
 async def _logged_host(*arguments: Any, **more: Any) -> None:  # noqa: ANN401 - passed on
-    """Host a service; log the cause when it ends by a defect, which the person is told in one sentence."""
+    """Run a service; log the cause when a defect ends it, as the user is told only one sentence."""
     try:
         await host(*arguments, **more)
     except Exception as error:
@@ -113,7 +113,7 @@ async def _logged_host(*arguments: Any, **more: Any) -> None:  # noqa: ANN401 - 
 
 @contextmanager
 def log_to_file(session: Session) -> Iterator[None]:
-    """Have a service inside this process log where one in the background does, not among what people read."""
+    """Write the log of a service in this process to the file of background services, not to the terminal."""
     if session.verbose:
         yield
         return
@@ -142,7 +142,7 @@ def log_to_file(session: Session) -> Iterator[None]:
 def temporary_site(
     interrupts: Interrupts, files: Callable[[Path], Mapping[str, str]], *, prefix: str = "koala-demo-"
 ) -> Iterator[Session]:
-    """Yield a session with a site of its own; afterwards its clusters end, and everything is removed.
+    """Yield a session on a temporary site; at the end its clusters are stopped and all files removed.
 
     ``files``: texts by their names for the directory that it is given, ``site.toml`` among them. ``prefix``: of the
     name of the directory.
@@ -165,5 +165,5 @@ def temporary_site(
 
 
 def everywhere(session: Session, do: Callable[[str, Lrm], Awaitable[None]]) -> None:
-    """Do something with all clusters, side by side."""
+    """Run a coroutine for every cluster at the same time."""
     anyio.run(on_all_clusters, session.site, session.plugins, session.directory, do)

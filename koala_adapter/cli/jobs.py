@@ -37,7 +37,7 @@ PATIENCE = 30.0
 
 
 def job_information(session: Session) -> Client | ClosedJournal | JournalView:
-    """Return the service, or what its journal says when none runs; that is remarked.
+    """Return the running service, or else its journal, after a remark that no service runs.
 
     Raises ConfigurationError if the service runs on another site file than the command is given.
     """
@@ -116,7 +116,7 @@ def history(session: Session, listing: Listing) -> None:
 
 
 def _selected(session: Session, source: Client | ClosedJournal | JournalView, listing: Listing) -> list[JobReport]:
-    """Return the latest jobs of a listing; remark it when there are more."""
+    """Return the latest selected jobs; remark that there are more where that is so."""
     found = source.jobs(listing.limit + 1, listing.selection)
     if len(found) > listing.limit:
         session.remark(f"the latest {listing.limit} of more jobs; --limit shows more")
@@ -124,7 +124,7 @@ def _selected(session: Session, source: Client | ClosedJournal | JournalView, li
 
 
 def _show_jobs(session: Session, reports: list[JobReport], listing: Listing, columns: Sequence[str]) -> None:
-    """Print jobs in the form that is wanted; ``columns``: unless others are."""
+    """Print jobs as table, JSON or CSV; ``columns``: unless options name others."""
     columns = listing.columns or columns
     if listing.as_json:
         session.print_json([asdict(report) for report in reports])
@@ -137,7 +137,7 @@ def _show_jobs(session: Session, reports: list[JobReport], listing: Listing, col
 
 
 def _tell_site_file(session: Session) -> None:
-    """Say which site file the service has read, and whether it has changed since or another one is asked for."""
+    """Remark the site file of the service, and whether it has changed or differs from the one asked for."""
     in_force = session.client.site_in_force()
     if in_force is None:
         return
@@ -213,7 +213,7 @@ _IDS = re.compile(r"([0-9]+)-([0-9]+)")
 def _to_cancel(
     session: Session, words: Sequence[str], name: str
 ) -> tuple[Sequence[str], dict[str, str], JobNotFoundError | None]:
-    """Return the ids of the jobs that words and a name choose and that have not ended, and why others are left.
+    """Return the ids of unfinished jobs chosen by ids and name, and why others are not cancelled.
 
     Also returns the first error about an id that there is not. Raises JobNotFoundError when nothing is chosen.
     """
@@ -240,7 +240,7 @@ def _to_cancel(
 
 
 def _ended(session: Session, report: JobReport, tell: Callable[[str], None]) -> JobReport:
-    """Return the report of a job that is being cancelled, once it is over."""
+    """Wait until a cancelled job is over and return its report."""
     latest = report
     for latest in _until_over(session, report.id):
         tell(f"cancelling job {latest.id}: {latest.placeholders_left} placeholders left")
@@ -289,7 +289,7 @@ def _until_over(session: Session, job_id: str) -> Iterator[JobReport]:
 
 
 def lost(session: Session) -> Callable[[], None]:
-    """Return what says that the service went away."""
+    """Return the error that says that the service went away."""
     text = f"the service went away; waiting up to {PATIENCE:.0f} s for it to come back (`koala serve` starts it)"
     return lambda: session.remark(text)
 
@@ -360,7 +360,7 @@ def clusters(session: Session, network: bool, as_json: bool) -> None:
 
 
 def cluster_reports(session: Session) -> list[ClusterReport]:
-    """Return the clusters as the service sees them, or as they answer now."""
+    """Return the clusters as the service knows them; without a service, ask the batch systems."""
     if session.client.running():
         return session.here.clusters()
     with session.progress.status("asking the clusters") as display:

@@ -47,7 +47,7 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedFile:
-    """A job file that was handed in, as one of several."""
+    """A submitted job file, one of several."""
 
     id: str
     file: str
@@ -55,14 +55,14 @@ class SubmittedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedFiles:
-    """Several job files that were handed in, as far as they were."""
+    """Submitted job files; those after a failed one are missing."""
 
     jobs: tuple[SubmittedFile, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelledJobs:
-    """What became of several jobs that were to be cancelled."""
+    """Results of cancelling several jobs."""
 
     cancelled: tuple[JobReport, ...]
     left: dict[str, str]
@@ -71,7 +71,7 @@ class CancelledJobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultOfTask:
-    """What became of a task of a sweep that is done, or has failed as often as it may."""
+    """Result of a sweep's task that has completed or used up its attempts."""
 
     task: int
     """Its number, from 0."""
@@ -92,7 +92,7 @@ class ResultOfTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobExplanation:
-    """Why a job waits, or what became of it."""
+    """Explanation of a job's state."""
 
     id: str
     state: JobState
@@ -102,14 +102,14 @@ class JobExplanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalExplanation(Explanation):
-    """Why a job of a cluster's own batch system is where it is."""
+    """Explanation of a job in a cluster's own queue."""
 
     cluster: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scripts:
-    """What would be submitted to a cluster."""
+    """Submissions for a cluster, not sent."""
 
     cluster: str
     submissions: tuple[SampleSubmission, ...]
@@ -154,7 +154,7 @@ class Reaped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleaned(CleanReport):
-    """What was removed, and what was spared."""
+    """Removed and spared files."""
 
     size: int = 0
     """Bytes of all that was removed."""
@@ -162,7 +162,7 @@ class Cleaned(CleanReport):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenBackQueue:
-    """Jobs that were given back to the batch system's own scheduler."""
+    """Jobs given back to the batch system's own scheduler."""
 
     cluster: str
     released: tuple[str, ...]
@@ -174,7 +174,7 @@ class GivenBackQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowEnd(ShadowReport):
-    """Last line of a shadow run: its report."""
+    """Last line of a shadow run, with its report."""
 
     kind: str
     """Always ``report``."""
@@ -182,7 +182,7 @@ class ShadowEnd(ShadowReport):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WikiReply:
-    """What a WIKI resource manager answered."""
+    """Reply of a WIKI resource manager."""
 
     status: int
     """Below 0: refused."""
@@ -246,7 +246,7 @@ class NegotiationTemplate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceIrregularity:
-    """Something in a trace that is not as it should be."""
+    """One kind of irregularity of a trace, counted."""
 
     kind: str
     count: int
@@ -258,7 +258,7 @@ class TraceIrregularity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedCase:
-    """What came out of replaying a trace under a policy; times in seconds."""
+    """Result of replaying a trace under a policy; times in seconds."""
 
     trace: str
     policy: str
@@ -289,7 +289,7 @@ class SimulatedCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentSetting:
-    """Something about an experiment that can be changed."""
+    """A setting of an experiment."""
 
     name: str
     default: str
@@ -298,7 +298,7 @@ class ExperimentSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownExperiment:
-    """An experiment that can be repeated."""
+    """An experiment in the list."""
 
     name: str
     summary: str
@@ -309,7 +309,7 @@ class KnownExperiment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentFinding:
-    """A claim of a paper, and what came out here."""
+    """A claim of a paper with its result."""
 
     claim: str
     outcome: str
@@ -331,7 +331,7 @@ class ExperimentResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What some commands print with ``--json``."""
+    """JSON that one or more commands print with ``--json``."""
 
     version: int
     commands: tuple[str, ...]
@@ -376,10 +376,10 @@ SHAPES = {
 
 
 class _AllThere(GenerateJsonSchema):
-    """Members that have a default are printed, too."""
+    """Schema generator for printed JSON, in which members with defaults are always present."""
 
     def field_is_required(self, field: Any, total: bool) -> bool:  # noqa: ANN401, ARG002 - the signature of pydantic
-        """Return True: members with a default are printed, too."""
+        """Return True, as members with a default are printed, too."""
         return True
 
 
@@ -409,7 +409,7 @@ def shape_schema(name: str) -> Schema:
 
 
 def _dataclasses(kind: Any) -> Iterator[type]:  # noqa: ANN401 - any type
-    """Return the dataclasses in a type, with those of their members."""
+    """Return the dataclasses in a type and, recursively, in their members."""
     if is_dataclass(kind) and isinstance(kind, type):
         yield kind
         hints = inspect.get_annotations(kind, eval_str=True)
@@ -422,7 +422,7 @@ def _dataclasses(kind: Any) -> Iterator[type]:  # noqa: ANN401 - any type
 
 
 def _describe(schema: dict[str, Any], kind: type) -> None:
-    """Say of each member what the texts below it in the source say."""
+    """Add to each member of a schema the docstring below it in the source."""
     schema["description"] = inspect.getdoc(kind) or ""
     for cls in reversed(kind.__mro__[:-1]):
         body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]

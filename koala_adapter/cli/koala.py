@@ -30,7 +30,7 @@ COMMAND_GROUP = "koala_adapter.commands"
 
 
 class OnDemandCommand(click.Command):
-    """Stands for a command in listings and completions: has its name and its first sentence, and nothing else."""
+    """Placeholder of a command in listings, with name and first sentence only; imports the command when called."""
 
     def __init__(self, name: str, module: str, sentence: str) -> None:
         """``module`` has the command ``name``, whose help text begins with ``sentence``."""
@@ -45,10 +45,10 @@ class OnDemandCommand(click.Command):
 
 
 class InstalledCommand(OnDemandCommand):
-    """Stands for a command of another distribution, which an entry point of group ``koala_adapter.commands`` names."""
+    """Placeholder of a command of another distribution, found by entry points of ``koala_adapter.commands``."""
 
     def load(self) -> click.Command:
-        """Return the command itself, or what stands in its place where that distribution is not installed."""
+        """Import the command; without its distribution, return a command that says how to install it."""
         from importlib import metadata
 
         for entry_point in metadata.entry_points(group=COMMAND_GROUP, name=str(self.name)):
@@ -59,7 +59,7 @@ class InstalledCommand(OnDemandCommand):
 
 
 class OnDemandGroup(click.Group):
-    """Lists its commands by sections, in the order in which they were added, and imports the one that is called."""
+    """Group that lists its commands by section and imports only the one that is called."""
 
     sections: Mapping[str, Sequence[str]]
     """Names of the commands by the title of their section."""
@@ -78,13 +78,13 @@ class OnDemandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return name and command that the arguments begin with, and what follows. Raises click's UsageError."""
+        """Return name, imported command and remaining arguments. Raises click's UsageError."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, command.load() if isinstance(command, OnDemandCommand) else command, rest
 
 
 def as_written(command: click.Command) -> None:
-    """Have click leave alone the paragraphs of a help text that are marked so, as a raw docstring marks them."""
+    """Mark paragraphs of help texts that click must not wrap."""
     command.help = (command.help or "").replace("\\b\n", "\b\n")
     for inner in command.commands.values() if isinstance(command, click.Group) else ():
         as_written(inner)

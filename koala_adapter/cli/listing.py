@@ -40,7 +40,7 @@ _DAYS_AGO = {"today": 0, "yesterday": 1}
 
 
 def span_of(text: str, now: datetime) -> tuple[float, float]:
-    """Return first and last second of the time that a text means, since the epoch: those of a day, or twice the same.
+    """Return first and last second (since the epoch) of a day, or the same second twice for a moment.
 
     ``now``: local, without a time zone. Raises ValueError for a text that means none.
     """
@@ -70,7 +70,7 @@ def _day(day: date) -> tuple[float, float]:
 
 
 def _time_option(at: int) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
-    """Return what reads a time; ``at``: 0 for its first second, 1 for its last one."""
+    """Return a parser of times for an option; ``at``: 0 for the first second, 1 for the last."""
 
     def read(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
         try:
@@ -85,7 +85,7 @@ def _time_option(at: int) -> Callable[[click.Context, click.Parameter, str | Non
 
 
 class Kind(Enum):
-    """How the values of a column are shown."""
+    """Format of a column's values."""
 
     TEXT = auto()
     STATE = auto()
@@ -141,12 +141,12 @@ def _joined(names: Iterable[str | None]) -> str:
 
 
 def _of_usage(job: JobReport, name: str) -> Any:  # noqa: ANN401 - numbers of two types
-    """Return one of the numbers of a job's usage; None where nothing was measured."""
+    """Return a value of a job's usage by name; None when nothing was measured."""
     return None if job.usage is None or not job.usage.measured else getattr(job.usage, name)
 
 
 def short_time(at: float, now: float) -> str:
-    """Return a time of day, with its date when it was not today; local."""
+    """Return a local time of day, with the date when it is not today."""
     then, today = datetime.fromtimestamp(at), datetime.fromtimestamp(now)  # noqa: DTZ006 - local time, as people say it
     if then.date() == today.date():
         return f"{then:%H:%M:%S}"
@@ -175,7 +175,7 @@ def _plain(column: Column, report: JobReport) -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Which jobs a command lists, and how."""
+    """Options of ``koala status`` and ``history``: selection, number, columns and format of jobs."""
 
     selection: JobSelection
     columns: tuple[str, ...]
@@ -186,12 +186,12 @@ class Listing:
 
     @property
     def takes_all(self) -> bool:
-        """Whether the latest jobs are wanted, whichever they are."""
+        """Whether no condition selects jobs."""
         return self.selection == JobSelection()
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is said of which jobs and columns there are to be."""
+        """Whether neither conditions nor columns are given."""
         return self.takes_all and not self.columns and not self.as_csv
 
 
@@ -214,7 +214,7 @@ LIMIT = 50
 
 
 def listing_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Have a command take which jobs it lists and how, as its argument ``listing``: Listing."""
+    """Decorator: add the options of a listing; the command gets ``listing``."""
 
     @click.option("--since", metavar="TIME", callback=_time_option(0), help="Jobs that had not ended before.")
     @click.option("--until", metavar="TIME", callback=_time_option(1), help="Jobs that were submitted by then.")

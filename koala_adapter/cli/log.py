@@ -31,16 +31,16 @@ KEPT = 3
 
 
 class RotatedLog:
-    """A text stream on the descriptors of a log file; other writers to these descriptors go on with the new file."""
+    """Log file with a limit of size; when it is renamed, the descriptors of all writers move to the new file."""
 
     def __init__(self, path: Path, descriptors: tuple[int, ...] = (1, 2), *, largest: int = LARGEST) -> None:
-        """``path``: of the file that all of ``descriptors`` are open on; the last of them is written to."""
+        """``path``: the file that ``descriptors`` are open on; text is written to the last of them."""
         self._path = path
         self._descriptors = descriptors
         self._largest = largest
 
     def write(self, text: str) -> int:
-        """Write, to a new file if the present one is full. Raises OSError."""
+        """Write the text; start a new file first when the present one is full. Raises OSError."""
         descriptor = self._descriptors[-1]
         data = text.encode("utf-8", "backslashreplace")
         size = os.fstat(descriptor).st_size
@@ -52,7 +52,7 @@ class RotatedLog:
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: lines are written at once."""
+        """Do nothing: each line is written at once."""
 
     def _put_aside(self) -> None:
         if not os.path.samestat(self._path.stat(), os.fstat(self._descriptors[-1])):
@@ -78,31 +78,31 @@ class RotatedLog:
 
 
 class LogStream:
-    """A text stream that drops what cannot be written, so that nothing that is logged about fails by it."""
+    """Text stream that ignores failing writes, so that logging never fails."""
 
     def __init__(self, stream: TextIO) -> None:
         """Write to ``stream``."""
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write the text, or drop it when that fails."""
+        """Write the text; ignore a failure."""
         with suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Pass on what was written, as far as possible."""
+        """Flush the stream; ignore a failure."""
         with suppress(OSError):
             self._stream.flush()
 
 
 def escape_values(_logger: object, _method: str, entry: EventDict) -> EventDict:
-    """Escape what a terminal would act on, line feeds among it, in all texts of a log entry."""
+    """Escape control characters in all texts of a log entry (processor of structlog)."""
     return {name: printable(value) if isinstance(value, str) else value for name, value in entry.items()}
 
 
 def set_up_log(*, shown: bool, file: Path | None = None) -> None:
-    """Log on standard error when ``shown``; otherwise to nowhere.
+    """Set up the log: on standard error when ``shown``, else nowhere.
 
     ``file``: what standard output and standard error are, if it is to be put aside before it gets large.
     """

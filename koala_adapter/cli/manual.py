@@ -40,18 +40,18 @@ _OPTION = re.compile(r":(\w+): *(.*)")
 
 
 def page_text(file: Path) -> str:
-    """Return the text of a page. Raises OSError when a file that it includes is not there."""
+    """Return the text of a manual page with included files. Raises OSError when one is missing."""
     text = INCLUSION.sub(lambda found: _included(found, file.parent), file.read_text(encoding="utf-8"))
     return with_help_texts(text)
 
 
 def with_help_texts(text: str) -> str:
-    """Return a page with the help text of a command, for 80 columns, in the place of each mark that names one."""
+    """Replace the marks in a page by help texts of commands, 80 columns wide."""
     return HELP_TEXT.sub(lambda found: _help_text(found[1].split()), text)
 
 
 def _help_text(words: Sequence[str]) -> str:
-    """Return the fenced help text of ``koala`` or a command; "" for one of a distribution that is not installed."""
+    """Return the help text of a command as a code block; empty when its distribution is not installed."""
     command: click.Command = koala
     context = _help_context(command, "koala", None)
     for word in words[1:]:
@@ -63,7 +63,7 @@ def _help_text(words: Sequence[str]) -> str:
 
 
 def _help_context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
-    """Return the context of a command below its group's, from which it has settings such as the names of --help."""
+    """Return click's context of a command within its group, which has settings such as the names of --help."""
     settings = {**command.context_settings, "terminal_width": 80, "max_content_width": 80}
     return click.Context(command, info_name=name, parent=parent, **settings)
 
@@ -82,7 +82,7 @@ def _included(found: re.Match[str], directory: Path) -> str:
 
 
 def _definition(text: str, name: str) -> list[str]:
-    """Return the lines of the function of a name at the top of a program."""
+    """Return the source lines of a top-level function of a program."""
     (node,) = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == name]
     return text.splitlines()[node.lineno - 1 : node.end_lineno]
 
@@ -96,7 +96,7 @@ COMMENT_MARKS = ("#", "--")
 
 
 def shipped(kind: str, pattern: str) -> tuple[Path, ...]:
-    """Return the files of a kind (``conf``, ``docs``), in order of name."""
+    """Return the installed files of a kind (``conf``, ``docs``) by name."""
     return tuple(sorted(file for file in _directory(kind).glob(pattern) if file.is_file()))
 
 
@@ -121,7 +121,7 @@ def copy_examples(directory: Path) -> None:
 
 
 def chosen(files: tuple[Path, ...], name: str, *, listed_by: str) -> Path:
-    """Return the file of a name, given with or without its ending. Raises ConfigurationError that names all."""
+    """Return an installed file by name, with or without ending. Raises ConfigurationError with all names."""
     for file in files:
         if name in {file.name, file.stem}:
             return file
@@ -130,12 +130,12 @@ def chosen(files: tuple[Path, ...], name: str, *, listed_by: str) -> Path:
 
 
 def shown_name(file: Path) -> str:
-    """Return what a file is asked for by: without the ending that most of its kind have."""
+    """Return the name of a file as it is asked for, without the usual ending."""
     return file.stem if file.suffix in {".toml", ".md"} else file.name
 
 
 def summary(file: Path) -> str:
-    """Return what a file says of itself: its heading, or the first sentence of its comments."""
+    """Return the title of a file: its heading, or the first sentence of its comments."""
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".json":
         return str(json.loads(text)["description"]).partition("; ")[0].rstrip(".")
@@ -144,7 +144,7 @@ def summary(file: Path) -> str:
 
 
 def _opening(text: str) -> Iterator[str]:
-    """Return the lines of the first paragraph of comments that says something."""
+    """Return the first paragraph of comments that has words."""
     for line in text.splitlines():
         said = line.strip().lstrip("#-").strip().strip('"')
         if line.startswith(("#!", "#:schema", "# ruff")) or "SPDX-License" in line or not said:

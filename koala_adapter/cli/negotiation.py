@@ -118,7 +118,7 @@ def _said(one: NegotiationReport, message: NegotiationMessageReport) -> str:
 
 
 def _wishes(one: NegotiationReport, message: NegotiationMessageReport) -> str:
-    """Return what a side does that would have processors; empty: it offers, or says something else."""
+    """Return in words what a side that asks for processors does; empty for other messages."""
     offers = message.status == "NT_NEGOTIATION"
     wants_more = message.sender == "application" and one.direction == "grow"
     wants_back = message.sender == "koala" and one.direction == "shrink"

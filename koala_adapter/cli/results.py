@@ -88,7 +88,7 @@ def logs(
 
 
 def _attempt(report: JobReport, number: int) -> JobReport:
-    """Return a report of a job whose output is that of one of its attempts. Raises JobNotFoundError."""
+    """Return the report of an earlier attempt, for its output. Raises JobNotFoundError."""
     directory = Path(report.output_directory)
     kept = directory / ATTEMPTS / str(number)
     latest = max((int(one.name) for one in kept.parent.glob("*") if one.name.isdecimal()), default=0) + 1
@@ -100,7 +100,7 @@ def _attempt(report: JobReport, number: int) -> JobReport:
 def _tell_silence(
     session: Session, report: JobReport, component: str | None, rank: int | None, *, errors: bool, waits: bool
 ) -> None:
-    """Say where something is when there is nothing where it was looked for. Raises JobNotFoundError if it may come."""
+    """Say why there is no output, and where it will be. Raises JobNotFoundError if it may still come."""
     other = LogPrinter(
         Path(report.output_directory), component=component, rank=rank, suffix=".out" if errors else ".err"
     )
@@ -113,7 +113,7 @@ def _tell_silence(
 
 
 def _print_task_output(session: Session, report: JobReport, number: int, *, errors: bool) -> None:
-    """Print what a task of a sweep has written. Raises JobNotFoundError when the task has not ended."""
+    """Print the output of a sweep's task. Raises JobNotFoundError when the task has not ended."""
     progress = _sweep_of(report)
     directory = Path(progress.directory)
     suffix, other = ("err", "out") if errors else ("out", "err")
@@ -174,7 +174,7 @@ def results(session: Session, job_id: str, failed: bool, limit: int | None, as_c
 
 
 def _sweep_of(report: JobReport) -> SweepProgress:
-    """Return how far the sweep of a job is. Raises JobNotFoundError when it is none."""
+    """Return the progress of a job's sweep. Raises JobNotFoundError when the job is no sweep."""
     if report.sweep is None:
         hint = f"`koala logs {report.id}` prints what it wrote"
         raise JobNotFoundError(f"job {report.id} is no sweep, and has no tasks", hint=hint)
@@ -206,7 +206,7 @@ def _write_csv(found: Iterator[TaskResult]) -> None:
 
 
 def results_table(found: Iterable[TaskResult]) -> FittingTable:
-    """Return one line for each task."""
+    """Return the table of tasks with their results."""
     from rich.markup import escape
 
     from koala_adapter.cli.display import FittingTable, seconds

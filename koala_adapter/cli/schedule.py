@@ -87,7 +87,7 @@ DAY = 86_400.0
 
 
 def moment(at: float | None) -> str:
-    """Return a local time; with the date when it is not near."""
+    """Return a local time, with the date when it is more than 12 hours away."""
     if at is None:
         return "-"
     near = abs(at - time.time()) < DAY / 2
@@ -99,7 +99,7 @@ def _processors(number: int) -> str:
 
 
 def places(nodes: tuple[tuple[str, int], ...]) -> str:
-    """Return nodes with their processors: ``n4:3,n2:3``."""
+    """Return nodes with processors, such as ``n4:3,n2:3``."""
     return ",".join(f"{name}:{count}" for name, count in nodes)
 
 
@@ -115,12 +115,12 @@ def line(happening: JobEvent) -> str:
 
 
 def style(happening: JobEvent) -> str:
-    """Return the style in which an event is printed."""
+    """Return the colour of an event."""
     return "dim" if happening.kind in QUIET else STYLES.get(happening.kind, "")
 
 
 def status(cluster: str, found: Overview, failure: str | None) -> str:
-    """Return where the queue stands, in one line."""
+    """Return the state of the queue as one line."""
     if failure:
         return f"{cluster} does not answer: {failure}; nothing is decided until it does"
     starting = f", {found.starting} starting" if found.starting else ""
@@ -133,7 +133,7 @@ def status(cluster: str, found: Overview, failure: str | None) -> str:
 
 
 def explanation(found: Explanation, cluster: str) -> Iterator[str]:
-    """Yield what is known of a job, line by line."""
+    """Yield the lines that explain a job's state."""
     name = f" ({found.name})" if found.name else ""
     owner = found.user or "another user"
     yield (
@@ -160,12 +160,12 @@ def explanation(found: Explanation, cluster: str) -> Iterator[str]:
 
 
 def _on(found: Explanation) -> str:
-    """Return where a job is; nothing where that is not told."""
+    """Return " on NODES" for a job; empty where the asking user may not know them."""
     return f" on {places(found.nodes)}" if found.user else ""
 
 
 def shadow_report(found: ShadowReport) -> Iterator[str]:
-    """Yield the report of a shadow, line by line."""
+    """Yield the lines of a shadow's report."""
     yield f"watched for {seconds(found.until - found.since)}: {found.jobs} jobs waited at some time"
     start = "starts" if found.earlier == 1 else "start"
     yield (
@@ -226,7 +226,7 @@ SHADOW_REPORT = TypeAdapter(ShadowReport)
 
 
 class OrderScreen:
-    """Shows what goes on: lines of what happened, and on a terminal where the queue stands."""
+    """Output of ``koala schedule``: a line for each event and, on a terminal, a status line."""
 
     def __init__(self, session: Session, cluster: str, meter: QueueMeter, *, as_json: bool) -> None:
         """Create a display that shows nothing yet."""
@@ -250,7 +250,7 @@ class OrderScreen:
             self._status.stop()
 
     def tell(self, happened: Sequence[JobEvent]) -> None:
-        """Print an event, and count it."""
+        """Print and count an event."""
         self.meter.tell(happened)
         for one in happened:
             if self._as_json:
@@ -269,13 +269,13 @@ class OrderScreen:
         self.show(f"{self.cluster}: {report.jobs} jobs, mean wait {ours} with this policy, {theirs} as it is")
 
     def trouble(self, why: str) -> None:
-        """Say that the batch system does not answer, or does again."""
+        """Print that the batch system does not answer, or answers again."""
         if why or self._failing:
             self._session.remark(f"{self.cluster} does not answer: {why}" if why else f"{self.cluster} answers again")
         self._failing = bool(why)
 
     def farewell(self, found: Overview) -> None:
-        """Say what becomes of the jobs when the scheduler ends."""
+        """Print what happens to jobs when the scheduler ends."""
         running, waiting = found.running, found.starting + found.waiting + found.left_out
         self._session.remark(
             f"koala schedules {self.cluster} no more; jobs that run on: {running}, "
@@ -332,7 +332,7 @@ async def _give_back(session: Session, config: ClusterConfig, record: Path) -> t
 
 @asynccontextmanager
 async def _opened(session: Session, config: ClusterConfig) -> AsyncIterator[tuple[Lrm, CommandRunner]]:
-    """Yield a cluster's LRM, not started, and what bounds its requests."""
+    """Yield the LRM of a cluster, not started, and the limiter of its requests."""
     async with SiteHosts(session.site.sites, session.directory) as hosts:
         host = hosts.at(config.site)
         lrm, commands = make_lrm(config, session.plugins, session.directory, host=host, owner=True)
@@ -343,7 +343,7 @@ async def _opened(session: Session, config: ClusterConfig) -> AsyncIterator[tupl
 
 
 def _pins(record: Path) -> tuple[Pin, ...]:
-    """Return the starts that ``koala schedule`` or ``koala wiki serve`` left on record."""
+    """Return recorded starts of an earlier ``koala schedule`` or ``koala wiki serve``."""
     if record.exists():
         # A damaged record must not keep the queue from its owner.
         with suppress(JournalError):
@@ -398,18 +398,18 @@ class Plan:
     """Makes the queue, where the policy is none of koala's own."""
 
     def make_scheduler(self) -> ClusterScheduler:
-        """Return the policy for a cluster whose size is not known yet."""
+        """Return the policy's queue for 0 processors."""
         return make_cluster_scheduler(
             self.policy, 0, metric=self.metric, depth=self.depth, weights=self.weights, make=self.make_queue
         )
 
     @property
     def misfit_rules(self) -> MisfitRules:
-        """What of the policy matters for jobs that do not fit on nodes."""
+        """Rules of the policy for jobs that do not fit on nodes."""
         return MisfitRules.of(self.policy, self.depth)
 
     def __str__(self) -> str:
-        """What a person is told of it."""
+        """Policy, metric and depth in words."""
         more = f", metric {self.metric}" if self.policy in {"bestfit", "greedy"} else ""
         deep = f", {self.depth} reserved" if self.policy in {"firstfit", "bestfit", "greedy"} else ""
         return f"{self.policy}{more}{deep}"
@@ -616,7 +616,7 @@ async def _run(session: Session, config: ClusterConfig, plan: Plan, directory: P
 
 
 async def _require_rights(lrm: Lrm, session: Session, *, first: bool) -> None:
-    """Say what we may not do here, and the way out; only the ``first`` time, because it tries with a job of its own.
+    """Remark which rights are missing; the ``first`` time, also those that only a job of its own shows.
 
     Raises LrmUnsupportedError when nothing at all can be started.
     """

@@ -172,7 +172,7 @@ def clusters_of(platform: str) -> tuple[Site, ...]:
 
 
 def run_shown(session: Session, cases: Sequence[Case], processes: int) -> list[Outcome]:
-    """Return the outcomes in the order of the cases, those that there are when it is interrupted."""
+    """Run the cases with a display of progress; return their outcomes in order."""
     with progress_display(session.moving) as display:
         bars = [display.add_task(f"{escape(case.name)} {case.policy.name}", total=None) for case in cases]
         return run_cases(
@@ -181,7 +181,7 @@ def run_shown(session: Session, cases: Sequence[Case], processes: int) -> list[O
 
 
 def progress_display(console: Console) -> Progress:
-    """Return a display of bars, which shows nothing without a terminal."""
+    """Return a progress display, which prints nothing without a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -194,7 +194,7 @@ def progress_display(console: Console) -> Progress:
 
 
 def told(display: Progress) -> Callable[[int, int, str], None]:
-    """Return who shows in a display how far an experiment is."""
+    """Return a listener that shows an experiment's progress in a display."""
     bars = {}
 
     def tell(done: int, total: int, what: str, /) -> None:
@@ -206,7 +206,7 @@ def told(display: Progress) -> Callable[[int, int, str], None]:
 
 
 def show_notes(session: Session, outcomes: Sequence[Outcome]) -> None:
-    """Tell what is irregular about each trace."""
+    """Print the irregularities of each trace."""
     for trace in dict.fromkeys(outcome.trace for outcome in outcomes):
         found = next(outcome.irregularities for outcome in outcomes if outcome.trace == trace)
         for one in found[:SHOWN_NOTES]:
@@ -222,7 +222,7 @@ def show_notes(session: Session, outcomes: Sequence[Outcome]) -> None:
 
 
 def outcomes_table(outcomes: Sequence[Outcome]) -> FittingTable:
-    """Return one line for each trace and policy."""
+    """Return the table of results by trace and policy."""
     table = FittingTable()
     for heading in ("trace", "policy"):
         table.add_column(heading, no_wrap=True)

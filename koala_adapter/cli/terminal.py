@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def open_standard_descriptors() -> None:
-    """Open each of the descriptors 0, 1 and 2 that is closed on /dev/null, and Python's stream for it."""
+    """Open closed descriptors among 0, 1 and 2 on /dev/null, with Python's streams for them."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
@@ -48,7 +48,7 @@ def open_standard_descriptors() -> None:
 
 
 def survive_hangup() -> None:
-    """Have standard output and standard error survive the end of the terminal that they are."""
+    """Replace standard output and error by streams that work after the end of their terminal."""
     if sys.stdout is not None and sys.stdout.isatty():
         sys.stdout = _surviving(sys.stdout)
     if sys.stderr is not None and sys.stderr.isatty():
@@ -63,7 +63,7 @@ def _surviving(stream: TextIO) -> TextIO:
 
 
 class TerminalWriter(io.FileIO):
-    """Writes to a terminal; once that is gone, to nowhere."""
+    """Raw stream of a terminal that discards output once the terminal is gone."""
 
     def __init__(self, descriptor: int, hang_up: Callable[[], None] | None = None) -> None:
         """``hang_up`` is called at the first failure; by default it sends this process SIGHUP."""
@@ -72,7 +72,7 @@ class TerminalWriter(io.FileIO):
         self._gone = False
 
     def write(self, data: ReadableBuffer) -> int:
-        """Write, or say that it was written. Raises OSError for other troubles than the end of the terminal."""
+        """Write, or discard the data when the terminal is gone. Raises OSError for other failures."""
         if self._gone:
             return memoryview(data).nbytes
         try:
@@ -86,14 +86,14 @@ class TerminalWriter(io.FileIO):
 
 
 def send_hangup() -> None:
-    """Send SIGHUP to the main thread, the one that may be waiting for something."""
+    """Send SIGHUP to the main thread."""
     main = threading.main_thread().ident
     if main is not None:
         signal.pthread_kill(main, signal.SIGHUP)
 
 
 def hangup_once(handle: Callable[[int, FrameType | None], object]) -> Callable[[int, FrameType | None], None]:
-    """Return a handler of SIGHUP that passes on the first one only.
+    """Return a handler that passes on the first SIGHUP only.
 
     One hangup comes from the kernel, from the shell and from a failed write: these do not count as a second one.
     """
@@ -113,10 +113,10 @@ def hangup_once(handle: Callable[[int, FrameType | None], object]) -> Callable[[
 
 
 class Interrupts:
-    """Has Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, but not where that would lose track of something."""
+    """Turns Ctrl-C, SIGTERM and SIGHUP into KeyboardInterrupt, except in blocks that must not be broken off."""
 
     def __init__(self) -> None:
-        """Nothing is changed before the block."""
+        """Handlers are installed by ``__enter__``."""
         self._former: dict[signal.Signals, signal._HANDLER] = {}
         self._deferred = False
         self._pending = False
@@ -135,7 +135,7 @@ class Interrupts:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Let the block come to its end first; an interrupt meanwhile is raised then."""
+        """Delay interrupts to the end of the block."""
         former, self._deferred = self._deferred, True
         try:
             yield
@@ -145,7 +145,7 @@ class Interrupts:
 
     @contextmanager
     def let_in(self) -> Iterator[None]:
-        """Inside a block that puts them off: a part that an interrupt may end."""
+        """Allow interrupts in this part of a :meth:`deferred` block."""
         former, self._deferred = self._deferred, False
         try:
             self._deliver()

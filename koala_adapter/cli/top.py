@@ -66,7 +66,7 @@ KEYS = "q quit  j/k choose  e explain  l logs  c cancel"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What the service said, all at once."""
+    """Clusters, jobs and negotiations read from the service at one time."""
 
     at: float
     """Time of day."""
@@ -77,7 +77,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What is selected and shown on the screen."""
+    """Selected job, text and messages of the screen."""
 
     chosen: str = ""
     """Job that keys are for; empty: none."""
@@ -91,7 +91,7 @@ class View:
 
 
 def choose(view: View, snapshot: Snapshot, by: int) -> View:
-    """Return the view with the job chosen that is so many lines below."""
+    """Return the view with the selection moved by ``by`` jobs."""
     ids = [report.id for report in shown_jobs(snapshot)]
     if not ids:
         return replace(view, chosen="")
@@ -100,7 +100,7 @@ def choose(view: View, snapshot: Snapshot, by: int) -> View:
 
 
 def shown_jobs(snapshot: Snapshot) -> list[JobReport]:
-    """Return the jobs in the order in which they are shown: running, waiting, then the latest that ended."""
+    """Return the jobs in screen order: running, waiting, then the latest ended ones."""
 
     def rank(report: JobReport) -> tuple[int, float]:
         if report.outcome is not None:
@@ -111,7 +111,7 @@ def shown_jobs(snapshot: Snapshot) -> list[JobReport]:
 
 
 def screen(snapshot: Snapshot, view: View, *, width: int, height: int) -> list[Text]:
-    """Return the lines of the screen, at most ``height`` of them, each at most ``width`` wide."""
+    """Return the lines of the screen, at most ``height`` lines of ``width`` characters."""
     top = [_title(snapshot, view), *_clusters(snapshot, width)]
     text = [Text(), Text(view.heading, style="bold"), *map(Text, view.text)] if view.heading else []
     foot = [Text(view.question or KEYS, style="reverse" if view.question else "dim")]
@@ -143,7 +143,7 @@ def _title(snapshot: Snapshot, view: View) -> Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shares:
-    """How the processors of a cluster are shared."""
+    """Numbers of a cluster's processors by use."""
 
     ours: int
     of_jobs: dict[str, int]
@@ -175,7 +175,7 @@ def _clusters(snapshot: Snapshot, width: int) -> Iterator[Text]:
 
 
 def _shares(report: ClusterReport, jobs: Sequence[JobReport]) -> _Shares:
-    """Return how a cluster's processors are shared: others' and idle ones by the last poll, ours as they are now."""
+    """Return a cluster's processors by use: others' and idle by the last poll, ours as of now."""
     whole, others = report.processors or 0, report.others or 0
     ours = report.placeholders - report.placeholders_queued
     of_jobs = {job.id: _held_on(job, report.name) for job in jobs}
@@ -196,7 +196,7 @@ def _numbers(report: ClusterReport, shares: _Shares) -> str:
 
 
 def _bar(report: ClusterReport, shares: _Shares, width: int) -> Text:
-    """Return a bar of a cluster's processors: ours marked with the end of the job's number, changing, others, idle."""
+    """Return a cluster's processors as a bar: ours (last digit of the job's number), changing, others', idle."""
     whole = max(1, report.processors or 0)
     parts = [(id_[-1], f"reverse {COLOURS[_number(id_) % len(COLOURS)]}", held) for id_, held in shares.of_jobs.items()]
     parts += [(CHANGING, "", shares.changing), (OTHERS, "yellow", shares.others), (IDLE, "dim", shares.idle)]
@@ -245,7 +245,7 @@ def _jobs(snapshot: Snapshot, view: View, width: int) -> Iterator[Text]:
 
 
 def _progress(report: JobReport, room: int) -> Text:
-    """Return how far a job is, and how its size went if it can change."""
+    """Return the progress of a job, and the course of its size where that can change."""
     if report.outcome is not None:
         ran = run_time(report)
         return Text(f"exit {report.outcome.exit_code}" + (f" after {seconds(ran)}" if ran is not None else ""), "dim")
@@ -273,7 +273,7 @@ def _progress(report: JobReport, room: int) -> Text:
 
 
 def _events(snapshot: Snapshot) -> Iterator[Text]:
-    """Return what happened, oldest first: starts, ends, changes of size, and the latest word of each negotiation."""
+    """Return past events, oldest first: starts, ends, changes of size, last messages of negotiations."""
     found: list[tuple[float, str, str]] = []
     for job in snapshot.jobs:
         name = f"job {job.id}"
@@ -343,7 +343,7 @@ def top(session: Session, interval: float, once: bool) -> None:
 
 
 def look(client: Client) -> Snapshot:
-    """Return what there is now. Raises ServiceUnavailableError."""
+    """Read a snapshot from the service. Raises ServiceUnavailableError."""
     return Snapshot(
         at=time.time(),
         clusters=tuple(client.clusters()),
@@ -353,10 +353,10 @@ def look(client: Client) -> Snapshot:
 
 
 class TopLoop:
-    """Looks, draws, and does what keys say."""
+    """Main loop of ``koala top``: reads, draws, handles keys."""
 
     def __init__(self, client: Client, console: Console, live: Live, interval: float) -> None:
-        """``interval``: seconds between two looks."""
+        """``interval``: seconds between two snapshots."""
         self._client = client
         self._console = console
         self._live = live
@@ -366,7 +366,7 @@ class TopLoop:
         """Key whose answer is shown below, as long as it is."""
 
     def run(self, snapshot: Snapshot) -> None:
-        """Go on until the person wants no more."""
+        """Run until the user quits."""
         self._view = choose(self._view, snapshot, 0)
         due = time.monotonic() + self._interval
         while True:
@@ -434,19 +434,19 @@ class TopLoop:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return the lines of a text as wide as the screen."""
+    """Return the lines of a text wrapped to the screen's width."""
     return [part for line in text.splitlines() for part in textwrap.wrap(line, max(1, width)) or [""]]
 
 
 def output_of(report: JobReport) -> list[str]:
-    """Return the last lines that the processes of a job, or the tasks of a sweep, wrote."""
+    """Return the last lines of a job's or sweep's output."""
     if report.sweep is not None and report.sweep.directory:
         return latest_output(Path(report.sweep.directory), sweep=True)
     return latest_output(Path(report.output_directory))
 
 
 def latest_output(directory: Path, *, sweep: bool = False) -> list[str]:
-    """Return the last lines below a directory, marked if they are of several files, the latest file last.
+    """Return the last lines of output files in a directory, latest file last, with names where several are shown.
 
     Standard error is always marked. ``sweep``: the directory is that of a sweep.
     """
@@ -468,7 +468,7 @@ def latest_output(directory: Path, *, sweep: bool = False) -> list[str]:
 
 
 def _written(paths: Iterable[Path]) -> list[tuple[float, Path]]:
-    """Return the files of output in which there is something, with the time when it was written, the latest last."""
+    """Return the non-empty output files with their times of writing, latest last."""
     written: list[tuple[float, Path]] = []
     for path in paths:
         with suppress(OSError):  # it has just been put away
@@ -486,7 +486,7 @@ def _mark(path: Path, *, several: bool) -> str:
 
 @contextmanager
 def raw_keys() -> Iterator[None]:
-    """Have keys come one by one, unseen; the terminal is as before afterwards."""
+    """Read keys unbuffered and without echo during the block."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     tty.setcbreak(descriptor)
@@ -497,7 +497,7 @@ def raw_keys() -> Iterator[None]:
 
 
 def read_key(patience: float) -> str | None:
-    """Return the next key, an arrow as its whole sequence, empty at the end of input; None: none came in time."""
+    """Return the next key, an arrow as its sequence, "" at the end of input; None after the time-out."""
     descriptor = sys.stdin.fileno()
     if not select.select([descriptor], [], [], patience)[0]:
         return None

@@ -57,7 +57,7 @@ OFFERED = "it is offered to the scheduler that asks by WIKI, which has not start
 
 
 def explained(inventory: Inventory, job_id: str) -> Explanation:
-    """Return what is known of a job that is not over. Raises JobNotFoundError."""
+    """Return the explanation of an unfinished job. Raises JobNotFoundError."""
     job = inventory.job(job_id)
     if job is None or job.state is LrmJobState.ENDED:
         raise JobNotFoundError(

@@ -33,13 +33,13 @@ class Connection:
         return self._stream.fileno()
 
     def send(self, value: Template) -> NegotiationKey:
-        """Say something. Returns which negotiation it belongs to. Raises NegotiationStepError, OSError."""
+        """Send a template; return the key of its negotiation. Raises NegotiationStepError, OSError."""
         key = self.endpoint.tell(value, time.monotonic())
         self._flush()
         return key
 
     def recv(self, timeout: Optional[float] = None) -> Optional[Event]:
-        """Return what happens next; None: nothing within ``timeout`` seconds. After "closed" nothing else comes."""
+        """Wait for the next event; None after ``timeout`` seconds without one. "closed" is the last event."""
         until = None if timeout is None else time.monotonic() + timeout
         while not self._events:
             now = time.monotonic()
@@ -57,7 +57,7 @@ class Connection:
         return self._events.pop(0) if self._events else None
 
     def _receive(self, now: float, until: Optional[float]) -> bool:
-        """Wait for something from the peer, to the next deadline at most. Return whether the connection goes on."""
+        """Receive until the next deadline at most; return False when the connection has ended."""
         ends = [moment for moment in (until, self.endpoint.next_deadline()) if moment is not None]
         self._stream.settimeout(max(0.001, min(ends) - now) if ends else None)
         try:
@@ -69,7 +69,7 @@ class Connection:
         return bool(data) and readable
 
     def _hear(self, data: bytes) -> bool:
-        """Take what has come. Return False when it is no template: the peer is told so, and nothing follows."""
+        """Process received bytes; return False after an invalid template, which the peer is told of."""
         try:
             for payload in self._frames.feed(data):
                 self._events += self.endpoint.hear(parse(payload), time.monotonic())
@@ -86,7 +86,7 @@ class Connection:
             self._stream.sendall(data)
 
     def close(self) -> None:
-        """End the connection. What is agreed on stays so."""
+        """Close the connection. Agreements stay valid."""
         self._stream.close()
 
 

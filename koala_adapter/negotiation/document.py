@@ -59,7 +59,7 @@ _END = "</NT>\n"
 
 
 def read_layout(text: str) -> Optional[Template]:
-    """Return the template that a document is; None: not in this layout, or not one at all.
+    """Parse a document in koala's own layout; None when it is in another, or no template.
 
     Raises NegotiationError where the resources do not go together.
     """
@@ -91,7 +91,7 @@ def read_layout(text: str) -> Optional[Template]:
 
 @lru_cache(maxsize=256)  # the same ones come again and again: so many processors, offered, accepted, or committed to
 def _read_resource(text: str) -> Tuple[Optional[Resource], bool]:
-    """Return the resource that a text is, and whether it has attributes that koala adds; None: it is none."""
+    """Parse one resource; return it and whether it has koala's extra attributes, or None if it is invalid."""
     found = _RESOURCE.match(text)
     if found is None or found.end() != len(text):
         return None, False
@@ -200,7 +200,7 @@ class _Reader:
         self.text += text
 
     def template(self) -> Template:
-        """Return what the document says. Raises NegotiationError."""
+        """Return the parsed template. Raises NegotiationError."""
         if len(self.fields) < len(self.FIELDS):
             raise NegotiationError("{} is missing".format(self.FIELDS[len(self.fields)]))
         initiator, source, dest, status = self.fields
@@ -226,7 +226,7 @@ class _Reader:
 
 
 def _checked_addition(name: str, value: str) -> str:
-    """Return the value of an attribute of ours, as it is meant. Raises NegotiationError."""
+    """Parse the value of one of koala's extra attributes. Raises NegotiationError."""
     if name == "Reason":
         value = value.translate({9: " ", 10: " ", 13: " "})
         require(len(value) <= LONGEST_REASON and not NOT_IN_REASON.search(value), name, value)
@@ -239,7 +239,7 @@ def _checked_addition(name: str, value: str) -> str:
 
 
 def check_bytes(data: bytes) -> str:
-    """Return the text of a document. Raises NegotiationError for what must not reach an XML parser."""
+    """Decode a document. Raises NegotiationError for one that must not reach an XML parser."""
     if len(data) > LARGEST_TEMPLATE:
         raise NegotiationError("a template of {} bytes is too large: at most {}".format(len(data), LARGEST_TEMPLATE))
     try:
@@ -256,7 +256,7 @@ def check_bytes(data: bytes) -> str:
 
 
 def parse(data: bytes) -> Template:
-    """Return the template that a document is. Raises NegotiationError."""
+    """Parse a document into a template. Raises NegotiationError."""
     found = read_layout(check_bytes(data))
     if found is not None:
         return found
@@ -274,7 +274,7 @@ def parse(data: bytes) -> Template:
 
 
 def build(value: Template) -> bytes:
-    """Return the document of a template. Raises NegotiationError."""
+    """Return the XML document of a template. Raises NegotiationError."""
     checked(value)
     within = "" if value.answer_within is None else "{:.3f}".format(value.answer_within).rstrip("0").rstrip(".")
     added = _additions(
@@ -319,7 +319,7 @@ def _resource_text(one: Resource) -> str:
 
 
 def _additions(**said: object) -> str:
-    """Return the attributes that koala adds, in the order in which they are given; those that say nothing are left out.
+    """Return koala's extra attributes in the given order, without empty ones.
 
     Keyword arguments keep their order from Python 3.6 on.
     """
@@ -334,13 +334,13 @@ _HEADER_SO_FAR = re.compile(rb"[0-9]{0,8}\Z")
 
 
 def frame(payload: bytes) -> bytes:
-    """Return the frame of a template: its size in eight digits, a line feed, and itself. Raises NegotiationError."""
+    """Return a template as a frame: size in eight digits, line feed, document. Raises NegotiationError."""
     require(1 <= len(payload) <= LARGEST_TEMPLATE, "the size of a frame", len(payload))
     return b"%08d\n" % len(payload) + payload
 
 
 class FrameBuffer:
-    """Takes the bytes of one connection in whatever pieces they come, and gives the payloads of its frames."""
+    """Incremental reader of the frames of one connection."""
 
     def __init__(self, limit: int = LARGEST_TEMPLATE) -> None:
         """``limit`` is the largest payload in bytes that is accepted."""

@@ -50,7 +50,7 @@ _EVENTS = {ASKED: "offer", ACCEPTED: "accepted", AGREED: "agreed", CONSUMED: "co
 
 
 class Event(NamedTuple):
-    """Something that happened in a negotiation, or to the connection."""
+    """Event of a negotiation or of the connection."""
 
     kind: str
     """offer: it waits for our answer; accepted: for our commitment; agreed; consumed: it is real; ended: nothing is
@@ -66,7 +66,7 @@ class Event(NamedTuple):
 
     @property
     def was_agreed(self) -> bool:
-        """There was an agreement; where the negotiation has ended, it is void."""
+        """Whether there was an agreement before this event; if the event ends the negotiation, that is void."""
         return self.before in (AGREED, CONSUMED)
 
 
@@ -85,12 +85,12 @@ class _Negotiation:
 
 
 class Endpoint:
-    """One side of the negotiations with one peer."""
+    """One side of all negotiations with one peer, without I/O."""
 
     def __init__(self, side: str = APPLICATION, host: str = "localhost", peer: str = "localhost", *,
                  answer_within: float = 30.0, longest_answer: float = 3600.0, most_rounds: int = 8,
                  most_open: int = 16, most_kept: int = 64) -> None:  # fmt: skip
-        """``host`` and ``peer`` are named in complaints.
+        """``host`` and ``peer``: names used in complaints.
 
         ``answer_within``: seconds for an answer where an offer does not say, and for the commitment to what was
         accepted. ``longest_answer``: seconds beyond which no offer of the peer keeps us. ``most_rounds``: offers of one
@@ -110,11 +110,11 @@ class Endpoint:
         self._known: OrderedDict[NegotiationKey, _Negotiation] = OrderedDict()
 
     def state(self, key: NegotiationKey) -> str:
-        """Return where we are in a negotiation; "new" when it is not known (any more)."""
+        """Return the state of a negotiation; "new" for an unknown one."""
         return self._known[key].state if key in self._known else NEW
 
     def standing(self, key: NegotiationKey) -> Optional[Template]:
-        """Return what stands in a negotiation: the last offer, and then what was accepted; None: it is not known."""
+        """Return the template in force: the last offer, later what was accepted; None for an unknown negotiation."""
         return self._known[key].standing if key in self._known else None
 
     @property
@@ -123,16 +123,16 @@ class Endpoint:
         return sum(one.state not in ENDED for one in self._known.values())
 
     def next_deadline(self) -> Optional[float]:
-        """Return when `time_passed` is to be called at the latest; None: not for now."""
+        """Return the time of the next time-out, when `time_passed` must be called; None: there is none."""
         return min((one.deadline for one in self._known.values() if one.deadline is not None), default=None)
 
     def take_outbox(self) -> List[Template]:
-        """Return what is to be said, once."""
+        """Return and clear the templates to be sent."""
         said, self.outbox = self.outbox, []
         return said
 
     def tell(self, value: Template, now: float) -> NegotiationKey:
-        """Say something: what, is the template's status. Returns which negotiation it belongs to.
+        """Put a template into the outbox; return the key of its negotiation.
 
         Raises NegotiationStepError when it does not follow; then nothing has changed.
         """
@@ -171,12 +171,12 @@ class Endpoint:
         return "it is not what was accepted" if changed else ""
 
     def complain(self, reason: str) -> None:
-        """Tell the peer that what it sent is no template; that ends no negotiation."""
+        """Report an invalid template to the peer; no negotiation ends by it."""
         reason = sayable(reason)
         self.outbox.append(Template("unreadable", self.side, self._host, self._peer, NT_ERROR, reason=reason))
 
     def hear(self, value: Template, now: float) -> List[Event]:
-        """Take a template from the peer, and return what happened by it."""
+        """Process a template from the peer and return the events."""
         key = value.key
         known = self._known.get(key)
         if known is not None:
@@ -201,7 +201,7 @@ class Endpoint:
         return [] if following == state else [_event(key, known, state, reason)]
 
     def replay(self, sender: str, value: Template, now: float) -> None:
-        """Take what a side said in the past: the state that follows is known then, and nothing is said again.
+        """Restore the state from a template sent or received in the past; nothing is sent.
 
         What this side can no longer say is passed over: that time has ended the negotiation, or the machine's own
         answers, which follow from what the peer said. Where there is an agreement, `resumed` says so: the peer
@@ -262,7 +262,7 @@ class Endpoint:
         return ("unfit offer", problem) if problem else ("offer", "an offer does not follow")
 
     def time_passed(self, now: float) -> List[Event]:
-        """End what was not answered in time, and tell the peer."""
+        """End negotiations whose answers are overdue and tell the peer."""
         events = []
         for key, known in list(self._known.items()):
             if known.deadline is not None and known.deadline <= now:
@@ -274,7 +274,7 @@ class Endpoint:
         return events
 
     def disconnected(self, now: float) -> List[Event]:
-        """Take note that the connection has ended; what was not agreed on is lost."""
+        """End all negotiations without agreement, as the connection has ended."""
         del self.outbox[:]
         events = []
         for key, known in list(self._known.items()):
@@ -286,13 +286,13 @@ class Endpoint:
         return events
 
     def resumed(self) -> None:
-        """Say again, on a new connection, what may not have arrived on the last one."""
+        """Send again, on a new connection, what may not have arrived on the last one."""
         for known in self._known.values():
             if known.last_sent is not None and known.last_sent.status == RESENT.get(known.state):
                 self.outbox.append(known.last_sent)
 
     def offer_again(self) -> None:
-        """Say again the own first offers that wait for an answer, to a peer that may have forgotten them."""
+        """Send first offers that wait for an answer again, to a peer that may have forgotten them."""
         for known in self._known.values():
             own = known.state == OFFERED and known.round == 1 and known.standing.initiator == self.side
             if own and known.last_sent is not None:

@@ -38,7 +38,7 @@ def template_schema() -> etree.XMLSchema:
 
 
 def read(data: bytes) -> Template:
-    """Return the template that a document is, as an endpoint reads it. Raises NegotiationError.
+    """Parse a document as an endpoint does. Raises NegotiationError.
 
     Of a document that is none, the schema says where it is wrong.
     """
@@ -50,7 +50,7 @@ def read(data: bytes) -> Template:
 
 
 def _problem_by_schema(data: bytes) -> str:
-    """Return the first line that is wrong by the schema; empty: none is, or the document must reach no parser."""
+    """Return the first violation of the schema; empty when there is none, or no parser may read the document."""
     parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, remove_comments=True)
     try:
         document.check_bytes(data)
@@ -65,7 +65,7 @@ def _problem_by_schema(data: bytes) -> str:
 
 
 def to_object(template: Template) -> dict[str, object]:
-    """Return the JSON object of a template. Its members are the fields of the value; what is not said is left out."""
+    """Return a template as a JSON object with the fields that have a value."""
     found = _object(template)
     del found["resources"]
     return {**found, "resources": [_object(one) for one in template.resources]}

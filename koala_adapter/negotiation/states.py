@@ -88,13 +88,13 @@ def _row(default: Tuple[str, str], *steps: Dict[str, Tuple[str, str]]) -> Dict[s
 
 
 def _open(**steps: Tuple[str, str]) -> Dict[str, Tuple[str, str]]:
-    """Return a row in which every message that is not given, and ends nothing, breaks the negotiation."""
+    """Return a row of the state table for open states: messages not given are violations."""
     named = {name.replace("_", " "): step for name, step in steps.items()}
     return _row((BROKEN, NT_ERROR), _CLOSINGS, named)
 
 
 def _final(state: str, answer: str) -> Dict[str, Tuple[str, str]]:
-    """Return a row in which nothing changes, and each further message is answered by how it ended."""
+    """Return a row of the state table for final states: each message is answered with the end."""
     return _row((state, answer), dict.fromkeys(_CLOSINGS, (state, "-")))
 
 
@@ -143,7 +143,7 @@ RESENT = {
 
 
 def problem_of_counter(previous: Template, counter: Template) -> str:
-    """Return why an offer may not follow the one before it, or an empty text."""
+    """Return why a counter-offer is not valid after the offer before it; empty when it is."""
     if counter.empty:
         return "an offer in which everything is declined is none"
     if counter.direction and counter.direction != previous.direction:
@@ -171,7 +171,7 @@ def _problem_of_change(before: Resource, after: Resource) -> str:
 
 
 def problem_of_closing(standing: Template, closing: Template) -> str:
-    """Return why an acceptance or commitment is not one of what stands, or an empty text.
+    """Return why an acceptance or commitment does not match the template in force; empty when it does.
 
     An acceptance may decline what is optional; a commitment may not.
     """
@@ -190,7 +190,7 @@ def problem_of_closing(standing: Template, closing: Template) -> str:
 
 
 def _pairs(before: Template, after: Template) -> Optional[Iterable[Tuple[Resource, Resource]]]:
-    """Return each resource as it was and as it is; None: they are not the same ones."""
+    """Return the resources of two templates in pairs; None when they differ in their resources."""
     if _in_step(before, after):
         return zip(before.resources, after.resources)
     earlier = {one.key: one for one in before.resources}
@@ -200,13 +200,13 @@ def _pairs(before: Template, after: Template) -> Optional[Iterable[Tuple[Resourc
 
 
 def _in_step(one: Template, other: Template) -> bool:
-    """Tell whether two templates have the same resources in the same order, as between peers that keep to it."""
+    """Return whether two templates have the same resources in the same order."""
     some, others = one.resources, other.resources
     return len(some) == len(others) and all(one.key == other.key for one, other in zip(some, others))
 
 
 def completed(value: Template, previous: Template) -> Template:
-    """Return a message with what a peer that only knows the published form has left out, as it was before.
+    """Return a message with koala's extra attributes, missing from published peers, copied from the last one.
 
     Clusters and components go with the resources: where the peer names none, and the types tell which is which, they
     are those of before.

@@ -70,11 +70,11 @@ NOT_IN_REASON = re.compile("[^ -~\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 
 
 class NegotiationError(Exception):
-    """What came, or is to be said, is no template; the text names the field."""
+    """An invalid template; the text names the field."""
 
 
 class NegotiationStepError(NegotiationError):
-    """What was to be said does not follow; nothing was sent, and nothing has changed."""
+    """A message that is not allowed in the present state; nothing was sent or changed."""
 
 
 ResourceKey = Tuple[str, str, str]
@@ -101,17 +101,17 @@ class Resource(NamedTuple):
 
     @property
     def key(self) -> ResourceKey:
-        """Type, cluster and component: they identify a resource in a template."""
+        """(type, cluster, component), which identify a resource in a template."""
         return self.type, self.cluster, self.component
 
     @property
     def declined(self) -> bool:
-        """Nothing of it will be in the agreement."""
+        """Whether the resource was rejected, so that it will not be part of the agreement."""
         return self.status == NT_REJECTED
 
 
 class Template(NamedTuple):
-    """One negotiation template; empty and None: it does not say."""
+    """A negotiation template. Fields that are empty or None are left out of the document."""
 
     agreement_id: str
     """Chosen by the initiator; with that, it names the negotiation and the agreement that comes of it."""
@@ -132,15 +132,15 @@ class Template(NamedTuple):
 
     @property
     def key(self) -> NegotiationKey:
-        """Initiator and agreement id: they identify the negotiation."""
+        """(initiator, agreement id), which identify the negotiation."""
         return self.initiator, self.agreement_id
 
     def quantities(self) -> Dict[ResourceKey, int]:
-        """Return how much of each resource it is about, without those that are declined."""
+        """Return the quantity of each resource that is not declined."""
         return {one.key: one.quantity for one in self.resources if not one.declined}
 
     def quantity(self, type_: str) -> int:
-        """Return how much of a resource it is about, over all clusters and components."""
+        """Return the quantity of a type of resource, summed over clusters and components."""
         return sum(one.quantity for one in self.resources if one.type == type_ and one.status != NT_REJECTED)
 
     @property
@@ -161,7 +161,7 @@ def template(agreement_id: str, initiator: str, source: str, dest: str, resource
 
 
 def checked(value: Template) -> Template:
-    """Return a template that may be written. Raises NegotiationError."""
+    """Return a template with valid fields. Raises NegotiationError."""
     require(bool(_ID.match(value.agreement_id)), "NT_AgreementID", value.agreement_id)
     require(value.initiator in OTHER_SIDE, "NT_Initiator", value.initiator)
     require(bool(_HOST.match(value.source)), "NT_Source", value.source)
@@ -181,7 +181,7 @@ def checked(value: Template) -> Template:
 
 
 def check_together(value: Template) -> Template:
-    """Return a template each of whose fields may be written. Raises NegotiationError where the resources clash."""
+    """Return a template of valid fields. Raises NegotiationError where its resources contradict each other."""
     resources = value.resources
     if not resources and value.status != NT_ERROR:
         raise NegotiationError("a template has at least one Resource, unless it tells of an error")
@@ -211,7 +211,7 @@ def _check_resource(value: Resource) -> None:
 
 
 def require(right: bool, name: str, value: object) -> None:  # noqa: FBT001 - a condition
-    """Raise NegotiationError for a field that is not right."""
+    """Raise NegotiationError unless a condition on a field holds."""
     if not right:
         raise NegotiationError("{} is {:.70}".format(name, repr(value)))
 
@@ -222,7 +222,7 @@ def require(right: bool, name: str, value: object) -> None:  # noqa: FBT001 - a 
 
 
 def accepted(offer: Template, declined: Iterable[ResourceKey] = ()) -> Template:
-    """Return the acceptance of an offer, without those of its optional resources that are declined."""
+    """Return the acceptance of an offer, without declined optional resources."""
     return check_together(_closing(offer, NT_ACCEPTED, frozenset(declined)))
 
 
@@ -232,7 +232,7 @@ def committed(acceptance: Template) -> Template:
 
 
 def consumed(agreement: Template) -> Template:
-    """Return the report that what was agreed on is allocated, or released."""
+    """Return the report that the agreed resources are allocated, or released."""
     return _closing(agreement, NT_CONSUMED, frozenset())
 
 
@@ -270,13 +270,13 @@ def _closing(value: Template, status: str, declined: FrozenSet[ResourceKey]) -> 
 
 
 def ended(value: Template, status: str, reason: str) -> Template:
-    """Return the message that a negotiation ends so."""
+    """Return the message that ends a negotiation with this status."""
     resources = tuple(one._replace(status=status) for one in value.resources)
     return value._replace(status=status, resources=resources, answer_within=None, reason=sayable(reason))
 
 
 def sayable(text: str) -> str:
-    """Return any text as a reason that can be written: on one line, and not too long."""
+    """Return a text as a valid reason: one line of limited length."""
     return NOT_IN_REASON.sub("?", " ".join(text.split()))[:LONGEST_REASON]
 
 
@@ -285,7 +285,7 @@ Terms = Union[int, Callable[[int], int]]
 
 
 def decide(offer: Template, terms: Mapping[str, Terms]) -> Template:
-    """Return the answer to an offer: its acceptance, a counter-offer, or its refusal.
+    """Return the answer to an offer: acceptance, counter-offer or rejection.
 
     ``terms`` says for each type of resource what can be taken; what it does not name is not taken.
     """

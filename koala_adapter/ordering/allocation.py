@@ -41,7 +41,7 @@ class Pools:
         return max(self.nodes.values(), default=-1) + 1
 
     def of_queue(self, queue: str) -> int | None:
-        """Return the pool of a job's queue, or list of queues; None when no node serves it."""
+        """Return the pool of a queue or comma-separated list of queues; None when no node serves it."""
         if not queue:
             return self.default
         if not self.queues:
@@ -49,17 +49,17 @@ class Pools:
         return next((pool for name, pool in self.queues.items() if serves(queue, name)), None)
 
     def of_nodes(self, nodes: Iterable[tuple[str, int]]) -> int | None:
-        """Return the pool of the first of these nodes that is known; None when none is."""
+        """Return the pool of the first known node; None when none is known."""
         return next((self.nodes[name] for name, _ in nodes if name in self.nodes), None)
 
 
 def serves(wanted: str, queue: str) -> bool:
-    """Tell whether a queue is one that a job asks for: one name, a list of names, or patterns as in Grid Engine."""
+    """Return whether a queue is among those that a job asks for, by name, list or Grid Engine pattern."""
     return any(fnmatchcase(queue, pattern) for pattern in wanted.split(","))
 
 
 def pools_of(nodes: Iterable[Node], queues: Mapping[str, Queue]) -> Pools:
-    """Return which nodes belong together. A node that tells of no queue serves all of them."""
+    """Divide nodes into pools that share queues. A node without queues serves all of them."""
     nodes = list(nodes)
     everywhere = sorted({name for node in nodes for name in node.queues})
     parent = {name: name for name in ["", *everywhere]}
@@ -92,7 +92,7 @@ def pools_of(nodes: Iterable[Node], queues: Mapping[str, Queue]) -> Pools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRoom:
-    """What is left of a node for jobs to come."""
+    """Free processors and memory of a node."""
 
     node: Node
     processors: int
@@ -100,14 +100,14 @@ class NodeRoom:
     """None: not known, and so no limit."""
 
     def without(self, processors: int, memory_mib: int) -> NodeRoom:
-        """Return what is left when a job has taken something."""
+        """Return the room after a job has taken some."""
         memory = None if self.memory_mib is None else max(0, self.memory_mib - memory_mib)
         return NodeRoom(node=self.node, processors=max(0, self.processors - processors), memory_mib=memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """The nodes of one job."""
+    """Nodes given to one job, with processors on each."""
 
     nodes: tuple[tuple[str, int], ...]
     """Pairs (node, processors), each node once."""
@@ -124,14 +124,14 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misfit:
-    """Why a job does not fit on the nodes."""
+    """Reason why a job does not fit on the nodes."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """A node that a job may use, and how many of its tasks have room there."""
+    """A node that a job may use, and how many of its tasks fit there."""
 
     name: str
     tasks: int
@@ -140,7 +140,7 @@ class _Share:
 
 
 def rooms_of(nodes: Iterable[Node], taken: Mapping[str, int], memory_taken: Mapping[str, int]) -> dict[str, NodeRoom]:
-    """Return what is left of each node that is up.
+    """Return the free resources of each node that is up.
 
     ``taken``: processors that jobs hold or are about to get there, by node; ``memory_taken``: their memory in MiB.
     Where the LRM counts more than we can account for, its count is believed.
@@ -157,7 +157,7 @@ def rooms_of(nodes: Iterable[Node], taken: Mapping[str, int], memory_taken: Mapp
 
 
 def memory_on(job: LrmJob, node: Node, processors: int) -> int:
-    """Return the memory (MiB) that a job takes on a node where it has so many processors; 0 when it asks for none.
+    """Return the memory (MiB) that a job takes on a node with that many of its processors; 0: it asks for none.
 
     What it asks for by processor it has for each thread of its cores, but for those that it does not use.
     """
@@ -170,13 +170,13 @@ def memory_on(job: LrmJob, node: Node, processors: int) -> int:
 
 
 def _threads_with_memory(job: LrmJob, node: Node) -> int:
-    """Return for how many threads of each core a job has the memory that it asks for by processor."""
+    """Return how many threads of each core a job can use with the memory that it asks for by processor."""
     grain = node.grain_in(job.queue)
     return min(job.threads_per_core or grain, grain) if node.counts_grains else 1
 
 
 def allocate(job: LrmJob, rooms: Iterable[NodeRoom]) -> Allocation | Misfit:
-    """Return nodes for a job, or why there are none. It fits whenever there is any way to fit it.
+    """Return nodes for a job, or the reason why it does not fit; a fit is found whenever one exists.
 
     Few nodes are taken, and of those that hold the whole job the one it fills best, so that large rooms stay large.
     """
@@ -199,7 +199,7 @@ def allocate(job: LrmJob, rooms: Iterable[NodeRoom]) -> Allocation | Misfit:
 
 
 def asked_of_nodes(job: LrmJob) -> tuple[object, ...]:
-    """Return all of a job that :func:`allocate` looks at: of two jobs with the same both fit, or neither does."""
+    """Return the request of a job as a key: jobs with equal keys fit on the same nodes."""
     return (
         job.processors,
         job.processors_per_task,
@@ -267,7 +267,7 @@ def _unusable(job: LrmJob, node: Node) -> bool:
 
 
 def _tasks_in(job: LrmJob, room: NodeRoom, tasks: int) -> int:
-    """Return how many tasks of a job have room on a node, of those for which it has processors."""
+    """Return how many tasks of a job fit on a node."""
     per_task = _per_task(job)
     if job.tasks_per_node is not None:
         tasks = min(tasks, job.tasks_per_node)
@@ -318,7 +318,7 @@ def _choose(job: LrmJob, shares: Sequence[_Share], tasks: int) -> list[tuple[str
 def _on_exactly(
     wanted: int, named: Sequence[_Share], others: Sequence[_Share], tasks: int
 ) -> list[tuple[str, int]] | None:
-    """Give tasks to so many nodes, as evenly as there is room."""
+    """Distribute tasks over exactly ``wanted`` nodes, as evenly as possible."""
     even = -(-tasks // wanted)
     more = wanted - len(named)
     fitting = sorted(
@@ -356,7 +356,7 @@ def _evenly(
 
 
 def _spread(named: Sequence[_Share], left: int, others: Sequence[_Share]) -> list[tuple[str, int]]:
-    """Deal tasks to the nodes that must be used, and what is left to as few others as possible."""
+    """Distribute tasks over the required nodes, and the rest over as few others as possible."""
     chosen = []
     for share in named:
         more = min(share.tasks - 1, left)
@@ -373,7 +373,7 @@ def _spread(named: Sequence[_Share], left: int, others: Sequence[_Share]) -> lis
 
 
 def _dealt(shares: Sequence[_Share], tasks: int, even: int) -> list[tuple[str, int]]:
-    """Deal tasks to all of these nodes, at least one to each, as evenly as their room allows."""
+    """Distribute tasks over all given nodes, at least one on each, as evenly as possible."""
     counts = dict.fromkeys((share.name for share in shares), 1)
     left = tasks - len(shares)
     for limit in (even, tasks):
@@ -392,7 +392,7 @@ def _dealt(shares: Sequence[_Share], tasks: int, even: int) -> list[tuple[str, i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRelease:
-    """What comes free on a node when a running job ends, at the latest."""
+    """Resources that come free on a node when a running job ends, and the latest time of it."""
 
     at: float
     node: str
@@ -402,20 +402,20 @@ class NodeRelease:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What others may take of the nodes that are kept for a job from a time on."""
+    """Limits on what later jobs may take of nodes kept for a job."""
 
     at: float
     spare: dict[str, int]
     """Processors, by node of the job, that are over even when it has started."""
 
     def limit(self, room: NodeRoom, ends_at: float) -> int:
-        """Return the processors that a job that ends then may have of this room."""
+        """Return the processors of a room that a job ending at ``ends_at`` may take."""
         if ends_at <= self.at:
             return room.processors
         return min(room.processors, self.spare.get(room.node.name, room.processors))
 
     def taken(self, held: Mapping[str, int], ends_at: float) -> None:
-        """Count a job that was given nodes. ``held``: what it takes of each."""
+        """Subtract the resources of a job that got nodes. ``held``: by node."""
         if ends_at > self.at:
             for name, processors in held.items():
                 if name in self.spare:
@@ -423,7 +423,7 @@ class Guard:
 
 
 def guard_for(job: LrmJob, rooms: Mapping[str, NodeRoom], releases: Sequence[NodeRelease]) -> Guard | None:
-    """Return what protects the earliest start of a job on nodes; None when it fits not even when all has ended.
+    """Return the limits that protect a job's earliest start; None when it does not fit even on empty nodes.
 
     ``releases`` in order of time. What has room after some releases has it after more of them, so the first is found
     by halving.
@@ -447,7 +447,7 @@ def guard_for(job: LrmJob, rooms: Mapping[str, NodeRoom], releases: Sequence[Nod
 
 
 def _after(rooms: Mapping[str, NodeRoom], releases: Iterable[NodeRelease]) -> dict[str, NodeRoom]:
-    """Return the rooms as they are once some running jobs have ended."""
+    """Return the rooms after some running jobs have ended."""
     processors: Counter[str] = Counter()
     memory: Counter[str] = Counter()
     for release in releases:
@@ -462,7 +462,7 @@ def _after(rooms: Mapping[str, NodeRoom], releases: Iterable[NodeRelease]) -> di
 
 
 def guarded_rooms(rooms: Mapping[str, NodeRoom], guards: Iterable[Guard], ends_at: float) -> Mapping[str, NodeRoom]:
-    """Return what a job that ends at some time may use of the rooms."""
+    """Return the rooms that a job ending at ``end`` may use."""
     allowed: dict[str, NodeRoom] = {}
     for guard in guards:
         for name in guard.spare if ends_at > guard.at else ():

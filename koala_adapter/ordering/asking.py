@@ -97,7 +97,7 @@ class Overview:
 
 
 def explain(mirror: Mirror, job_id: str) -> Explanation:
-    """Return what is known of a job since the last decision; no policy is asked. Raises JobNotFoundError."""
+    """Return state, place and reason of a job as of the last decision. Raises JobNotFoundError."""
     entry = mirror.entries.get(LrmJobId(job_id))
     if entry is None:
         elements = [other.job.id for other in mirror.entries.values() if _is_element(other.job, job_id)]
@@ -135,7 +135,7 @@ def _is_element(job: LrmJob, array: str) -> bool:
 
 
 def overview(mirror: Mirror) -> Overview:
-    """Return where the whole queue stands."""
+    """Return the summary of the whole queue."""
     phases = [entry.phase for entry in mirror.entries.values()]
     return Overview(
         read_at=None if mirror.listing is None else mirror.listing.read_at,
@@ -158,13 +158,13 @@ _TIMES = ("time", "at", "reserved_at", "promised_at", "read_at", "ours", "theirs
 
 
 def as_read(told: _Told, offset: float) -> _Told:
-    """Return what is told with ``offset`` (seconds) added to its times."""
+    """Return an explanation or overview with its times shifted by ``offset`` seconds."""
     times = {name: getattr(told, name, None) for name in _TIMES}
     return replace(told, **{name: time + offset for name, time in times.items() if time is not None})
 
 
 def report_as_read(report: ShadowReport, offset: float) -> ShadowReport:
-    """Return a report with ``offset`` (seconds) added to its times."""
+    """Return a report with its times shifted by ``offset`` seconds."""
     return replace(
         report,
         since=report.since + offset,
@@ -189,7 +189,7 @@ class SocketPath:
     """Path of a socket that other users may be allowed to use."""
 
     def __init__(self, path: Path, *, mode: int) -> None:
-        """Keep the path; it is checked and made later."""
+        """Store the path; `listening` checks and creates the socket."""
         self._path = path
         self._mode = mode
 
@@ -207,7 +207,7 @@ class SocketPath:
                 self._remove(made)
 
     def _bind(self, listener: socket.socket) -> int:
-        """Begin to listen; return the number of the socket's inode. Raises OSError."""
+        """Bind the socket and listen; return its inode number. Raises OSError."""
         self._check()
         with reachable(self._path) as name:
             self._clear(name)
@@ -218,7 +218,7 @@ class SocketPath:
         return self._path.lstat().st_ino
 
     def _check(self) -> None:
-        """Refuse a directory in which another user could put something else in its place. Raises OSError."""
+        """Refuse a directory in which another user could replace the socket. Raises OSError."""
         directory = self._path.parent
         found = weakness(self._path)
         if found:
@@ -231,7 +231,7 @@ class SocketPath:
             raise self._unusable(f"others can write to {directory} (mode {mode:04o})")
 
     def _clear(self, name: str) -> None:
-        """Remove the socket that a killed process has left. Raises OSError."""
+        """Remove the socket of a process that was killed. Raises OSError."""
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(self._path.lstat().st_mode):
                 raise self._unusable("there is a file of that name that is no socket")
@@ -244,7 +244,7 @@ class SocketPath:
             self._path.unlink()
 
     def _remove(self, made: int) -> None:
-        """Remove what we made, unless it is another's by now."""
+        """Remove our socket, unless another process has replaced it."""
         with suppress(OSError):
             if self._path.lstat().st_ino == made:
                 self._path.unlink()
@@ -289,7 +289,7 @@ EXPLANATION = TypeAdapter(Explanation)
 
 
 def explained_by(mirror: Mirror, clock: ServiceClock) -> Callable[[str], Explanation]:
-    """Return what explains the jobs of a mirror in times of day; ``clock``: that of the mirror."""
+    """Return the function that explains jobs of a mirror in time of day; ``clock``: that of the mirror."""
     return lambda job_id: as_read(explain(mirror, job_id), clock.offset)
 
 
@@ -324,7 +324,7 @@ class ExplainServer:
                     await anyio.sleep(rest if went_well else WITHOUT_ACCEPT)
 
     def _admit(self, listener: socket.socket, tasks: TaskGroup) -> bool:
-        """Give places to those who have connected; tell whether that was possible."""
+        """Accept waiting connections up to the bound; return False when none could be accepted."""
         for _ in range(ROUND):
             try:
                 connection, _ = listener.accept()
@@ -378,14 +378,14 @@ class ExplainServer:
 
 
 def told_to(user: int, found: Explanation) -> Explanation:
-    """Return what a user (id) is told of a job: of another user's neither whose it is, nor its name and nodes."""
+    """Return an explanation as a user may see it: without owner, name and nodes of other users' jobs."""
     if user in {0, os.geteuid()} or found.user == user_name(user):
         return found
     return replace(found, user="", name="", nodes=())
 
 
 def job_asked_for(line: bytes) -> str | None:
-    """Return the job id of a question; None when it is not one."""
+    """Return the job id in a question; None when the question is malformed."""
     try:
         question = json.loads(line)
     except (ValueError, RecursionError):
@@ -399,7 +399,7 @@ def _refusal(message: str, hint: str = "") -> bytes:
 
 
 async def _read_line(connection: socket.socket) -> bytes | None:
-    """Return what a peer sends up to the end of a line, or so much that it is none; None when that does not come."""
+    """Return the bytes up to a line end or the limit of length; None when the peer is too slow."""
     read = b""
     with anyio.move_on_after(QUESTION_SECONDS):
         while len(read) <= QUESTION_LIMIT:
@@ -462,7 +462,7 @@ def ask_explanation(path: Path, cluster: str, job_id: str, *, hint: str) -> Expl
 
 
 def read_answer(line: bytes) -> Explanation:
-    """Return what a scheduler answered. Raises JobNotFoundError, and ProtocolError when it cannot be read."""
+    """Parse the answer of a scheduler. Raises JobNotFoundError, and ProtocolError for an unreadable one."""
     try:
         return EXPLANATION.validate_json(line)
     except ValidationError:
@@ -478,7 +478,7 @@ def _refusal_in(line: bytes) -> KoalaError:
 
 
 def _asked_once(path: Path, question: bytes) -> bytes | None:
-    """Return the answer; None when there was no place for the question. Raises OSError."""
+    """Ask once and return the answer; None when the server had no place free. Raises OSError."""
     with reachable(path) as name, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         # Unlike a time-out of Python's it has the kernel queue us while too many others connect, socket(7).
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", ASK_SECONDS, 0))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Phase(StrEnum):
-    """How far koala has come with the start of a job."""
+    """Progress of koala's start of a job."""
 
     LEFT_OUT = "left out"
     """It may not be started now; the reason is kept."""
@@ -39,7 +39,7 @@ class Phase(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A job of the listing with what is derived from it."""
+    """A listed job with the properties that its scheduler derives from it."""
 
     job: LrmJob
     """As it was listed last, but with what its user insisted on before we tied it to nodes."""
@@ -72,7 +72,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A job to be started, and where."""
+    """A job to be started, with its nodes."""
 
     job_id: LrmJobId
     allocation: Allocation
@@ -119,7 +119,7 @@ _DIGITS = re.compile(r"(\d+)")
 
 
 class JobCategory(Enum):
-    """Whether and why a listed job is scheduled by us."""
+    """Whether koala schedules a listed job, and if not, why."""
 
     OURS = "ours to start"
     LEFT_OUT = "left out"
@@ -129,7 +129,7 @@ class JobCategory(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Rules by which listed jobs are scheduled by us."""
+    """Rules that decide which listed jobs koala schedules."""
 
     shadow: bool = False
     """Take what the batch system itself schedules: jobs that are queued, not those in hold."""
@@ -144,7 +144,7 @@ class Rules:
 
 
 def category_of(job: LrmJob, rules: Rules, *, now: float, ours: bool = False) -> tuple[JobCategory, str]:
-    """Return what a job is to us, and the reason when it is left out.
+    """Return the category of a job, and why it is left out where it is.
 
     ``now``: the time of day. ``ours``: we put it in hold again ourselves.
     """
@@ -199,7 +199,7 @@ def known_limit(job: LrmJob, queues: Mapping[str, Queue]) -> int | None:
 
 
 def layout_of(job: LrmJob) -> tuple[tuple[str, int], ...]:
-    """Return where the processors of a running job are, as well as the batch system tells."""
+    """Return the processors of a running job by node, as far as the batch system tells."""
     if job.layout or not job.nodes:
         return job.layout
     each, more = divmod(job.processors, len(job.nodes))
@@ -217,7 +217,7 @@ def difference(layout: tuple[tuple[str, int], ...], nodes: tuple[tuple[str, int]
 
 
 def turn(id_: LrmJobId, submitted_at: float | None) -> tuple[float, tuple[int | str, ...], str]:
-    """Return what brings jobs into the order of their submission: where times are equal, as their LRM counts.
+    """Sort key of jobs by submission; at equal times by the batch system's job numbers.
 
     Numbers within an id count as numbers: ``9`` before ``10``, ``12_3`` and ``12.3`` before ``12_10`` and ``12.10``.
     """
@@ -228,7 +228,7 @@ def turn(id_: LrmJobId, submitted_at: float | None) -> tuple[float, tuple[int | 
 
 
 def in_order(jobs: Iterable[LrmJob]) -> list[LrmJob]:
-    """Return jobs in the order of their submission: a batch system lists them in any, Slurm the newest first."""
+    """Sort jobs by submission; batch systems list them in any order, Slurm the newest first."""
     return sorted(jobs, key=lambda job: turn(job.id, job.submitted_at))
 
 
@@ -237,7 +237,7 @@ def in_order(jobs: Iterable[LrmJob]) -> list[LrmJob]:
 
 
 class Suitability:
-    """What nodes and queues allow, whatever runs."""
+    """Checks of jobs against the nodes and queues that exist, busy or not."""
 
     def __init__(self) -> None:
         """Create an empty list of jobs."""
@@ -252,7 +252,7 @@ class Suitability:
         self._served: dict[str, tuple[int | None, str]] = {}
 
     def follow(self, listing: Listing) -> bool:
-        """Take the nodes and queues of a listing; tell whether all is as it was."""
+        """Update nodes and queues from a listing; return whether they are unchanged."""
         seen = [
             (
                 node.name,
@@ -280,14 +280,14 @@ class Suitability:
         return False
 
     def pool_for(self, job: LrmJob) -> tuple[int | None, str]:
-        """Return the pool in which a job is to start, and why it never could there as things are; empty if it could."""
+        """Return the pool for a job, and why it can never start there; empty when it can."""
         if job.queue not in self._served:
             self._served[job.queue] = self._pool_of(job.queue)
         pool, problem = self._served[job.queue]
         return pool, problem or self._problem(job)
 
     def processors_of(self, job: LrmJob) -> int:
-        """Return how many processors a job takes from others: whole cores, or whole nodes where it has them alone."""
+        """Return how many processors a job occupies: whole cores, or whole nodes when it is exclusive."""
         self._problem(job)
         return self._sizes.get(asked_of_nodes(job), job.processors)
 
@@ -304,7 +304,7 @@ class Suitability:
         return f"even with nothing else running on the nodes that are up: {problem}" if problem else ""
 
     def _pool_of(self, wanted: str) -> tuple[int | None, str]:
-        """Return the pool of a queue, or list of queues, and why its jobs cannot start there now."""
+        """Return the pool of a queue or list of queues, and why its jobs cannot start there now."""
         pool = self.pools.of_queue(wanted)
         if pool is None:
             return None, f"no node serves queue {wanted}" if wanted else "it names no queue"

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What can be said of a job that waits in a queue."""
+    """Place, reserved start and reason of a waiting job."""
 
     position: int
     """Its place, from 1; 0: it is larger than the cluster is now."""
@@ -88,19 +88,19 @@ class _Queue:
 
 
 class Standings:
-    """The queues of all pools of nodes as they are when this is made, after their policies have decided."""
+    """Snapshot of all pools' queues after a decision."""
 
     def __init__(self, schedulers: Sequence[ClusterScheduler], now: float) -> None:
-        """``schedulers`` by the numbers of their pools; ``now`` by their clock."""
+        """``schedulers``: by pool number; ``now``: by their clock."""
         self._queues = [_Queue(scheduler, now) for scheduler in schedulers]
 
     def reservations(self) -> Iterator[tuple[LocalJob, float]]:
-        """Yield the waiting jobs that have a start reserved, with that start."""
+        """Yield the waiting jobs that have a reserved start, with that start."""
         for queue in self._queues:
             yield from queue.reserved.items()
 
     def of(self, entry: Entry) -> Standing | None:
-        """Return where a job stood; None when it did not wait in a queue then."""
+        """Return the place of a job; None when it was not waiting."""
         if entry.local is None or entry.pool is None or entry.pool >= len(self._queues):
             return None
         return self._queues[entry.pool].standing_of(entry.local)
@@ -113,7 +113,7 @@ STEADY = frozenset({Phase.RUNNING, Phase.WAITING})
 
 
 class Mirror:
-    """One batch system's jobs and nodes, and a policy for each pool of nodes."""
+    """Jobs and nodes of one batch system, with a queue policy for each pool of nodes."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Mirror:
         rules: Rules,
         starts: Starts,
     ) -> None:
-        """``make_scheduler`` returns a policy of a cluster without processors; ``starts``: those that are on record."""
+        """``make_scheduler``: returns a policy for 0 processors; ``starts``: those on record."""
         self.rules = rules
         self.starts = starts
         self.entries: dict[LrmJobId, Entry] = {}
@@ -152,7 +152,7 @@ class Mirror:
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def observe(self, listing: Listing) -> None:
-        """Bring the picture in step with a listing."""
+        """Update jobs and nodes from a listing."""
         now = listing.read_at
         nodes = up_for_us(listing.nodes, self.starts.in_hand(listing.read_at))
         self.listing = listing = replace(listing, nodes=nodes)
@@ -176,7 +176,7 @@ class Mirror:
         self._settle(occupying, waiting, now)
 
     def _examine_nodes(self, listing: Listing) -> bool:
-        """Have the policies follow nodes that came, went, or serve other queues; tell whether all is as it was."""
+        """Update pools from the listed nodes; return whether they are unchanged."""
         before = self.pools
         same = self._suitability.follow(listing)
         if self.pools != before:
@@ -189,7 +189,7 @@ class Mirror:
         return same
 
     def _examine(self, job: LrmJob, now: float) -> Entry | None:
-        """Update what is kept of one job; None when it is over."""
+        """Update the entry of one job; return None when the job is over."""
         entry = self.entries.get(job.id)
         if entry is not None and is_another(job, entry.job.submitted_at):
             self._gone(entry, now, JobEventKind.GONE)
@@ -237,7 +237,7 @@ class Mirror:
         return entry
 
     def _update(self, entry: Entry, job: LrmJob, now: float) -> None:
-        """Take over what was listed, and tell the policy when it matters to it."""
+        """Update an entry from the listed job, and the policy where it is concerned."""
         former = entry.job
         entry.job = job
         if self.listing is None:
@@ -277,7 +277,7 @@ class Mirror:
             entry.requeues = entry.job.requeues
 
     def _start_has_failed(self, entry: Entry, now: float) -> bool:
-        """Take a start back that has failed; one that does not show yet may still succeed."""
+        """Take back a failed start; one that does not show yet may still succeed."""
         failure = self.starts.failure(entry.job, now)
         if failure is None:
             return False
@@ -288,7 +288,7 @@ class Mirror:
         return True
 
     def _waits(self, entry: Entry, reason: str, now: float) -> None:
-        """Put a job that may not be started aside; the others are queued once the size of the cluster is known."""
+        """Set aside a waiting job that may not be started; others are queued once the cluster's size is known."""
         if entry.phase is Phase.RUNNING:
             self._queued_again(entry, now)
         held = entry.job.state is LrmJobState.HELD
@@ -309,7 +309,7 @@ class Mirror:
         entry.reason = reason
 
     def _queued_again(self, entry: Entry, now: float) -> None:
-        """Have a job that ran, and waits again, put in hold and untied if it was us who started it."""
+        """Hold and untie a job that koala started and that waits again."""
         if entry.phase is Phase.RUNNING:
             self._leave(entry, now)
         self._withdraw(entry, now)
@@ -319,7 +319,7 @@ class Mirror:
             entry.phase, entry.reason = Phase.RETURNING, REQUEUED
 
     def _settle(self, occupying: Iterable[Entry], waiting: Iterable[Entry], now: float) -> None:
-        """Tell the policies the size of the cluster, and then what runs and what waits."""
+        """Update the policies' cluster sizes, then their running and waiting jobs."""
         for entry in occupying:
             if entry.local is None:
                 entry.pool = self.pools.of_nodes(entry.nodes)
@@ -336,7 +336,7 @@ class Mirror:
                 self._queue(entry)
 
     def _resize(self, occupying: Iterable[Entry], now: float) -> None:
-        """Make each cluster as large as what runs and what is free together: drained nodes shrink as jobs end there."""
+        """Set each cluster's size to running plus free processors, so that drained nodes shrink as jobs end."""
         sizes = [0] * len(self.schedulers)
         self.rooms = self._free_rooms()
         for name, room in self.rooms.items():
@@ -364,7 +364,7 @@ class Mirror:
     # -- what became of it -------------------------------------------------------------------------------------------
 
     def another_starts(self, entry: Entry) -> bool:
-        """Tell whether another element of a job's array is being started, and it has to wait for that."""
+        """Return whether another element of the job's array is being started, so that this one must wait."""
         array = entry.job.array if self.rules.one_by_one else None
         return array is not None and any(
             other.phase in {Phase.STARTING, Phase.RETURNING} and other.job.array == array
@@ -372,7 +372,7 @@ class Mirror:
         )
 
     def starts_to_undo(self) -> list[LrmJobId]:
-        """Return the jobs to be held and untied: they did not start in time, or were queued again."""
+        """Return jobs to be held and untied: not started in time, or queued again."""
         returning = (entry.job for entry in self.entries.values() if entry.phase is Phase.RETURNING)
         return [job.id for job in returning if job.state is LrmJobState.QUEUED or self.starts.is_tied(job.id)]
 
@@ -386,14 +386,14 @@ class Mirror:
         self._tell(JobEventKind.ENDED if ran else kind, entry, now)
 
     def _leave(self, entry: Entry, now: float) -> None:
-        """Take a job that holds processors out of its policy."""
+        """Remove a job that holds processors from its policy."""
         if entry.local is not None:
             self.schedulers[_pool(entry)].end(entry.local, now)
             self.dirty = True
         entry.local = None
 
     def _withdraw(self, entry: Entry, now: float) -> None:
-        """Take a waiting job out of its policy."""
+        """Remove a waiting job from its policy."""
         if entry.local is not None and entry.phase is Phase.WAITING:
             self.schedulers[_pool(entry)].withdraw(entry.local, now)
             entry.local = None
@@ -421,7 +421,7 @@ class Mirror:
         return () if self.listing is None else self.listing.nodes
 
     def _free_rooms(self) -> dict[str, NodeRoom]:
-        """Return what is free on each node that is up, jobs that are being started counted."""
+        """Return the free resources of each node that is up; those of jobs being started are not free."""
         nodes = {node.name: node for node in self._nodes()}
         taken: dict[str, int] = {}
         memory: dict[str, int] = {}
@@ -434,7 +434,7 @@ class Mirror:
         return rooms_of(self._nodes(), taken, memory)
 
     def next_due(self, now: float) -> float | None:
-        """Return when something is to be looked at again although nothing happens; None when never."""
+        """Return the time of the next pass if nothing happens before; None: no pass is needed."""
         times = [pin.not_before for pin in self.starts.pins.values()]
         offset = 0.0 if self.listing is None else self.listing.offset
         eligible = (entry.job.eligible_at for entry in self.entries.values())

@@ -47,7 +47,7 @@ SOON = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MisfitRules:
-    """What of a policy matters for jobs that do not fit on nodes."""
+    """How a policy treats jobs that do not fit on nodes: whether others overtake, for how many nodes are kept."""
 
     overtaking: bool
     """Jobs behind may start before it."""
@@ -56,13 +56,13 @@ class MisfitRules:
 
     @classmethod
     def of(cls, policy: str, depth: int) -> Self:
-        """Return that of a policy which reserves for so many jobs; conservative does for as many as are kept at all."""
+        """Return the rules of a policy that reserves for ``depth`` jobs; of conservative, for all that may be kept."""
         wanted = MOST_GUARDS if policy == "conservative" else depth
         return cls(overtaking=policy != "fcfs", guards=min(MOST_GUARDS, wanted))
 
 
 def decide(mirror: Mirror, misfit_rules: MisfitRules, now: float) -> list[Start]:
-    """Return the jobs to start now. They count as starting from here on; nothing is due before something changes.
+    """Return the jobs to start now; they count as starting. Further calls start nothing until something changes.
 
     A pass that its bounds end leaves the mirror ``unfinished``: the next one goes on behind the jobs that were tried.
     What changes meanwhile is looked at from the head of the queue on, once all have been tried.
@@ -87,7 +87,7 @@ def decide(mirror: Mirror, misfit_rules: MisfitRules, now: float) -> list[Start]
 
 
 class _Pass:
-    """One pass over one pool."""
+    """One scheduling pass over one pool."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class _Pass:
         return starts
 
     def _set_aside(self, pool: int) -> dict[LocalJob, float]:
-        """Take the jobs out of the queue that earlier passes of this round have tried, but the first that get guards.
+        """Remove the jobs tried in earlier passes of this round from the queue, except the first, which get guards.
 
         Before the first pass of a round there are none.
         """
@@ -195,7 +195,7 @@ class _Pass:
 
     @cached_property
     def _next_release(self) -> float:
-        """Before this nothing more is free, unless a job ends early."""
+        """Time before which nothing comes free, unless a job ends early."""
         return next((release.at for release in self._releases()), self._now)
 
     def _pass_over(self, entry: Entry, reason: str) -> None:
@@ -222,7 +222,7 @@ class _Pass:
         return Start(job_id=job.id, allocation=found, pin=pin)
 
     def _releases(self) -> list[NodeRelease]:
-        """Return what comes free when the jobs that hold processors end, in order of time."""
+        """Return the resources that come free as running jobs end, in order of time."""
         found = []
         for entry in self._mirror.entries.values():
             if entry.phase in {Phase.RUNNING, Phase.STARTING} and entry.local is not None:
@@ -260,7 +260,7 @@ def _id(local: LocalJob) -> LrmJobId:
 
 
 def _tell_reserved(mirror: Mirror, standings: Standings, now: float) -> None:
-    """Tell the first start that was reserved for each job; later ones are earlier, or an event has come between."""
+    """Report the first reserved start of each job; later ones are earlier, or were caused by an event."""
     for local, at in standings.reservations():
         entry = mirror.entries[_id(local)]
         if entry.promised is None:

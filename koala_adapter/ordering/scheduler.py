@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class QueueMeter:
-    """Counts decisions, and tells where the queue, or its shadow, stands."""
+    """Metrics of decisions and of the queue's state."""
 
     def __init__(self, cluster: str) -> None:
         """Create a meter without counts."""
@@ -56,7 +56,7 @@ class QueueMeter:
             self.meter.add(metric.QUEUE_EVENTS, self._cluster, one.kind.value)
 
     def read_queue(self, overview: Callable[[], Overview]) -> None:
-        """Tell where the queue stands whenever the metrics are read."""
+        """Update the queue's gauges whenever metrics are read."""
 
         def read(meter: Meter) -> None:
             found = overview()
@@ -74,7 +74,7 @@ class QueueMeter:
         self.meter.read_with(read)
 
     def read_shadow(self, report: Callable[[], ShadowReport]) -> None:
-        """Tell how a shadow's decisions differ whenever the metrics are read."""
+        """Update the gauges of a shadow's differences whenever metrics are read."""
 
         def read(meter: Meter) -> None:
             found = report()
@@ -99,7 +99,7 @@ CLUSTER = "the cluster that is scheduled"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How often a batch system is looked at (seconds)."""
+    """Intervals at which a batch system is listed, in seconds."""
 
     interval: float
     """Between two looks while nothing is about to change."""
@@ -108,7 +108,7 @@ class Pace:
 
 
 async def start_plugin(lrm: Lrm, *, on_trouble: Callable[[str], None]) -> None:
-    """Make a plugin ready, however long its batch system does not answer.
+    """Start a plugin, waiting as long as its batch system does not answer.
 
     ``on_trouble`` hears when it does not answer (why), and when it answers after that (empty).
     """
@@ -130,12 +130,12 @@ async def start_plugin(lrm: Lrm, *, on_trouble: Callable[[str], None]) -> None:
 
 
 class PacedWatcher:
-    """Lists one batch system at intervals, or earlier when it is told that something will have changed."""
+    """Lists one batch system at intervals, or earlier when a change is expected."""
 
     def __init__(
         self, lrm: Lrm, pace: Pace, *, on_trouble: Callable[[str], None], clock: ServiceClock | None = None
     ) -> None:
-        """``lrm`` has been started. ``clock``: by which all is dated; None: a new one.
+        """``lrm`` has been started. ``clock``: dates all listings; None: a new one.
 
         ``on_trouble`` hears when the batch system stops answering (why), and when it answers again (empty).
         """
@@ -153,11 +153,11 @@ class PacedWatcher:
 
     @property
     def failure(self) -> str | None:
-        """Why the last look was not answered; None when it was."""
+        """Why the last listing failed; None when it succeeded."""
         return None if self._watcher.failure is None else str(self._watcher.failure)
 
     async def look(self) -> Listing | None:
-        """Return a listing; None when the batch system does not answer now."""
+        """Return a listing; None when the batch system does not answer."""
         if self._watcher.resting:
             return None
         try:
@@ -166,11 +166,11 @@ class PacedWatcher:
             return None
 
     def look_soon(self) -> None:
-        """Have the next look come as early as the bounds allow."""
+        """Schedule the next listing as early as the bounds allow."""
         self._wanted.set()
 
     async def pause(self, *, restless: bool, due: float | None) -> None:
-        """Wait until the next look. ``due``: seconds after which something is to be looked at anyway."""
+        """Wait until the next listing. ``due``: at most so many seconds."""
         await anyio.sleep(self._pace.shortest)
         left = self._pace.interval - self._pace.shortest
         if not restless and left > 0:
@@ -209,7 +209,7 @@ class GivenBack:
 
 
 async def give_back(lrm: Lrm, *, pins: Iterable[Pin] = (), tell: Callable[[str], None] = lambda _: None) -> GivenBack:
-    """Release what the site's hook holds. ``pins``: starts on record, whose jobs may be tied to nodes.
+    """Release jobs that the site's hook holds. ``pins``: recorded starts, whose jobs may be tied to nodes.
 
     Raises LrmUnavailableError when the batch system does not answer; then it can be repeated.
     """
@@ -236,7 +236,7 @@ async def give_back(lrm: Lrm, *, pins: Iterable[Pin] = (), tell: Callable[[str],
 async def _untied(
     lrm: Lrm, held: Sequence[LrmJob], pins: Iterable[Pin], tell: Callable[[str], None]
 ) -> Sequence[LrmJob]:
-    """Untie jobs whose start was cut short, and return what is held then."""
+    """Untie jobs whose start was interrupted; return the jobs held afterwards."""
     on_record = Starts(pins=pins)
     found = (on_record.pin_of(job) for job in held if job.state is LrmJobState.HELD)
     ours = [pin.start for pin in found if pin is not None and pin.wishes is not None]
@@ -257,7 +257,7 @@ def _waiting(jobs: Sequence[LrmJob]) -> list[LrmJobId]:
 
 
 async def _release(lrm: Lrm, jobs: Sequence[LrmJobId]) -> dict[LrmJobId, str]:
-    """Release jobs, singly where all together are refused; return those that are refused, with the reasons."""
+    """Release jobs, one by one if refused together; return the refused ones with the reasons."""
     if not jobs:
         return {}
     try:
@@ -281,7 +281,7 @@ log = structlog.get_logger()
 
 
 class OutsideScheduler:
-    """Owns the order of one batch system while it runs."""
+    """Schedules the queue of one batch system from outside."""
 
     def __init__(
         self,
@@ -293,7 +293,7 @@ class OutsideScheduler:
         *,
         tell: Callable[[Sequence[JobEvent]], None],
     ) -> None:
-        """``tell`` hears after each look what went on, if anything, in times of day.
+        """``tell``: called after each listing with the events since, in times of day.
 
         The watcher's plugin has been started, and its clock is ours and the starter's, whose starts are the mirror's.
         """
@@ -306,7 +306,7 @@ class OutsideScheduler:
         self._observed_at = 0.0
 
     async def run(self, *, once: bool = False) -> None:
-        """Schedule until cancelled; ``once``: one pass, and return when what it started has shown.
+        """Schedule until cancelled; ``once``: make one pass and return when its starts have shown.
 
         What does not run when it is cancelled is held again. While starts cannot be put on record nothing is started.
         """
@@ -331,11 +331,11 @@ class OutsideScheduler:
 
     @property
     def restless(self) -> bool:
-        """Tell whether something is about to show."""
+        """Return whether starts are under way that a listing should show soon."""
         return any(entry.phase in {Phase.STARTING, Phase.RETURNING} for entry in self.mirror.entries.values())
 
     async def _follow(self, listing: Listing, tasks: TaskGroup, *, deciding: bool) -> None:
-        """Take in a listing and do what follows from it."""
+        """Process a listing: update, decide, and start or undo starts."""
         mirror = self.mirror
         if self._watcher.clock.step():
             self._note_clock()
@@ -362,7 +362,7 @@ class OutsideScheduler:
             log.warning("the clock's reading cannot be put on record", error=str(error))
 
     async def _start(self, job_id: LrmJobId) -> None:
-        """Have one job started; what came of it shows in the next looks."""
+        """Begin the start of one job; the next listings show the result."""
         await self._starter.ask(job_id)
         self._watcher.look_soon()
 

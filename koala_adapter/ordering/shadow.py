@@ -34,7 +34,7 @@ SHORTEST = 0.5
 
 @dataclass(slots=True, eq=False)
 class ObservedJob:
-    """Times of one job under the batch system's own scheduler."""
+    """Times of a job under the batch system's own scheduler."""
 
     id: LrmJobId
     user: str
@@ -56,7 +56,7 @@ class ObservedJob:
 
     @property
     def run_time(self) -> float:
-        """Seconds that it runs, as well as is known."""
+        """Run time in seconds: observed, or else estimated."""
         if self.started_at is None:
             return float(self.estimate)
         if self.ended_at is not None:
@@ -69,7 +69,7 @@ _END, _SIZE, _WITHDRAW, _SUBMIT, _WAKE = range(5)
 
 
 class ShadowReplay:
-    """The jobs of one pool, once through its policy."""
+    """Replay of one pool's observed jobs under a policy."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class ShadowReplay:
         heappush(self._events, (at, kind, self._number, what))
 
     def run(self) -> None:
-        """Let everything happen up to the end of the observation."""
+        """Run the replay to the end of the observation."""
         while self._events and self._events[0][0] <= self._until:
             now = self._events[0][0]
             while self._events and self._events[0][0] == now:
@@ -161,7 +161,7 @@ SHOWN = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One job that we would have started at another time."""
+    """A job that the policy starts at another time than the batch system did."""
 
     job_id: str
     processors: int
@@ -172,7 +172,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowReport:
-    """How our decisions differ from what the batch system did."""
+    """Differences between the policy's schedule and the batch system's."""
 
     since: float
     until: float
@@ -202,7 +202,7 @@ class _Totals:
     wait_theirs: float = 0.0
 
     def count(self, seen: ObservedJob, now: float) -> float:
-        """Count a job; return how much earlier (seconds) it starts with us."""
+        """Add a job; return how many seconds earlier the policy starts it."""
         theirs, ours = seen.started_at, seen.ours
         until = now if seen.ended_at is None or seen.started_at is not None else seen.ended_at
         gain = (until if theirs is None else theirs) - (until if ours is None else ours)
@@ -216,10 +216,10 @@ class _Totals:
 
 
 class Shadow:
-    """Follows a batch system and replays it through a policy."""
+    """Observes a batch system and replays its jobs under a policy."""
 
     def __init__(self, make_scheduler: Callable[[], ClusterScheduler], rules: Rules, *, longest: int = LONGEST) -> None:
-        """``make_scheduler`` returns a policy of a cluster without processors."""
+        """``make_scheduler``: returns a policy for 0 processors."""
         self._make_scheduler = make_scheduler
         self._rules = rules
         self._longest = longest
@@ -242,7 +242,7 @@ class Shadow:
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def observe(self, listing: Listing) -> None:
-        """Take in a listing, and decide anew."""
+        """Add a listing and decide again."""
         now = self._now = max(self._now, listing.read_at)
         first = self._first is None
         if self._first is None:
@@ -346,7 +346,7 @@ class Shadow:
             ShadowReplay(self._make_scheduler(), jobs, sizes, since=self._from, until=now).run()
 
     def _fold(self, now: float) -> None:
-        """Forget jobs that are over in both worlds, when there are too many; what is decided by now stays."""
+        """Drop jobs that are over in both schedules when too many are kept; past decisions stay."""
         if len(self._over) <= self._longest:
             return
         kept = []
@@ -382,7 +382,7 @@ class Shadow:
     # -- telling -----------------------------------------------------------------------------------------------------
 
     def report(self) -> ShadowReport:
-        """Return how our decisions differ from what the batch system did so far."""
+        """Return the differences so far."""
         totals = _Totals(**{name: getattr(self._base, name) for name in _Totals.__slots__})
         gains: list[tuple[float, ObservedJob]] = [
             (totals.count(seen, self._now), seen)

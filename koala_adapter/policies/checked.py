@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class CheckedPlacement(PlacementPolicy):
-    """A policy that answers as another one does, if that can be followed."""
+    """Placement policy that passes on another's answers and raises PolicyAnswerError for invalid ones."""
 
     def __init__(self, policy: PlacementPolicy, described: str) -> None:
         """``described``: the policy and its entry point, as a person is told."""
@@ -55,14 +55,14 @@ class CheckedPlacement(PlacementPolicy):
 def placement_problem(
     result: object, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]
 ) -> str:
-    """Return what is wrong with an answer, as it goes on after "it"; nothing when it can be followed."""
+    """Return what is wrong with a placement, as the end of a sentence "it ..."; empty when it is valid."""
     return next(_placement_problems(result, requests, views), "")
 
 
 def _placement_problems(
     result: object, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]
 ) -> Iterator[str]:
-    """Yield what is wrong; only the first counts, as what is looked at next relies on what was looked at before."""
+    """Yield problems of a placement; only the first is used, as later checks rely on earlier ones."""
     if isinstance(result, Insufficient | Infeasible):
         if not (isinstance(result.reason, str) and result.reason):
             yield "gives no reason"
@@ -134,7 +134,7 @@ def _kind(value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a value as it was written; of anything else what it is: the same each time, as it gets into a journal."""
+    """Return a value for messages, reproducibly: simple values as written, others by their type."""
     return repr(value) if isinstance(value, str | int | float | None) else _kind(value)
 
 
@@ -147,7 +147,7 @@ MOST_ROUNDS = 10_000
 
 
 class CheckedMalleability(MalleabilityPolicy):
-    """A policy that asks whom another one asks, if that can be done."""
+    """Malleability policy that passes on another's messages and raises PolicyAnswerError for invalid ones."""
 
     def __init__(self, policy: MalleabilityPolicy, described: str) -> None:
         """``described``: the policy and its entry point, as a person is told."""
@@ -178,12 +178,12 @@ class CheckedMalleability(MalleabilityPolicy):
 
 
 def messages_problem(answer: object, running: RunningJobs[J], step: Step, *, rebalances: bool) -> str:
-    """Return what is wrong with a round of messages, as it goes on after "it"; nothing when it can be sent."""
+    """Return what is wrong with a round of messages, as the end of a sentence "it ..."; empty when valid."""
     return next(_message_problems(answer, running, step, rebalances=rebalances), "")
 
 
 def _message_problems(answer: object, running: RunningJobs[J], step: Step, *, rebalances: bool) -> Iterator[str]:
-    """Yield what is wrong; only the first counts, as what is looked at next relies on what was looked at before."""
+    """Yield problems of messages; only the first is used, as later checks rely on earlier ones."""
     if not isinstance(answer, list | tuple):
         yield f"is a {type(answer).__name__}, not a list of jobs with numbers of processors"
         return
@@ -233,7 +233,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedQueues:
-    """Makes queues under a policy whose answers are looked at."""
+    """Factory of queues under an installed policy whose answers are checked."""
 
     make: MakeQueue
     described: str
@@ -248,7 +248,7 @@ class CheckedQueues:
 
 
 class CheckedQueue(ClusterScheduler):
-    """A queue that starts what a policy starts, if that can be done.
+    """Queue that passes on the starts of an installed policy, after checking them.
 
     Where its faults are raised, each method may raise PolicyAnswerError.
     """
@@ -384,7 +384,7 @@ class CheckedQueue(ClusterScheduler):
         return {job: at for job, at in told.items() if job in self._waiting and isinstance(at, int | float)}
 
     def reservation(self, job: LocalJob, now: float) -> Reservation:
-        """Return the reservation of a job. Of a policy at fault it says that."""
+        """Return the reservation of a job; while the policy has failed, that is its reason."""
         order = list(self.waiting)
         position = order.index(job) + 1
         told = None if self.trouble else self._tell(lambda policy: policy.reservation(job, now))
@@ -395,7 +395,7 @@ class CheckedQueue(ClusterScheduler):
     # The policy
 
     def _make_policy(self, now: float) -> None:
-        """Make the policy, and tell it all that is known here."""
+        """Create the policy and add all known jobs to it."""
         for job in self._waiting:
             job.started_at = job.entry = None
         try:
@@ -411,7 +411,7 @@ class CheckedQueue(ClusterScheduler):
             self._policy = policy
 
     def _tell(self, told: Callable[[ClusterScheduler], T]) -> T | None:
-        """Return what the policy answers; None when it fails."""
+        """Call the policy and return its answer; None when it raises."""
         if self._policy is None:
             return None
         try:
@@ -421,7 +421,7 @@ class CheckedQueue(ClusterScheduler):
             return None
 
     def _refuse(self, error: PolicyAnswerError) -> None:
-        """Do without the policy until it is made anew."""
+        """Stop asking the policy until it is created again."""
         self._policy = None
         if self._queues.refused is None:
             raise error

@@ -39,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledPolicy:
-    """A policy that keeps the contract as far as its definition goes."""
+    """An installed policy whose definition is valid."""
 
     definition: PolicyDefinition
     described: str
@@ -49,7 +49,7 @@ class InstalledPolicy:
 def load_definitions(
     kind: PolicyKind, own: Iterable[str], entry_points: Iterable[metadata.EntryPoint] | None = None
 ) -> Mapping[str, InstalledPolicy]:
-    """Return the policies of a kind by name; ``own``: names of koala's own, which cannot be replaced.
+    """Return installed policies of a kind by name; ``own``: koala's names, which may not be used.
 
     Raises PluginError, naming the distribution at fault, when one cannot be imported or breaks the contract, and for
     an entry point that is of no kind.
@@ -73,7 +73,7 @@ def load_definitions(
 
 
 def described(entry_point: metadata.EntryPoint) -> str:
-    """Return how an entry point is told to a person: its name, what it names, and the distribution it is from."""
+    """Return an entry point for messages: its name, its target and its distribution."""
     dist = entry_point.dist
     of = f" of {dist.name} {dist.version}" if dist is not None else ""
     return f"policy {entry_point.name!r} ({entry_point.value}){of}"
@@ -109,7 +109,7 @@ def _problem(name: str, definition: PolicyDefinition) -> str:
 
 
 def load_policies(entry_points: Iterable[EntryPoint] | None = None) -> Policies:
-    """Return what the scheduler may use: koala's own policies of placement and malleability, and those installed.
+    """Return koala's and the installed policies for placement, malleability and sizes.
 
     With them come the installed rules for the sizes of components.
 
@@ -137,7 +137,7 @@ def load_queue_policy(
     *,
     refused: Callable[[PolicyAnswerError], None] | None = None,
 ) -> MakeQueue | None:
-    """Return what makes queues under an installed policy; None for one of koala's own.
+    """Return the factory of an installed queue policy; None for one of koala's own.
 
     ``refused`` hears of answers that cannot be followed; None: PolicyAnswerError is raised where they are given.
     Raises ConfigurationError when there is none of that name, and PluginError for one that cannot be made.

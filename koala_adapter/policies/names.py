@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def installed() -> tuple[metadata.EntryPoint, ...]:
-    """Return the entry points of the policies of all installed distributions. Nothing is imported."""
+    """Return the entry points of installed policies, without importing them."""
     return tuple(installed_entry_points().select(group=ENTRY_POINT_GROUP))
 
 
 def policy_names(kind: PolicyKind) -> tuple[str, ...]:
-    """Return what the installed policies of a kind are called, by their entry points alone."""
+    """Return the names of installed policies of a kind, without importing them."""
     prefix = f"{kind}."
     return tuple(sorted(one.name.removeprefix(prefix) for one in installed() if one.name.startswith(prefix)))

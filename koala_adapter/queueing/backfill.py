@@ -208,7 +208,7 @@ class Conservative(ClusterScheduler):
             self._new.append(job)
 
     def end(self, job: LocalJob, now: float) -> None:
-        """Take note that a running job has ended; what it would still have held is free."""
+        """Remove a job that has ended; the rest of its reserved time becomes free."""
         entry = job.entry
         super().end(job, now)
         if entry is not None and entry[0] > now:
@@ -217,7 +217,7 @@ class Conservative(ClusterScheduler):
             self._loose = True
 
     def put_back(self, jobs: Mapping[LocalJob, float], now: float) -> None:
-        """Reserve anew for all jobs in the order of the queue; these keep their place, and start no earlier than told.
+        """Requeue jobs that could not start and reserve anew for all; no start becomes earlier than promised.
 
         So none of them is reserved a start behind jobs that came after it.
         """
@@ -227,7 +227,7 @@ class Conservative(ClusterScheduler):
         self._broken = True
 
     def schedule(self, now: float) -> list[LocalJob]:
-        """Improve what is reserved, reserve for newcomers, start those whose time has come."""
+        """Improve reservations, reserve for new jobs and start the jobs whose reserved time has come."""
         self.passes += 1
         self._order(now)
         self._profile.advance(now)
@@ -250,7 +250,7 @@ class Conservative(ClusterScheduler):
         return {**super().counters(), "compressions_cut_short": self.cut_short}
 
     def _place(self, jobs: Sequence[LocalJob], not_before: Mapping[LocalJob, float] = NO_TIMES) -> None:
-        """Reserve for jobs that have no reservation, one after the other."""
+        """Make a reservation for each job that has none."""
         profile = self._profile
         for job in jobs:
             start = self._starts.find(job.processors, job.estimate)
@@ -282,7 +282,7 @@ class Conservative(ClusterScheduler):
             self._use_now(now)
 
     def _use_now(self, now: float) -> None:
-        """Find the jobs that could start at once, after not all were considered."""
+        """Find jobs that could start at once, after a pass that did not consider all."""
         ends, least = zip(*self._profile.least(), strict=True)
         for job in self._queue:
             if now < job.reserved_at < inf and job.processors <= least[0]:
@@ -302,7 +302,7 @@ class Conservative(ClusterScheduler):
         self._loose = True
 
     def _plan_anew(self, now: float, not_before: Mapping[LocalJob, float] = NO_TIMES) -> None:
-        """Forget all reservations, and make them again from what runs."""
+        """Drop all reservations and rebuild them from the running jobs."""
         self._profile = Profile(now, self.free, self._ends)
         self._starts = EarliestStarts(self._profile)
         self._broken = self._loose = False
@@ -311,7 +311,7 @@ class Conservative(ClusterScheduler):
         self._place(self._queue, not_before)
 
     def _start_due(self, now: float) -> list[LocalJob]:
-        """Start the jobs whose reserved time has come; a job that overruns may still be in the way of one."""
+        """Start the jobs whose reserved time has come, unless an overrunning job still holds the processors."""
         started, waiting = [], []
         for job in self._queue:
             if job.reserved_at > now:
@@ -328,7 +328,7 @@ class Conservative(ClusterScheduler):
         return started
 
     def _on_withdrawn(self, job: LocalJob, now: float) -> None:  # noqa: ARG002 - see the base class
-        """Give back what was reserved."""
+        """Free the reservation of a withdrawn job."""
         if job.reserved_at < inf:
             self._profile.give(job.reserved_at, job.reserved_at + job.estimate, job.processors)
             self._starts.freed(job.reserved_at)
@@ -339,7 +339,7 @@ class Conservative(ClusterScheduler):
             self._new.remove(job)
 
     def _on_replanned(self, now: float) -> None:  # noqa: ARG002 - see the base class
-        """All reservations must be made anew."""
+        """Mark all reservations as outdated."""
         self._broken = True
         for job in self._aside:
             job.reserved_at = inf
@@ -355,10 +355,10 @@ METRICS = tuple(metric.value for metric in Metric)
 
 
 class MakeQueue(Protocol):
-    """Makes the queue of a cluster under a policy that is none of :data:`POLICIES`."""
+    """Factory of an installed policy's queue (protocol)."""
 
     def __call__(self, processors: int, /, *, weights: PriorityWeights) -> ClusterScheduler:
-        """Return an empty queue for a cluster of so many processors."""
+        """Return an empty queue for a cluster of ``processors`` processors."""
         ...
 
 
@@ -371,7 +371,7 @@ def make_cluster_scheduler(
     weights: PriorityWeights = ARRIVAL,
     make: MakeQueue | None = None,
 ) -> ClusterScheduler:
-    """Return an empty queue for a cluster of so many processors, ordered by a policy of :data:`POLICIES`.
+    """Return an empty queue for a cluster, ordered by one of koala's policies (:data:`POLICIES`).
 
     ``make``: makes it where the policy is another one. ``metric`` is for bestfit and greedy, ``depth`` (how many jobs
     have a reservation) for firstfit, bestfit and greedy; the other policies ignore both. Raises ConfigurationError for

@@ -29,7 +29,7 @@ COMBINATIONS = 500_000
 
 
 class Metric(StrEnum):
-    """What makes one job, or combination of jobs, better than another to fill a gap: more of this (BACKFILLMETRIC)."""
+    """Quantity that a backfill policy maximizes (BACKFILLMETRIC): processors, seconds or their product."""
 
     PROCESSORS = "processors"
     """PROCS: processors."""
@@ -55,7 +55,7 @@ class Gap:
     __slots__ = ("_least", "_spare", "_starts")
 
     def __init__(self, free: int, reserved: Iterable[tuple[float, int]] = ()) -> None:
-        """``reserved``: for each reserved start, in order of time, what is left free then."""
+        """``reserved``: (start, free processors left at it) of each reservation, in order of time."""
         self._starts: list[float] = []
         self._spare = [free]
         for start, spare in reserved:
@@ -70,23 +70,23 @@ class Gap:
 
     @property
     def surely(self) -> int:
-        """Processors that may be used for however long."""
+        """Processors that may be used without limit of time."""
         return self._least[-1]
 
     def reach(self, end: float) -> int:
-        """Return how many reserved starts a job that ends then would run into."""
+        """Return how many reserved starts come before the end of a job that ends at ``end``."""
         return bisect_left(self._starts, end)
 
     def most(self, reach: int) -> int:
-        """Return how many processors jobs that reach so far may have, all together."""
+        """Return how many processors jobs that last beyond ``reach`` reserved starts may have in sum."""
         return self._least[reach]
 
     def fits(self, processors: int, end: float) -> bool:
-        """Tell whether a job may run from now until then."""
+        """Return whether a job may run from now to ``end``."""
         return processors <= self._least[bisect_left(self._starts, end)]
 
     def fill(self, processors: int, end: float) -> None:
-        """Mark processors as used by a job from now until ``end``."""
+        """Take processors out of the gap until ``end``."""
         spare = self._spare
         for at in range(bisect_left(self._starts, end) + 1):
             spare[at] -= processors
@@ -94,7 +94,7 @@ class Gap:
 
 
 class Maui(ClusterScheduler):
-    """What the three have in common: order, reservations, the gap. They differ in :meth:`_choose`.
+    """Base of Maui's policies: queue order, reservations, gap. Subclasses choose the jobs for the gap.
 
     The walk for reservations goes down the queue: a job that can start now without delaying those before it does, any
     other gets the earliest start that the reservations before it allow, until ``depth`` jobs have one. With a depth of
@@ -142,7 +142,7 @@ class Maui(ClusterScheduler):
         return self._walk(now)[1] if self._queue else {}
 
     def _reserve(self, now: float) -> list[LocalJob]:
-        """Give the first jobs their reservations; return those that can start now. Works out the gap."""
+        """Reserve for the first jobs and compute the gap; return the jobs that can start now."""
         startable, self._reserved, self._gap = self._walk(now)
         self._until = min(self._reserved.values(), default=inf)
         for place in startable:
@@ -150,7 +150,7 @@ class Maui(ClusterScheduler):
         return self._remove(startable)
 
     def _walk(self, now: float) -> tuple[list[int], dict[LocalJob, float], Gap]:
-        """Walk down the queue until enough have a reservation: places that can start now, reservations, the gap."""
+        """Go down the queue until enough jobs have a reservation; return startable places, reservations and the gap."""
         queue, free = self._queue, self.free
         if self._depth == 1 and queue[0].processors > free:
             start, then = self._shadow(queue[0].processors, now)
@@ -172,7 +172,7 @@ class Maui(ClusterScheduler):
         return startable, reserved, Gap(free, [(start, profile.level(start)) for start in starts])
 
     def _fill(self, now: float, first: int) -> list[LocalJob]:
-        """Let the policy choose among the jobs from a place of the queue on, and start what it chose."""
+        """Start the jobs that the policy chooses from the given place of the queue on."""
         gap = self._gap
         free = gap.free
         fitting = [
@@ -188,7 +188,7 @@ class Maui(ClusterScheduler):
         return started
 
     def _remove(self, places: Sequence[int]) -> list[LocalJob]:
-        """Take jobs that were started, at these ascending places, out of the queue."""
+        """Remove started jobs, given by ascending places, from the queue."""
         queue = self._queue
         jobs = [queue[place] for place in places]
         for place in reversed(places):
@@ -198,7 +198,7 @@ class Maui(ClusterScheduler):
 
     @abstractmethod
     def _choose(self, fitting: Sequence[tuple[int, LocalJob]], gap: Gap, now: float) -> Iterable[int]:
-        """Return the places of the jobs that fill the gap, of those that fit one by one; take them from the gap."""
+        """Choose jobs for the gap among those that fit singly; return their places and fill the gap."""
 
 
 class FirstFit(Maui):
@@ -207,7 +207,7 @@ class FirstFit(Maui):
     __slots__ = ()
 
     def _choose(self, fitting: Sequence[tuple[int, LocalJob]], gap: Gap, now: float) -> Iterable[int]:
-        """Take each that fits, in the order of the queue."""
+        """Choose each job that fits, in queue order."""
         return _take_in_turn(fitting, gap, now)
 
 
@@ -217,11 +217,11 @@ class BestFit(Maui):
     __slots__ = ()
 
     def _choose(self, fitting: Sequence[tuple[int, LocalJob]], gap: Gap, now: float) -> Iterable[int]:
-        """Take each that fits, the best first: a job that does not fit now does not fit later in the pass either."""
+        """Choose each job that fits, best first; one that does not fit now does not fit later in the pass."""
         return _take_in_turn(self._best_first(fitting), gap, now)
 
     def _best_first(self, fitting: Sequence[tuple[int, LocalJob]]) -> list[tuple[int, LocalJob]]:
-        """Sort by the metric, equals in the order of the queue."""
+        """Sort jobs by the metric, equal ones in queue order."""
         worth = self._metric.of
         return sorted(fitting, key=lambda found: -worth(found[1]))
 
@@ -257,7 +257,7 @@ class Greedy(BestFit):
         return {**super().counters(), "beyond_bound": self.beyond}
 
     def _choose(self, fitting: Sequence[tuple[int, LocalJob]], gap: Gap, now: float) -> Iterable[int]:
-        """Take all if they fit together, else the best combination."""
+        """Choose all jobs if they fit together, else the best combination."""
         if sum(job.processors for _, job in fitting) <= gap.surely:
             return _take_in_turn(fitting, gap, now)
         best_first = self._best_first(fitting)
@@ -282,7 +282,7 @@ def _take_in_turn(jobs: Iterable[tuple[int, LocalJob]], gap: Gap, now: float, *,
 
 
 def _worth_considering(best_first: Iterable[tuple[int, LocalJob]], gap: Gap, now: float) -> list[tuple[int, LocalJob]]:
-    """Leave out jobs that no best combination needs: enough that are alike and better use up the gap."""
+    """Drop jobs that no best combination needs: enough similar, better ones already fill the gap."""
     seen: dict[tuple[int, int], int] = {}
     kept = []
     for place, job in best_first:
@@ -297,7 +297,7 @@ def _worth_considering(best_first: Iterable[tuple[int, LocalJob]], gap: Gap, now
 def _best_combination(
     candidates: Sequence[tuple[int, LocalJob]], gap: Gap, now: float, metric: Metric
 ) -> list[tuple[int, LocalJob]]:
-    """Return the jobs that fit together and have most of the metric in sum.
+    """Return the combination of jobs that fits and has the largest sum of the metric.
 
     Jobs that reach furthest come first: what they may have together is then the room of a knapsack that only grows
     with the jobs that reach less far. ``best`` has, for each number of processors used, the best sum and who it is of.

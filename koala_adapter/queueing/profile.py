@@ -37,7 +37,7 @@ class Profile:
     """Gaps that :meth:`earliest` has tried in all: what its time goes with."""
 
     def __init__(self, now: float, free: int, ends: Iterable[tuple[float, int, object]] = ()) -> None:
-        """Begin with what is free now, and what comes free at each (end, processors, of whom), which must be sorted.
+        """``free``: processors free now; ``ends``: sorted (end, processors, job) of the running jobs.
 
         An end that has passed counts as one right now.
         """
@@ -71,12 +71,12 @@ class Profile:
             below += total
 
     def level(self, time: float) -> int:
-        """Return how many are free at a time, which may not lie before the profile."""
+        """Return the free processors at a time, which must not lie before the profile."""
         at = bisect_right(self._firsts, time) - 1
         return sum(islice(self._sums, at)) + self._levels[at][bisect_right(self._times[at], time) - 1]
 
     def least(self) -> list[tuple[float, int]]:
-        """Return how many are free without a break from the beginning until each time at which that becomes less.
+        """Return the minimum of free processors from the beginning to each time at which that minimum falls.
 
         The times are where such a period ends, the last one infinity; the numbers only fall.
         """
@@ -111,7 +111,7 @@ class Profile:
         times[0] = firsts[0] = max(times[0], now)
 
     def take(self, start: float, end: float, processors: int) -> None:
-        """Let so many processors be held from start until end; a start before the profile counts as its beginning."""
+        """Hold processors from ``start`` to ``end``; a start before the profile means its beginning."""
         start = max(start, self._firsts[0])
         if end > start:
             self._change(start, -processors)
@@ -119,13 +119,13 @@ class Profile:
                 self._change(end, processors)
 
     def give(self, start: float, end: float, processors: int) -> None:
-        """Undo :meth:`take`: free the processors again."""
+        """Free processors that :meth:`take` held."""
         self.take(start, end, -processors)
 
     def earliest(
         self, processors: int, duration: float, *, after: float = -inf, before: float = inf
     ) -> tuple[float, float]:
-        """Return the first time from which so many processors are free for so long, and the longest gap before that.
+        """Return the earliest start for processors and duration, and the longest shorter gap before it.
 
         Only times from ``after`` on and below ``before`` are considered; ``before`` is returned when there is none.
         What is free from ``before`` on does not matter: the caller holds that already.
@@ -150,7 +150,7 @@ class Profile:
         return before, longest
 
     def since(self, processors: int, time: float) -> float:
-        """Return since when so many processors are free without a break until a time; that time when they are not."""
+        """Return since when the processors are free without interruption until a time; that time if they are not."""
         at = bisect_left(self._firsts, time) - 1
         if at < 0:
             return time
@@ -175,7 +175,7 @@ class Profile:
     # Searching
 
     def _first_with(self, processors: int, place: _Place) -> _Place | None:
-        """Return the first place, from a place on, where so many processors are free."""
+        """Return the first breakpoint from a place on with so many free processors."""
         at, first, below = place
         highs, sums = self._highs, self._sums
         for block in range(at, len(highs)):
@@ -190,7 +190,7 @@ class Profile:
         return None
 
     def _first_without(self, processors: int, place: _Place, until: float) -> _Place | None:
-        """Return the first place, from a place on and before a time, where so many processors are not free."""
+        """Return the first breakpoint in a range with fewer free processors."""
         at, first, below = place
         firsts, lows, sums = self._firsts, self._lows, self._sums
         for block in range(at, len(firsts)):
@@ -209,7 +209,7 @@ class Profile:
     # Breakpoints and blocks
 
     def _change(self, time: float, amount: int) -> None:
-        """Let the level change by so much from a time on."""
+        """Add ``amount`` to the level from a time on."""
         at = bisect_right(self._firsts, time) - 1
         times, levels = self._times[at], self._levels[at]
         place = bisect_left(times, time)
@@ -251,7 +251,7 @@ class Profile:
         self._refresh(at)
 
     def _refresh(self, at: int) -> None:
-        """Work out what is known of a block as a whole."""
+        """Recompute the cached bounds of a block."""
         levels = self._levels[at]
         self._highs[at] = max(levels)
         self._lows[at] = min(levels)
@@ -259,7 +259,7 @@ class Profile:
 
 
 class EarliestStarts:
-    """Searches a profile for the earliest starts of many jobs, never looking again where it is known to be in vain.
+    """Searches a profile for earliest starts of many jobs, skipping ranges known to have no gap.
 
     Where no gap was found for a job, there is none for one of the same size that takes longer, until something comes
     free: then none before the gap that this made larger.
@@ -273,12 +273,12 @@ class EarliestStarts:
         self._freed: list[float] = []
 
     def forget(self) -> None:
-        """Take note that more is free from the beginning of the profile on."""
+        """Drop cached results: more processors are free from the beginning on."""
         self._known.clear()
         self._freed.clear()
 
     def freed(self, time: float) -> None:
-        """Take note that more is free at or after a time, and nothing before it."""
+        """Update cached results: more processors are free from a time on, and not before."""
         self._freed.append(time)
 
     def find(self, processors: int, duration: float) -> float:
@@ -302,7 +302,7 @@ class EarliestStarts:
         return better
 
     def _up_to_date(self, processors: int) -> _Known:
-        """Return what is known for a size, less what is not so any more."""
+        """Return the cached bounds of a size without those that no longer hold."""
         known = self._known.get(processors)
         if known is None:
             known = self._known[processors] = _Known(len(self._freed))
@@ -313,7 +313,7 @@ class EarliestStarts:
 
 
 class _Known:
-    """For jobs of one size: gaps that begin before some time are no longer than so much; the later, the longer."""
+    """Upper bounds of gap lengths before some times, for jobs of one size; later times have longer gaps."""
 
     __slots__ = ("_bounds", "_gaps", "seen")
 
@@ -323,12 +323,12 @@ class _Known:
         self.seen = seen
 
     def bound(self, duration: float) -> tuple[float, float]:
-        """Return the time before which no job that takes so long can start, and the longest gap before it."""
+        """Return (gap, time): gaps that begin before ``time`` are at most ``gap`` long, too short for the duration."""
         at = bisect_left(self._gaps, duration)
         return (self._gaps[at - 1], self._bounds[at - 1]) if at else (0.0, -inf)
 
     def note(self, gap: float, bound: float) -> None:
-        """Remember that gaps that begin before a time are not longer than so much."""
+        """Record that gaps that begin before ``bound`` are no longer than ``gap``."""
         gaps, bounds = self._gaps, self._bounds
         first = bisect_left(gaps, gap)
         if first < len(bounds) and gaps[first] == gap and bounds[first] >= bound:
@@ -340,7 +340,7 @@ class _Known:
         bounds[first:last] = [bound]
 
     def lower(self, bound: float) -> None:
-        """Take note that from this time on there may be longer gaps after all."""
+        """Drop what is known of gaps after ``bound``: longer ones may exist there."""
         first = bisect_right(self._bounds, bound)
         if first < len(self._bounds):
             del self._gaps[first + 1 :], self._bounds[first + 1 :]

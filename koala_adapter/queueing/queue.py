@@ -53,7 +53,7 @@ ARRIVAL = PriorityWeights()
 
 
 class UserShares:
-    """What part of all recent use each user has had; use fades with a half-life.
+    """Each user's share of recent use, in which older use counts less by a half-life.
 
     Use is processors held times seconds, added up continuously while jobs run, so running jobs count as well.
     """
@@ -67,19 +67,19 @@ class UserShares:
         self._when = 0.0
 
     def hold(self, user: str, processors: int, now: float) -> None:
-        """Count processors that a user holds from now on; a negative number gives them back."""
+        """Add processors to those that a user holds; negative: subtract."""
         self._advance(now)
         self._held[user] = self._held.get(user, 0) + processors
         self._used.setdefault(user, 0.0)
 
     def shares(self, now: float) -> Mapping[str, float]:
-        """Return each known user's part of the recent use, from 0 to 1; users not named have had none."""
+        """Return each user's share of recent use, from 0 to 1. Users who are missing have none."""
         self._advance(now)
         total = sum(self._used.values())
         return {user: used / total for user, used in self._used.items()} if total > 0 else {}
 
     def _advance(self, now: float) -> None:
-        """Let what was used fade until now, and add what was held meanwhile."""
+        """Apply the decay up to now and add the use since the last call."""
         passed = now - self._when
         if passed <= 0:
             return
@@ -167,7 +167,7 @@ class LocalJob:
         self.entry = None
 
     def __lt__(self, other: LocalJob) -> bool:
-        """Order jobs that are expected to end at the same time by name, so that each run has one order."""
+        """Order jobs with equal expected ends by id, so that runs are reproducible."""
         return str(self.id) < str(other.id)
 
     def __repr__(self) -> str:
@@ -202,7 +202,7 @@ def why_waiting(job: LocalJob, position: int, start: float | None, *, free: int,
 
 
 class ClusterScheduler(ABC):
-    """A queue of one cluster and the policy that empties it.
+    """Queue of one cluster with the policy that starts its jobs; base of all policies.
 
     Its driver, live or in a simulation, tells what happened (:meth:`submit`, :meth:`end` ...), all that happened
     at one instant first, then asks once with :meth:`schedule` what to start. Times are seconds of any clock, ``now``
@@ -280,13 +280,13 @@ class ClusterScheduler(ABC):
         queue.append(job)
 
     def withdraw(self, job: LocalJob, now: float) -> None:
-        """Forget a waiting job. Raises ValueError when it does not wait here."""
+        """Remove a waiting job. Raises ValueError when it is not in the queue."""
         (self._aside if job in self._aside else self._queue).remove(job)
         self._changed = True
         self._on_withdrawn(job, now)
 
     def end(self, job: LocalJob, now: float) -> None:
-        """Take note that a running job has ended, whenever that was expected. Raises KeyError when it does not run.
+        """Remove a job that has ended, early or late. Raises KeyError when it does not run.
 
         A start that failed is told by this too; then the job may be submitted once more.
         """
@@ -302,7 +302,7 @@ class ClusterScheduler(ABC):
             self._shares.hold(job.user, -entry[1], now)
 
     def resize(self, processors: int, now: float) -> None:
-        """Take note that the cluster has another size: nodes went down or came back. What runs, goes on running."""
+        """Set the number of processors of the cluster; running jobs are not affected."""
         self.free += processors - self.processors
         self.processors = processors
         aside, self._aside = self._aside, [job for job in self._queue if job.processors > processors]
@@ -315,7 +315,7 @@ class ClusterScheduler(ABC):
     def revise(
         self, job: LocalJob, now: float, *, estimate: float | None = None, priority: float | None = None
     ) -> None:
-        """Change what is known of a job, waiting or running: its estimate (seconds in all), its points."""
+        """Update the estimate (total seconds) and points of a waiting or running job."""
         if job.entry is not None:
             if estimate is not None and job.started_at is not None:
                 del self._ends[bisect_left(self._ends, job.entry)]
@@ -331,13 +331,13 @@ class ClusterScheduler(ABC):
         self.submit(job)
 
     def adopt(self, job: LocalJob, started_at: float, now: float) -> None:
-        """Take note of a job that runs although it was not started by us; its processors are not free from now on."""
+        """Add a running job that this queue did not start; it holds its processors."""
         self._start(job, started_at)
         self._changed = True
         self._on_replanned(now)
 
     def put_back(self, jobs: Mapping[LocalJob, float], now: float) -> None:  # noqa: ARG002 - for policies that reserve
-        """Let jobs wait again that a pass could not start after all; ask :meth:`schedule` no more at this instant.
+        """Requeue started jobs that could not be started; :meth:`schedule` must not be called again at this instant.
 
         Each was told as ended or withdrawn before. The times are the earliest at which they may be able to start,
         which a policy may tell by :meth:`reservations`; the next pass decides as if it did not know of them.
@@ -384,7 +384,7 @@ class ClusterScheduler(ABC):
     # For the policies
 
     def _start(self, job: LocalJob, now: float) -> None:
-        """Let a job run; the caller takes it out of the queue."""
+        """Mark a job as running; the caller removes it from the queue."""
         processors = job.processors
         job.started_at = now
         job.entry = entry = (now + job.estimate, processors, job)
@@ -407,7 +407,7 @@ class ClusterScheduler(ABC):
         return started
 
     def _order(self, now: float) -> None:
-        """Sort the queue anew where the share of users counts; else it always is in order."""
+        """Sort the queue, where user shares change the order over time."""
         if self._shares is None:
             return
         shares, weight = self._shares.shares(now), self.weights.share
@@ -415,7 +415,7 @@ class ClusterScheduler(ABC):
         self._changed = True
 
     def _shadow(self, processors: int, now: float) -> tuple[float, int]:
-        """Return when so many processors are free if all jobs end by their estimates, and how many are free then.
+        """Return when so many processors are free if jobs end by their estimates, and how many are free then.
 
         Every end up to and including that instant counts. More than are free now must be asked for.
         """
@@ -430,7 +430,7 @@ class ClusterScheduler(ABC):
         return shadow, free
 
     def _on_withdrawn(self, job: LocalJob, now: float) -> None:  # noqa: B027 - most policies need not do anything
-        """Do what a policy with reservations must when a waiting job goes."""
+        """Called when a waiting job was withdrawn; policies with reservations override it."""
 
     def _on_replanned(self, now: float) -> None:  # noqa: B027 - most policies need not do anything
-        """Do what a policy with reservations must when what runs, or the size of the cluster, is not as planned."""
+        """Called when running jobs or cluster size changed unexpectedly; policies with reservations override it."""

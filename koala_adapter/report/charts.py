@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """How a state of jobs is shown."""
+    """Colour, mark and hatching of a job state."""
 
     kind: str
     """Class of style.css."""
@@ -57,7 +57,7 @@ _LOOKS = {
 
 
 def look(state: JobState) -> Look:
-    """Return how a state is shown."""
+    """Return colour, mark and hatching of a state."""
     return _LOOKS.get(state, WAITING)
 
 
@@ -77,7 +77,7 @@ NARROWEST = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """Bar from one time to another."""
+    """A bar of a chart, from one time to another."""
 
     begin: float
     end: float
@@ -110,7 +110,7 @@ class Panel:
 
 
 def chart(name: str, alternative: str, panels: Sequence[Panel], *, gutter: float = 44.0) -> Markup:
-    """Return panels one below the other as SVG. ``name``: of the chart on its page; ``gutter``: space for names."""
+    """Draw panels one below the other as SVG. ``name``: prefix of ids in it; ``gutter``: width for row names."""
     top, parts = 0.0, [_hatching(name)]
     for panel in panels:
         parts.append(_panel(name, panel, top, gutter))
@@ -208,7 +208,7 @@ SIDE = 190.0
 
 
 def period_of(found: Iterable[Occupation], reports: Iterable[JobReport], now: float, zone: tzinfo | None) -> Period:
-    """Return the time that a chart of jobs has to show."""
+    """Return the period that a chart of these jobs covers."""
     times = [at for one in found for at in (one.asked_at, one.ended_at)]
     times += [at for one in reports for at in (one.submitted_at, one.finished_at or one.reported_at)]
     begin, end = min(times, default=now), max(times, default=now)
@@ -216,7 +216,7 @@ def period_of(found: Iterable[Occupation], reports: Iterable[JobReport], now: fl
 
 
 def cluster_chart(found: Sequence[Occupation], reports: Iterable[JobReport], period: Period, href: Link) -> Markup:
-    """Return which job used which processors of each cluster when. ``href``: empty on the page of a job itself."""
+    """Draw which job used which processors of each cluster. ``href``: address of job pages; empty: no links."""
     known = {one.id: one for one in reports}
     panels = []
     for name, some in by_cluster(found).items():
@@ -246,7 +246,7 @@ def _of_cluster(lane: tuple[Occupation, int, int], report: JobReport, period: Pe
 
 
 def job_chart(reports: Sequence[JobReport], period: Period, href: Link) -> Markup:
-    """Return when each job waited and ran, one row for each."""
+    """Draw when each job waited and ran, one row for each."""
     panels = []
     for begin in range(0, len(reports), TOGETHER):
         some = reports[begin : begin + TOGETHER]
@@ -291,7 +291,7 @@ def _of_job(report: JobReport, row: int, period: Period) -> Iterator[Bar]:
 
 
 def usage_chart(found: Sequence[Occupation], period: Period, name: str = "in-use") -> Markup:
-    """Return how many processors of each cluster were used and waited for, each cluster for itself."""
+    """Draw used and awaited processors over time, one panel for each cluster."""
     panels = []
     for cluster, some in by_cluster(found).items():
         area, line = used(some), awaited(some)
@@ -303,7 +303,7 @@ def usage_chart(found: Sequence[Occupation], period: Period, name: str = "in-use
 
 
 def told(report: JobReport, zone: tzinfo | None) -> str:
-    """Return a job in one line of plain text."""
+    """Return a job as one line of plain text."""
     ran = run_time(report)
     lasted = "" if ran is None else f", ran {duration(ran)}"
     exited = "" if report.outcome is None else f", exit {report.outcome.exit_code}"
@@ -312,12 +312,12 @@ def told(report: JobReport, zone: tzinfo | None) -> str:
 
 
 def shortened(text: str, most: int = 26) -> str:
-    """Return a text of a limited length."""
+    """Cut a text at a length, with an ellipsis."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def legend(name: str) -> Markup:
-    """Return what colours, hatching and marks in a chart of that name mean."""
+    """Return the meaning of the colours, hatching and marks of a chart."""
     words = {"waiting": WAITING} | {
         state.value: look(state)
         for state in (JobState.RUNNING, JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.LOST)

@@ -59,14 +59,14 @@ MANY_NAMES = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """A figure as files."""
+    """A figure drawn as PNG and SVG."""
 
     png: bytes
     svg: bytes
 
 
 def check_matplotlib() -> None:
-    """Raise SimulationError when figures cannot be drawn: better before a long simulation than after it."""
+    """Raise SimulationError when matplotlib is missing or broken, so that this is known before a long run."""
     hint = "install it with: pip install 'koala-adapter[figures]'"
     if importlib.util.find_spec("matplotlib") is None:
         raise SimulationError("drawing figures needs matplotlib, which is not installed", hint=hint)
@@ -191,7 +191,7 @@ def _errors(series: Series) -> list[list[float]]:
 
 
 def thinned(values: Sequence[float], most: int = MOST_POINTS) -> Sequence[float]:
-    """Return at most so many of the values, evenly spaced, the first and the last among them."""
+    """Return at most ``most`` values, evenly spaced, with the first and the last."""
     if len(values) <= most:
         return values
     step = (len(values) - 1) / (most - 1)
@@ -218,7 +218,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """The values of a figure and what is written at its axes."""
+    """Data, title and axes of a figure."""
 
     name: str
     """Stem of its files."""

@@ -59,7 +59,7 @@ class Occupation:
 
 
 def occupations(reports: Iterable[JobReport], since: float | None = None) -> list[Occupation]:
-    """Return the placeholders of all jobs that were launched or wait, in the order in which they were asked for.
+    """Return the placeholders of all jobs that waited or were launched, in the order of their submission.
 
     ``since``: what is over before that time is left out, and the rest cut off there; None: nothing is.
     """
@@ -82,7 +82,7 @@ def by_cluster(found: Iterable[Occupation]) -> dict[str, list[Occupation]]:
 
 
 def lanes(found: Iterable[Occupation]) -> Iterator[tuple[Occupation, int, int]]:
-    """Yield where the placeholders of one cluster are drawn while they are used, so that none overlap.
+    """Yield the rows of a chart in which the placeholders of a cluster are drawn without overlap.
 
     Each item has some of them, their first row and the number of rows; they take the lowest rows that are free.
     """
@@ -104,7 +104,7 @@ def lanes(found: Iterable[Occupation]) -> Iterator[tuple[Occupation, int, int]]:
 
 
 def _give_back(free: list[tuple[int, int]], first: int, end: int) -> None:
-    """Add rows to the ranges of free ones, which are in order and do not touch each other."""
+    """Add rows to a sorted list of disjoint ranges of free rows."""
     place = bisect(free, (first, end))
     if place < len(free) and free[place][0] == end:
         end = free.pop(place)[1]
@@ -115,7 +115,7 @@ def _give_back(free: list[tuple[int, int]], first: int, end: int) -> None:
 
 
 def levels(spans: Iterable[tuple[float, float, int]]) -> list[tuple[float, int]]:
-    """Return from when on how many there are; a span is a begin, an end and a number."""
+    """Return (time, number) at each change, from spans of (begin, end, number)."""
     changes: Counter[float] = Counter()
     for begin, end, count in spans:
         changes[begin] += count
@@ -125,12 +125,12 @@ def levels(spans: Iterable[tuple[float, float, int]]) -> list[tuple[float, int]]
 
 
 def used(found: Iterable[Occupation]) -> list[tuple[float, int]]:
-    """Return from when on how many processors were used."""
+    """Return used processors over time, as (time, processors) at each change."""
     return levels((one.begun_at, one.ended_at, one.processors) for one in found)
 
 
 def awaited(found: Iterable[Occupation]) -> list[tuple[float, int]]:
-    """Return from when on how many placeholders waited."""
+    """Return waiting placeholders over time, as (time, number) at each change."""
     return levels((one.asked_at, one.begun_at, one.processors) for one in found)
 
 
@@ -171,7 +171,7 @@ def _of_job(report: JobReport) -> Iterator[Occupation]:
 
 
 def _sizes(report: JobReport, component: str, cluster: str, latest: int) -> list[tuple[float, int, float]]:
-    """Return from when on a component had how many processors on a cluster, and for how long it had waited for them."""
+    """Return each size of a component on a cluster with its time, and how long added processors were waited for."""
     launched = report.launched_at or report.submitted_at
     steps, size = [], latest
     for change in reversed(report.size_changes):
@@ -182,7 +182,7 @@ def _sizes(report: JobReport, component: str, cluster: str, latest: int) -> list
 
 
 def _spans(steps: Sequence[tuple[float, int, float]], until: float) -> Iterator[tuple[float, float, float]]:
-    """Return begin, end and waiting time of each processor: who came last goes first."""
+    """Return begin, end and waiting time of each processor; the last that was added goes first."""
     begun: list[tuple[float, float]] = []
     for at, size, waited in steps:
         while len(begun) > size:
@@ -196,7 +196,7 @@ def _spans(steps: Sequence[tuple[float, int, float]], until: float) -> Iterator[
 
 
 def cluster_table(found: Sequence[Occupation]) -> Table:
-    """Return what was had on each cluster."""
+    """Return the table of used processor time by cluster."""
     return Table(
         name="clusters",
         title="Clusters",
@@ -215,7 +215,7 @@ def cluster_table(found: Sequence[Occupation]) -> Table:
 
 
 def job_table(reports: Sequence[JobReport], found: Sequence[Occupation], zone: tzinfo | None) -> Table:
-    """Return what each job had, when, and how it ended."""
+    """Return the table of jobs: processors, times, outcome."""
     hours: Counter[str] = Counter()
     for one in found:
         hours[one.job_id] += one.used / HOUR  # type: ignore[assignment] # sums, which need not be whole
@@ -246,12 +246,12 @@ def job_table(reports: Sequence[JobReport], found: Sequence[Occupation], zone: t
 
 
 def reason(report: JobReport) -> str:
-    """Return why a job ended as it did or has not ended; empty where it ended well."""
+    """Return why a job failed or is unfinished; empty when it ended well."""
     return report.explanation if report.outcome is None else report.outcome.detail
 
 
 def placeholder_table(found: Sequence[Occupation], zone: tzinfo | None) -> Table:
-    """Return when placeholders were asked for, used and given back."""
+    """Return the table of placeholders: when submitted, used and released."""
     return Table(
         name="placeholders",
         title="Placeholders",
@@ -267,7 +267,7 @@ def placeholder_table(found: Sequence[Occupation], zone: tzinfo | None) -> Table
 
 
 def usage_table(found: Sequence[Occupation], zone: tzinfo | None) -> Table:
-    """Return how many processors of each cluster were used from when on."""
+    """Return the table of used processors of each cluster over time."""
     return Table(
         name="in-use",
         title="Processors in use",
@@ -277,7 +277,7 @@ def usage_table(found: Sequence[Occupation], zone: tzinfo | None) -> Table:
 
 
 def _usage(report: JobReport) -> tuple[float | None, float | None]:
-    """Return the processor time of a job in per cent of that held, and the largest memory of a rank in MiB."""
+    """Return the processor time of a job in per cent of the time held, and the largest memory of a rank in MiB."""
     usage = report.usage
     if usage is None or not usage.measured:
         return None, None

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs:
-    """Jobs of which a report is made."""
+    """The jobs of a report, and the period that it covers."""
 
     reports: Sequence[JobReport]
     negotiations: Sequence[NegotiationReport] = ()
@@ -81,7 +81,7 @@ def write_jobs(directory: Path, heading: Heading, jobs: Jobs) -> Path:
 
 
 def row_of(job_id: str) -> str:
-    """Return the address of a job on the page."""
+    """Return the link to a job's row on the page."""
     return f"#job-{job_id}"
 
 

@@ -32,12 +32,12 @@ def tag(name: str, /, *contents: Content, **attributes: str | float | bool | Non
 
 
 def joined(*contents: Content) -> Markup:
-    """Return contents one after the other, escaped where they are no Markup."""
+    """Concatenate contents; those that are no Markup are escaped."""
     return Markup("".join(map(_content, contents)))
 
 
 def visible(text: str) -> str:
-    """Return a text with its control characters written out, also those that change the direction of writing.
+    """Return a text with control characters escaped, those for the direction of writing included.
 
     Line feeds and tabs stay.
     """
@@ -47,7 +47,7 @@ def visible(text: str) -> str:
 
 
 def foreign(text: str) -> Markup:
-    """Return a text that others have written, apart from its surroundings in the direction of writing."""
+    """Return a text by others, isolated so that its direction of writing does not affect what surrounds it."""
     return tag("bdi", text)
 
 

@@ -52,7 +52,7 @@ VERDICTS = {True: ("holds", "holds"), False: ("fails", "does not hold"), None: (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """Heading of a page: title and what it reports on."""
+    """Heading of a page: title, first sentences, and the command that makes the page."""
 
     title: str
     lead: str
@@ -92,7 +92,7 @@ def figure_csv(figure: Figure) -> str:
 
 
 def csv_text(rows: Iterable[Sequence[Cell]]) -> str:
-    """Return rows as CSV, lines ended as Unix does; None is an empty cell."""
+    """Return rows as CSV with line feeds; None is an empty cell."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows(rows)
     return buffer.getvalue()
@@ -118,7 +118,7 @@ def result_json(heading: Heading, result: Result) -> str:
 
 
 def page_html(heading: Heading, result: Result, drawings: Sequence[Drawing]) -> str:
-    """Return the page: it refers to nothing outside itself."""
+    """Return the page as HTML without external references."""
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -193,7 +193,7 @@ def _listing(listing: Listing) -> list[str]:
 
 
 def shown(cell: Cell) -> str:
-    """Return a cell as a person reads it: large numbers with separators, small ones with four digits."""
+    """Format a cell for people: separators in large numbers, four digits of small ones."""
     if cell is None:
         return "-"
     if isinstance(cell, str):
@@ -210,7 +210,7 @@ Cell: TypeAlias = str | int | float | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One claim of the paper beside what came out here."""
+    """A claim of a paper, what came out here, and whether the claim holds."""
 
     claim: str
     """What the paper says, in our words."""
@@ -223,7 +223,7 @@ class Finding:
 
 
 def tally(findings: Sequence[Finding]) -> str:
-    """Return in words how many claims hold, and how many this run cannot tell."""
+    """Return in words how many claims hold and how many cannot be judged."""
     held = sum(finding.holds is True for finding in findings)
     unknown = sum(finding.holds is None for finding in findings)
     return f"{held} of {len(findings)} hold" + (f", {unknown} cannot be told" if unknown else "")
@@ -254,7 +254,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """All that came out of an experiment."""
+    """Findings, figures, tables and notes of an experiment."""
 
     findings: Sequence[Finding]
     figures: Sequence[Figure] = ()

@@ -48,7 +48,7 @@ class JobSelection:
     """
 
     def takes(self, report: Document) -> bool:
-        """Tell whether a job fulfils all conditions."""
+        """Return whether a job fulfils all conditions."""
         ended = report["finished_at"]
         return (
             (self.since is None or ended is None or ended >= self.since)
@@ -63,7 +63,7 @@ class JobSelection:
 
 
 def _texts(report: Document) -> Iterator[str]:
-    """Yield the texts in which a word is looked for."""
+    """Yield the texts of a job that a search looks through."""
     yield from (report["id"], report["name"], report["explanation"])
     if report["outcome"] is not None:
         yield report["outcome"]["detail"]

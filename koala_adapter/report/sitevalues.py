@@ -27,7 +27,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanReport:
-    """What was removed, and what was spared."""
+    """Removed and spared files, as ``koala clean`` shows them."""
 
     dry_run: bool
     """Nothing was removed: this is what would be."""
@@ -47,7 +47,7 @@ class CleanReport:
 
     @property
     def size(self) -> int:
-        """Bytes of all that is removed."""
+        """Bytes of all removed files."""
         return sum(one.size for one in self.removed)
 
 
@@ -56,7 +56,7 @@ class CleanReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSubmission:
-    """What would be sent for one component, as ``koala script`` shows it."""
+    """Submission of one component, not sent, as ``koala script`` shows it."""
 
     component: str
     command: tuple[str, ...]
@@ -138,7 +138,7 @@ class ClusterReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedComponent:
-    """Where a component would go."""
+    """Cluster and processors that a component would get."""
 
     component: str
     cluster: str
@@ -217,7 +217,7 @@ class NegotiationReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NegotiationAccess:
-    """How a program gets to negotiate for a job, once."""
+    """Address and one-time token by which a program negotiates for a job."""
 
     host: str
     port: int

@@ -35,11 +35,11 @@ class Period:
     zone: tzinfo | None = None
 
     def share(self, at: float) -> float:
-        """Return where a time is in the period, from 0 to 1; what is outside is put at its ends."""
+        """Return where a time lies in the period, from 0 to 1 and never outside."""
         return min(1.0, max(0.0, (at - self.begin) / (self.end - self.begin)))
 
     def marks(self, most: int) -> Iterator[tuple[float, str]]:
-        """Yield at most about ``most`` times on the clock with their labels; the first of a day has its date."""
+        """Yield at most about ``most`` round times with labels; the first of a day is labelled with its date."""
         length = self.end - self.begin
         step = next((one for one in STEPS if length / one <= most), STEPS[-1])
         shift = _local_offset(self.begin, self.zone)
@@ -57,7 +57,7 @@ class Period:
 
 
 def _local_offset(at: float, zone: tzinfo | None) -> float:
-    """Return by how many seconds the clocks of a zone are ahead of UTC."""
+    """Return the UTC offset of a time zone in seconds."""
     return timegm(datetime.fromtimestamp(int(at), zone).timetuple()) - int(at)
 
 
@@ -72,13 +72,13 @@ def moment(at: float | None, zone: tzinfo | None) -> str:
 
 
 def zone_name(at: float, zone: tzinfo | None) -> str:
-    """Return by how much the clocks of a zone differ from UTC, such as ``UTC+02:00``."""
+    """Return the UTC offset of a time zone as text, such as ``UTC+02:00``."""
     sign, minutes = ("-" if _local_offset(at, zone) < 0 else "+"), abs(_local_offset(at, zone)) // 60
     return f"UTC{sign}{int(minutes // 60):02}:{int(minutes % 60):02}"
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration in the two units that a person would choose; a dash for None."""
+    """Return a duration in its two largest sensible units; a dash for None."""
     if seconds is None:
         return "-"
     if seconds < FINE:

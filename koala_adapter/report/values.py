@@ -26,7 +26,7 @@ MOST_NAMED = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepProgress:
-    """The tasks of a sweep, counted."""
+    """Numbers of a sweep's tasks by state."""
 
     total: int
     done: int
@@ -43,12 +43,12 @@ class SweepProgress:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to be done."""
+        """Whether all tasks have ended."""
         return self.done + self.failed == self.total
 
 
 def where_output_is(progress: SweepProgress) -> str:
-    """Return, for people, where to find what the tasks have printed."""
+    """Return, for people, the place of the tasks' output."""
     task = progress.first_failed[0] if progress.first_failed else 0
     failed = ", which failed" if progress.first_failed else ""
     return (
@@ -58,7 +58,7 @@ def where_output_is(progress: SweepProgress) -> str:
 
 
 def said(progress: SweepProgress) -> str:
-    """Return how a sweep has ended, in words."""
+    """Return the result of an ended sweep in words."""
     if not progress.failed:
         return f"all {progress.total} tasks are done"
     named = ", ".join(map(str, progress.first_failed[:MOST_NAMED]))
@@ -72,7 +72,7 @@ def said(progress: SweepProgress) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesReport:
-    """The files of a job's ranks. Names are ``COMPONENT/RANK: PATH``; of each sort only the first ones are named."""
+    """Output files of a job's ranks, as ``COMPONENT/RANK: PATH``; of each kind only the first are named."""
 
     arrived: int = 0
     size: int = 0
@@ -101,7 +101,7 @@ RANKS_LISTED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankUsage:
-    """What one rank has used."""
+    """Processor time, memory and bytes used by one rank."""
 
     rank: int
     component: str
@@ -110,7 +110,7 @@ class RankUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport:
-    """What a job has used of the processors and the memory that it held.
+    """Processor time and memory that a job used of what it held.
 
     Agents tell of a rank when it ends: a rank that runs, or whose agent was lost, is not counted in. All attempts of
     the job are.
@@ -144,7 +144,7 @@ class UsageReport:
 
     @property
     def share(self) -> float:
-        """Processor time used of that held; 0 where none was held."""
+        """Processor time used over processor time held; 0 when none was held."""
         return self.used_seconds / self.held_seconds if self.held_seconds > 0 else 0.0
 
 
@@ -153,7 +153,7 @@ class UsageReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldReport:
-    """Placeholders that are in hold in their batch system, or wait there for something else than free processors."""
+    """Placeholders that are held, or wait in their batch system for something other than free processors."""
 
     holder: str
     """``user`` (or a submission hook in the user's name), ``operator``, ``system`` or ``unknown``."""
@@ -184,7 +184,7 @@ class SizeChangeReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentReport:
-    """Where one component is and what it holds; times in seconds."""
+    """Placement and processors of one component; times in seconds."""
 
     name: str
     command: tuple[str, ...]
@@ -208,7 +208,7 @@ class ComponentReport:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Its hosts, each with the number of its ranks there where these are several."""
+        """Host names, each with its number of ranks where several run there."""
         counts = self.ranks_on or (1,) * len(self.hosts)
         return tuple(f"{host} ({n})" if n > 1 else host for host, n in zip(self.hosts, counts, strict=True))
 
@@ -219,7 +219,7 @@ ATTEMPTS = "_attempts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptReport:
-    """A run of a job that was not its last."""
+    """An earlier attempt of a job that was started again."""
 
     number: int
     """From 1."""
@@ -280,7 +280,7 @@ class JobReport:
     """What it has used; None while it has held no processor."""
 
     def size_at_last(self, component: str, cluster: str) -> int:
-        """Return the processors that a component has on a cluster, or had at the end, when its workers had left."""
+        """Return the processors of a component on a cluster, or those it had last when its workers have left."""
         if self.state.final:
             for change in reversed(self.size_changes):
                 if (change.component, change.cluster) == (component, cluster):
@@ -294,14 +294,14 @@ class JobReport:
 
     @property
     def slots(self) -> str:
-        """What its ranks need, for people; empty when all of them need a processor and nothing else."""
+        """Resources of each rank in words; empty when each needs only one processor."""
         needed = [one for one in self.components if not one.slot.is_plain]
         if len(self.components) == 1:
             return "".join(ranks_of(one.processors, one.slot) for one in needed)
         return "; ".join(f"{one.name}: {ranks_of(one.processors, one.slot)}" for one in needed)
 
     def processes(self, component: str | None = None, rank: int | None = None) -> int:
-        """Return how many processes it has: in all, of one component, or of one rank of each component.
+        """Return the number of processes: of the job, of a component, or of one rank of every component.
 
         One whose size varies counts as having several: it may have had them, or get them yet.
         """
@@ -333,15 +333,15 @@ def waiting_time(report: JobReport) -> float:
 
 
 def in_order(report: JobReport) -> tuple[int, str]:
-    """Return what sorts reports by submission, whatever was done to the time of day between two jobs."""
+    """Sort key: order of submission, even when the time of day was set back between two jobs."""
     return by_number(report.id)
 
 
 def by_number(job_id: str) -> tuple[int, str]:
-    """Return what sorts the ids of jobs by submission."""
+    """Sort key: order of submission by job id."""
     return (int(job_id) if job_id.isdecimal() else 0, job_id)
 
 
 def of_the_past(report: JobReport) -> JobReport:
-    """Return the report kept at a job's end as it is true now: the scheduler forgot the job, so nothing is left."""
+    """Return a kept report of an ended job without what has gone since, such as its placeholders."""
     return replace(report, placeholders_left=0)

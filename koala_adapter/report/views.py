@@ -45,7 +45,7 @@ def document(title: str, head: Content, body: Content) -> str:
 
 
 def table(columns: Sequence[tuple[str, str]], rows: Iterable[Content], name: str) -> Markup:
-    """Return a table, which can be moved sideways where it is too wide.
+    """Return an HTML table that scrolls sideways when it is too wide.
 
     ``columns``: heading and class of each. ``rows``: elements. ``name``: what the table has.
     """
@@ -55,7 +55,7 @@ def table(columns: Sequence[tuple[str, str]], rows: Iterable[Content], name: str
 
 
 def sideways(inner: Markup, name: str) -> Markup:
-    """Return what can be moved sideways where it is too wide, also by keys."""
+    """Wrap content so that it scrolls sideways when it is too wide, also by keys."""
     return tag("div", inner, class_="wide", tabindex=0, role="region", aria_label=name)
 
 
@@ -71,7 +71,7 @@ def state_word(state: JobState) -> Markup:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun."""
+    """Return a number with its noun in singular or plural."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
@@ -83,7 +83,7 @@ def _time(at: float | None, zone: tzinfo | None) -> Markup:
 
 
 def cluster_cards(clusters: Sequence[ClusterReport], zone: tzinfo | None) -> Markup:
-    """Return what is idle, ours and of others on each cluster."""
+    """Return a card for each cluster: idle processors, ours, and those of others."""
     return tag("ul", *(_card(one, zone) for one in clusters), class_="cards")
 
 
@@ -122,7 +122,7 @@ def _shares(shares: dict[str, int], whole: int) -> Markup:
 
 
 def cluster_use(found: Sequence[Occupation]) -> Markup:
-    """Return a table of what jobs had on each cluster."""
+    """Return the table of processor time that jobs used on each cluster."""
     columns = (
         ("cluster", ""), ("placeholders", "number"), ("mean wait", "number"), ("longest wait", "number"),
         ("processor time", "number"),
@@ -146,7 +146,7 @@ def cluster_use(found: Sequence[Occupation]) -> Markup:
 def jobs_table(
     reports: Sequence[JobReport], href: Link, zone: tzinfo | None, *, name: str = "Jobs", anchors: bool = False
 ) -> Markup:
-    """Return one row for each job. ``name``: of the table; ``anchors``: rows can be referred to as ``#job-ID``."""
+    """Return a table with one row for each job. ``name``: of the table; ``anchors``: rows have the id ``job-ID``."""
     columns = (
         ("job", "number"), ("name", ""), ("state", ""), ("processors", "number minor"), ("clusters", "minor"),
         ("submitted", "minor"), ("waited", "number minor"), ("ran", "number"), ("exit", "number minor"),
@@ -176,19 +176,19 @@ def jobs_table(
 
 
 def progress(report: JobReport) -> Content:
-    """Return how far a sweep is; nothing for other jobs."""
+    """Return the progress of a sweep; empty for other jobs."""
     sweep = report.sweep
     return None if sweep is None else f" {sweep.done} of {sweep.total}, {sweep.failed} failed"
 
 
 def totals(reports: Sequence[JobReport]) -> str:
-    """Return how many jobs there are in each state."""
+    """Return the number of jobs in each state."""
     found = Counter(one.state.value for one in reports)
     return f"{counted(len(reports), 'job')}: {', '.join(f'{number} {state}' for state, number in found.most_common())}"
 
 
 def job_view(report: JobReport, negotiations: Sequence[NegotiationReport], zone: tzinfo | None) -> Iterator[Markup]:
-    """Yield the sections of the page of one job, but for its output; each has an id."""
+    """Yield the sections of a job's page, without its output; each has an id."""
     ended = "" if report.outcome is None else f", exit code {report.outcome.exit_code}"
     facts: tuple[tuple[str, Content], ...] = (
         ("state", joined(state_word(report.state), progress(report), ended)),
@@ -224,7 +224,7 @@ MEBIBYTE = 1024**2
 
 
 def _usage(report: JobReport) -> Iterator[tuple[str, Content]]:
-    """Yield what a job has used of what it held, as far as that is known."""
+    """Yield the usage of a job, where it is known."""
     usage = report.usage
     if usage is None or not usage.measured:
         return
@@ -235,7 +235,7 @@ def _usage(report: JobReport) -> Iterator[tuple[str, Content]]:
 
 
 def timeline(report: JobReport, negotiations: Sequence[NegotiationReport], zone: tzinfo | None) -> Markup:
-    """Return what happened to a job and when."""
+    """Return the events of a job with their times."""
     events: list[tuple[float, Content]] = [(report.submitted_at, "submitted")]
     if report.launched_at is not None:
         events.append((report.launched_at, f"all processors held after {duration(waiting_time(report))}, launched"))
@@ -326,7 +326,7 @@ def charts(
 
 
 def recent(reports: Sequence[JobReport], since: float | None) -> list[JobReport]:
-    """Return the jobs that were not over before a time; None: all."""
+    """Return the jobs that ended after ``since`` or have not ended; None: all jobs."""
     return [one for one in reports if since is None or (one.finished_at or one.reported_at) > since]
 
 
@@ -339,7 +339,7 @@ TITLES = {"by-cluster": "By cluster", "in-use": "Processors in use", "by-job": "
 
 
 def chart_sections(drawn: dict[str, Markup]) -> Iterator[Markup]:
-    """Yield a section for each chart."""
+    """Yield one section of a page for each chart."""
     for name, drawing in drawn.items():
         shown = figure(drawing, TITLES[name], CAPTIONS[name])
         yield tag("section", tag("h2", TITLES[name]), legend(name) if name != "in-use" else None, shown, id=name)

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class SpeedUp(ABC):
-    """How long all the work of an application takes on a number of processors."""
+    """Execution time of an application as a function of its number of processors (protocol)."""
 
     @abstractmethod
     def execution_time(self, processors: int) -> float:
-        """Return the seconds that the whole work takes on so many processors (at least 1)."""
+        """Return the execution time (seconds) on ``processors`` processors (at least 1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Interpolated(SpeedUp):
             raise ValueError(f"no curve goes through {self.points}")
 
     def execution_time(self, processors: int) -> float:
-        """Return the seconds that the work takes on so many processors."""
+        """Return the execution time (seconds), interpolated."""
         last_size, last_time = self.points[-1]
         if processors >= last_size:
             return last_time
@@ -72,7 +72,7 @@ class ReconfigurationCost:
     per_processor: float = 0.0
 
     def seconds(self, change: int) -> float:
-        """Return the cost of a change by so many processors; nothing for no change."""
+        """Return how long (seconds) the application stands still for a change of its size; 0 for no change."""
         return self.fixed + self.per_processor * abs(change) if change else 0.0
 
 
@@ -91,15 +91,15 @@ class Application:
     cost: ReconfigurationCost = FREE
 
     def times(self) -> Sequence[float]:
-        """Return the execution times on 0 to ``maximum`` processors (on 0: for ever), for fast look-up."""
+        """Return a table of execution times by number of processors, from 0 (infinite) to ``maximum``."""
         return (float("inf"), *(self.speed_up.execution_time(n) for n in range(1, self.maximum + 1)))
 
     def execution_time(self, processors: int) -> float:
-        """Return the seconds that the whole work takes on so many processors."""
+        """Return the execution time (seconds) on ``processors`` processors (at least 1)."""
         return self.speed_up.execution_time(processors)
 
     def answer(self, size: int, amount: int) -> int:
-        """Return its signed answer to a message of a malleability policy."""
+        """Return how many processors the application accepts of a proposed change; negative: it shrinks."""
         return self.acceptance.answer(size, amount, self.minimum, self.maximum)
 
 
@@ -124,7 +124,7 @@ def gadget2(cost: ReconfigurationCost = FREE) -> Application:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedJob:
-    """A job as it is submitted.
+    """A job of a workload, before it runs.
 
     Without ``components`` it is one component that runs on any one cluster, of ``initial`` processors at its start.
     With them it is co-allocated: each component runs on one cluster, and the application on all of them together.
@@ -147,7 +147,7 @@ class SimulatedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """What became of a job. Times in seconds."""
+    """When and where a simulated job ran. Times in seconds."""
 
     job: SimulatedJob
     started_at: float
@@ -181,7 +181,7 @@ class JobResult:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What a simulation has given so far."""
+    """Results of a simulation so far: ended jobs, counters of messages, use of processors over time."""
 
     jobs: list[JobResult] = field(default_factory=list)
     """In the order of their ends; empty when results go elsewhere."""

@@ -50,7 +50,7 @@ POINTS = 1500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What to simulate."""
+    """One simulation of a comparison: trace, policy and platform."""
 
     source: str
     """Path of a trace, or ``model:NAME``."""
@@ -78,7 +78,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curves:
-    """What the figures show of a case."""
+    """Data of one case's curves in the figures."""
 
     waits: tuple[Sequence[float], Sequence[float]]
     """Waits (s), and the percentage of jobs that do not wait longer."""
@@ -90,7 +90,7 @@ class Curves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came out of a case."""
+    """Results of one case: summary, curves, and what was irregular about its trace."""
 
     trace: str
     policy: str
@@ -108,7 +108,7 @@ class Outcome:
 
     @property
     def label(self) -> str:
-        """What tells it from the others in file names."""
+        """Short name of the case, unique among those compared; used in file names."""
         return f"{self.trace}-{self.policy}"
 
     def to_json(self) -> dict[str, object]:
@@ -385,7 +385,7 @@ def find_platform(platform: str) -> Platform:
 
 
 def sites_of(platform: Platform) -> tuple[Site, ...]:
-    """Return the clusters of a platform."""
+    """Return the clusters of a platform as the sites of a replay."""
     return tuple(
         Site(
             name=cluster.name,
@@ -400,7 +400,7 @@ def sites_of(platform: Platform) -> tuple[Site, ...]:
 
 
 def run_cases(cases: Sequence[Case], processes: int, show: Callable[[int, int, int | None], None]) -> list[Outcome]:
-    """Return the outcomes in the order of the cases, those that there are when it is interrupted.
+    """Run all cases in parallel; return their outcomes in order. After Ctrl-C: the outcomes so far.
 
     ``show`` hears how many jobs of a case, given by its index, have ended, and of how many, if that is known.
     """

@@ -63,7 +63,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """Something that changes at instants and keeps its value between them."""
+    """A step function of time: a value that changes at instants."""
 
     times: Sequence[float]
     """Seconds, increasing."""
@@ -119,7 +119,7 @@ def job_metrics(replay: Replay) -> JobMetrics:
 
 
 def summarized(metrics: JobMetrics, processors: int) -> Summary:
-    """Return the totals of a schedule on so many processors; zeros when there is no job."""
+    """Return the summary of a schedule on ``processors`` processors; zeros when there is no job."""
     begin, end = min(metrics.submits, default=0), max(metrics.ends, default=0)
     makespan = end - begin
     work = fsum(size * run for size, run in zip(metrics.sizes, metrics.runs, strict=True))

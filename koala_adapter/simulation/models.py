@@ -46,7 +46,7 @@ DAY_BEGINS = 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """One kind of jobs. Names as in the paper."""
+    """Parameters of Lublin's model for one kind of jobs (batch or interactive). Names as in the paper."""
 
     serial: float
     """Probability of size 1."""
@@ -120,7 +120,7 @@ def daily_cycle(parameters: Parameters) -> list[float]:
 
 
 class Arrivals:
-    """The submissions of one kind of jobs, from midnight on."""
+    """Submission times of one kind of jobs, from midnight on."""
 
     def __init__(self, parameters: Parameters, chance: random.Random, *, stretch: float = 1.0) -> None:
         """Submit jobs with the published gaps, times ``stretch``; the daily cycle stays as it is."""
@@ -175,7 +175,7 @@ def run_time(parameters: Parameters, processors: int, chance: random.Random) -> 
 def lublin(
     jobs: int, seed: int, *, processors: int = PROCESSORS, kinds: Sequence[Parameters] = (ALL_JOBS,)
 ) -> Workload:
-    """Return so many jobs for a machine of so many processors. Several kinds are mixed by their submissions.
+    """Return a workload of ``jobs`` jobs by Lublin's model for a machine of ``processors`` processors.
 
     The published sizes belong to a machine of 128 processors; for another the limits of the two stages move with the
     binary logarithm of its size, as the authors advise.
@@ -220,7 +220,7 @@ BOUNDARY = 1000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedFigures:
-    """What is known of a trace that cannot be had."""
+    """Published statistics of a trace that is not available, such as its mean run time."""
 
     jobs: int
     processors: int
@@ -256,7 +256,7 @@ DAS2_FS4 = PublishedFigures(jobs=32_953, processors=64, mean_run=2819, short=0.7
 
 
 def fitted(name: str, figures: PublishedFigures, jobs: int | None, seed: int) -> Workload:
-    """Return a workload that has the published figures of a trace; fewer jobs span as much less time."""
+    """Return a workload with the published statistics of a trace; with fewer jobs it spans proportionally less time."""
     jobs = figures.jobs if jobs is None else jobs
     times = _submissions(jobs, figures.duration * jobs / figures.jobs, seed)
     chance = random.Random(seed)
@@ -276,7 +276,7 @@ def fitted(name: str, figures: PublishedFigures, jobs: int | None, seed: int) ->
 
 
 def _submissions(jobs: int, duration: float, seed: int) -> list[int]:
-    """Return so many submissions that end after that time, with the gaps and the daily cycle of Lublin's model."""
+    """Return ``count`` submission times, the last at that time, with the gaps and daily cycle of Lublin's model."""
     stretch, times = 1.0, [0.0]
     for _ in range(2):  # the second time with the same gaps, stretched so that they add up
         stretch *= duration / times[-1] if times[-1] else 1.0

@@ -102,12 +102,12 @@ class SimulatedCluster:
 
     @property
     def idle(self) -> int:
-        """Unused processors; below 0 while processors that are being released are on a node that has failed."""
+        """Unused processors; negative while processors that are being released are on a failed node."""
         return self.processors - self.managed - self.local_used - self.down
 
     @property
     def usable(self) -> int:
-        """Idle processors that a new placeholder of ours would get at once."""
+        """Idle processors that a new placeholder would get at once: none while local jobs wait."""
         return 0 if self.local_queue else max(0, self.idle)
 
     @property
@@ -121,17 +121,17 @@ class SimulatedCluster:
 
     @property
     def kept(self) -> int:
-        """Processors believed idle that the threshold keeps from us."""
+        """Processors believed idle that koala leaves to local users by its threshold."""
         return self.processors - self.last_poll[0] - self.managed - self.free
 
     def poll(self) -> bool:
-        """Let the information service look; tell whether more may be within our reach than it saw last."""
+        """Update what the information service knows of this cluster; return whether more may be free than it knew."""
         before = self.last_poll
         self.last_poll = self.processors - self.managed - self.usable, bool(self.local_queue)
         return self.last_poll < before
 
     def view(self, free: int) -> ClusterView:
-        """Return what placement policies are shown when so many processors are free.
+        """Return the cluster as placement policies see it, with ``free`` processors free.
 
         Placeholders are only sent where they start at once: what is free is all the room there is.
         """
@@ -161,7 +161,7 @@ class SimulatedCluster:
         self._others_changed()
 
     def node_fails(self, node: int) -> None:
-        """Take a node away; what runs on it ends. Which jobs those are is a matter of the node's place in the row."""
+        """Remove a node's processors and end the jobs on them. Jobs have processors in the order of their start."""
         size = self.model.processors_per_node
         at = node * size
         # What is draining has no job that could be ended; it is idle as soon as that is known.
@@ -174,7 +174,7 @@ class SimulatedCluster:
         self._world.others_changed(self)
 
     def node_returns(self, node: int) -> None:
-        """Have the processors of a node back."""
+        """Give the processors of a failed node back."""
         self.down -= self._down_nodes.pop(node)
         self._others_changed()
 
@@ -239,7 +239,7 @@ class Run:
     over: bool = False
 
     def account(self, now: float) -> None:
-        """Note what was done since the last change."""
+        """Add work and processor time since the last call; call it before size or speed change."""
         seconds = now - self.since
         if seconds > 0:
             if not self.standing:
@@ -257,7 +257,7 @@ class Run:
         return self.ends_at
 
     def result(self, now: float) -> JobResult:
-        """Return what came out, now that it has ended."""
+        """Return the result of the job, which has ended at ``now``."""
         seconds = now - self.started_at
         return JobResult(
             job=self.job,
@@ -279,7 +279,7 @@ ALONE = "job"
 
 
 class Lane(NamedTuple):
-    """What decides whether a job can be placed: all jobs of a lane get the same answer from a placement policy."""
+    """The properties that decide whether a job can be placed: jobs with the same lane get the same placement."""
 
     total: int
     """Processors of its largest component."""
@@ -294,7 +294,7 @@ def lane_of(job: SimulatedJob) -> Lane:
 
 
 class CountedPlacement:
-    """The placement policies and what they are asked."""
+    """Asks placement policies about clusters given as counts of processors, and keeps their answers."""
 
     def __init__(self, clusters: Sequence[SimulatedCluster], policies: Policies = OWN) -> None:
         """Ask about these clusters, whose indices are their places in the sequence. ``policies``: those there are."""
@@ -309,18 +309,18 @@ class CountedPlacement:
         """``free`` of each cluster, noted with each change, so that the largest is found quickly."""
 
     def note(self, cluster: SimulatedCluster) -> None:
-        """Note what is free on a cluster now."""
+        """Update ``frees`` for a cluster."""
         self.frees[cluster.index] = cluster.free
 
     def never(self, job: SimulatedJob, lane: Lane) -> str | None:
-        """Return why a job can never run here; None when it can."""
+        """Return why a job can never run on these clusters; None when it can."""
         size, most = sum(component.maximum for component in job.components) or job.initial, job.application.maximum
         if size > most:
             return f"asks for {size} processors, {job.application.name} runs on at most {most}"
         return self._asked(lane)[1]
 
     def place(self, lane: Lane) -> Sequence[PlacedComponent] | None:
-        """Ask the placement policy where the first job of a lane goes; None: nowhere now."""
+        """Return the placement of the first job of a lane by its policy; None when it cannot be placed now."""
         requests, _ = self._asked(lane)
         if self._short and not lane.components and lane.placement == WorstFit.name:
             most = max(self.frees)
@@ -340,7 +340,7 @@ class CountedPlacement:
         return result.components if isinstance(result, Placed) else None
 
     def needs(self, lane: Lane) -> Iterator[Need[SimulatedCluster]]:
-        """Yield what the first job of a lane needs.
+        """Yield the processors that the first job of a lane needs, by cluster.
 
         A cluster where local users wait is left alone: they would get what comes free.
         """
@@ -354,7 +354,7 @@ class CountedPlacement:
             yield Need(request.component.minimum, possible, insists=chosen is not None)
 
     def _asked(self, lane: Lane) -> tuple[Sequence[ComponentRequest], str | None]:
-        """Return what the jobs of a lane ask of their policy, and why they can never be placed (None: they can)."""
+        """Return the lane's requests to its policy, and why its jobs can never be placed (None: they can)."""
         found = self._requests.get(lane)
         if found is None:
             if lane.placement not in self._policies:
@@ -379,7 +379,7 @@ class CountedPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How the scheduler is set, and what the world costs it. Times in seconds."""
+    """Settings of a simulation: policies, approach, delays. Times in seconds."""
 
     approach: Approach = Approach.PWA
     malleability: str = "fpsma"
@@ -409,7 +409,7 @@ class Settings:
 
 
 class Multicluster(DecidedClusters[SimulatedCluster]):
-    """The simulated world. Interrupted between two instants, :attr:`outcome` has what came out so far."""
+    """Simulation of KOALA on several clusters. Interrupted, :attr:`outcome` has the results so far."""
 
     def __init__(
         self,
@@ -419,7 +419,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
         *,
         on_end: Callable[[JobResult], object] | None = None,
     ) -> None:
-        """Build it. ``workload`` is in order of submission and read as it is needed; ``on_end`` takes the results."""
+        """Create the clusters. ``workload``: in order of submission, read lazily; ``on_end``: called with results."""
         self.outcome = Outcome()
         self.settings = settings
         self.engine = Engine()
@@ -467,7 +467,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
     # ---- the course of time ---------------------------------------------------------------------------------------
 
     def run(self, until: float = NEVER) -> Outcome:
-        """Let all that is ahead happen, up to ``until``; return :attr:`outcome`."""
+        """Run the simulation until nothing is left or ``until`` is reached; return :attr:`outcome`."""
         engine, ends = self.engine, self._ends
         while self._arriving is not None or self.runs or self.waiting:
             while ends and (ends[0][2] != ends[0][3].version or ends[0][3].over):
@@ -483,7 +483,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
         return self.outcome
 
     def instant(self, now: float) -> None:
-        """Let all that is ahead at one instant happen, and decide."""
+        """Process all events of the next instant, then make all decisions."""
         engine, ends = self.engine, self._ends
         engine.now = now
         while ends and ends[0][0] <= now:
@@ -504,7 +504,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
         self._forecast()
 
     def _forecast(self) -> None:
-        """Work out anew when the runs end whose rate has changed, and record what the world looks like."""
+        """Recompute the ends of the runs whose rate has changed, and record use of processors and queue length."""
         now, ends = self.engine.now, self._ends
         for run in self._to_forecast:
             run.changed = False
@@ -530,7 +530,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
     # ---- start and end of a job -----------------------------------------------------------------------------------
 
     def _submit(self, job: SimulatedJob) -> bool:
-        """Take a job in; tell whether that is to be decided about."""
+        """Add a job to the queue; return whether a decision is wanted."""
         lane = lane_of(job)
         never = self.placing.never(job, lane)
         if never is not None:
@@ -548,7 +548,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
         self._waiting_jobs[job.number] = job, lane
 
     def _start(self, job: SimulatedJob, placed: Sequence[PlacedComponent]) -> bool:
-        """Claim the processors of a placement; False when local users have them."""
+        """Claim the processors of a placement; return False when local users hold some of them."""
         held: dict[SimulatedCluster, int] = {}
         for component in placed:
             cluster = self._by_name[component.cluster]
@@ -587,7 +587,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
             run.standing -= 1
 
     def _join(self, run: Run, cluster: SimulatedCluster, processors: int) -> None:
-        """Let the malleability policy of a cluster have a component of a run that has started."""
+        """Add the part of a new run that is on ``cluster`` to those that the malleability policy may resize."""
         application = run.job.application
         part = RunComponent(
             run,
@@ -625,7 +625,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
         self.outcome.ended_at = self.engine.now
 
     def _leave(self, run: Run) -> None:
-        """Take back all that a run holds."""
+        """Release all processors of a run."""
         run.over = True
         del self.runs[run.job.number]
         for part in run.parts:
@@ -651,7 +651,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
     # ---- what is known to be free -----------------------------------------------------------------------------------
 
     def _more_free(self, cluster: SimulatedCluster) -> None:
-        """Note that a cluster may have more to give than before."""
+        """Record that a cluster may have more free processors than before, so that waiting jobs are tried again."""
         self.placing.note(cluster)
         self._changed_clusters[cluster] = None
         self._blocked_lanes.clear()
@@ -670,18 +670,18 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
         self.engine.after(self.settings.poll_interval, partial(self._poll_later, cluster))
 
     def others_changed(self, cluster: SimulatedCluster) -> None:
-        """Take note that other processors than before are out of our reach; a poll that is not due does not see it."""
+        """Poll a cluster whose local use has changed, where polls are immediate; else the next poll sees it."""
         if self.settings.poll_interval <= 0:
             self._poll(cluster)
 
     def _freed(self, cluster: SimulatedCluster) -> None:
-        """Give local jobs that wait what has come free on a cluster; the rest is ours again."""
+        """Start waiting local jobs on a cluster where processors became free; the rest may go to koala's jobs."""
         cluster.start_locals()
         self.others_changed(cluster)
         self._more_free(cluster)
 
     def _drain(self, cluster: SimulatedCluster, processors: int) -> None:
-        """Have processors that no job has any more come free: at once, or after the delay."""
+        """Release processors that no job uses any more, at once or after the release delay."""
         if self.settings.release_delay <= 0:
             cluster.managed -= processors
             self._freed(cluster)
@@ -697,7 +697,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
     # ---- changes of size, in the order in which a change happens --------------------------------------------------
 
     def ask(self, part: RunComponent, amount: int) -> int:
-        """Send a message to a component; return what its application accepts (both signed)."""
+        """Propose a change of size to a component; return what its application accepts. Both are signed."""
         if amount > 0:
             self.outcome.grow_messages += 1
         else:
@@ -759,14 +759,14 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
             self._goes_on(part)
 
     def _give_up(self, part: RunComponent, amount: int) -> None:
-        """Have processors of a run come free; what is free at once is told with the next decision."""
+        """Release ``amount`` processors of a run."""
         _hold(part.run, part.cluster, amount)
         if self.settings.release_delay > 0:
             part.cluster.managed -= amount
             self._drain(part.cluster, -amount)
 
     def _goes_on(self, part: RunComponent) -> None:
-        """Go on with the new size."""
+        """Let a component compute again, with its new size."""
         if not part.run.over:
             self._account(part.run)
             part.run.standing -= 1
@@ -776,7 +776,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
             self._freed(part.cluster)
 
     def _account(self, run: Run) -> None:
-        """Account for a run before something about it changes at this instant."""
+        """Account for a run before its size or speed changes, and have its end computed again."""
         if not run.changed:
             run.changed = True
             self._to_forecast.append(run)
@@ -786,53 +786,43 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
 
     @property
     def approach(self) -> Approach:
-        """Job management approach of the settings."""
         return self.settings.approach
 
     def decision_wanted(self) -> bool:
-        """Tell whether something has changed since this was asked last."""
         wanted, self._undecided = self._undecided, False
         return wanted
 
     def clusters(self) -> Sequence[SimulatedCluster]:
-        """Return the clusters on which something has changed."""
         return list(self._changed_clusters)
 
     def running(self, cluster: SimulatedCluster) -> RunningJobs[RunComponent]:
-        """Return the components of malleable jobs that run on a cluster."""
         return cluster.running
 
     def free(self, cluster: SimulatedCluster) -> int:
-        """Return what the scheduler believes to be free."""
         return cluster.free
 
     def room(self, cluster: SimulatedCluster) -> int:
-        """Return what is free or not known to be idle yet."""
         return cluster.free + cluster.draining
 
     def ending(self, cluster: SimulatedCluster) -> int:
-        """Return what was given up and is not free yet."""
         return cluster.shrinking + cluster.draining
 
     def paused(self, cluster: SimulatedCluster, direction: Direction) -> bool:
-        """Tell whether shrinking was in vain; that is so until a cluster has more to give, not for a time."""
+        """Return whether shrinking on a cluster freed nothing; true until processors become free there."""
         return direction is Direction.SHRINK and cluster in self._gave_nothing
 
     def rebalances(self, cluster: SimulatedCluster) -> bool:  # noqa: ARG002 - all clusters have one policy
-        """Tell whether the malleability policy levels sizes."""
         return self._malleability.rebalances
 
     def jobs_wait(self) -> bool:
-        """Tell whether jobs wait in the queue."""
         return len(self.waiting) > 0
 
     def making_room(self) -> bool:
-        """Tell whether processors given up for the head of the queue are on their way out."""
+        """Return whether processors that jobs gave up for the head of the queue are not free yet."""
         self._awaited = [cluster for cluster in self._awaited if cluster.shrinking or cluster.draining]
         return bool(self._awaited)
 
     def needs_of_head(self) -> Iterable[Need[SimulatedCluster]]:
-        """Return the needs of the first job of the queue."""
         head = self.waiting.first(1)
         return self.placing.needs(self._waiting_jobs[head[0]][1]) if head else ()
 
@@ -842,7 +832,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
         """Do nothing: steps are over at once."""
 
     def scan(self, kept: Sequence[SimulatedCluster]) -> None:  # noqa: ARG002 - the running have taken what they want
-        """Start waiting jobs, lane by lane."""
+        """Start waiting jobs, one lane after another."""
         blocked, place = self._blocked_lanes, self.placing.place
         for _, number in self.waiting.scan(lambda lane: lane not in blocked, most=MOST_PROCESSORS):
             job, lane = self._waiting_jobs[number]
@@ -858,7 +848,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
         """Do nothing: the queue is scanned as soon as something is free."""
 
     def grow(self, cluster: SimulatedCluster, value: int, *, thorough: bool) -> bool:
-        """Do a whole step. It is the last when no job took anything, or all sizes are as equal as they can be."""
+        """Carry out one growth step; return whether another one may follow."""
         step = Step(direction=Direction.GROW, remaining=value, thorough=thorough)
         before = self._accepted
         carry_out(self._malleability, cluster.running, step, self.ask)
@@ -869,7 +859,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
         return False
 
     def shrink(self, cluster: SimulatedCluster, value: int, shrunk_for: ShrunkFor) -> None:  # noqa: ARG002 - for the head
-        """Do a whole step, and let others have what it frees."""
+        """Carry out one shrink step, and give what it frees to local users and waiting jobs."""
         before, draining = cluster.free, cluster.draining
         step = Step(direction=Direction.SHRINK, remaining=value)
         carry_out(self._malleability, cluster.running, step, self.ask)
@@ -892,5 +882,5 @@ def _hold(run: Run, cluster: SimulatedCluster, amount: int) -> None:
 
 
 def simulate(platform: Platform, workload: Iterable[SimulatedJob], settings: Settings) -> Outcome:
-    """Return the outcome of a whole simulation."""
+    """Run a simulation to its end and return its outcome."""
     return Multicluster(platform, workload, settings).run()

@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 class ProgressListener(Protocol):
-    """Is told how far a run is."""
+    """Callback that is told the progress of a run."""
 
     def __call__(self, done: int, total: int, what: str, /) -> None:
         """Show that ``done`` of ``total`` parts of ``what`` are done."""
@@ -33,7 +33,7 @@ def silent(done: int, total: int, what: str, /) -> None:
 
 
 def in_parallel(function: Callable[[T], R], items: Sequence[T], processes: int) -> Iterator[tuple[int, R]]:
-    """Yield index and result for each item as it becomes ready.
+    """Compute ``function`` of each item in several processes; yield (index, result) as each becomes ready.
 
     With more than one process, ``function`` must be found by name at the top of a module, and items and results must
     be picklable. Closing the iterator, or an exception such as KeyboardInterrupt, ends the processes at once.
@@ -51,7 +51,7 @@ def in_parallel(function: Callable[[T], R], items: Sequence[T], processes: int) 
 
 @contextmanager
 def _pool(size: int, begin: Callable[..., None], *arguments: object) -> Iterator[ProcessPoolExecutor]:
-    """Have processes, each of which calls ``begin`` first; an exception in the block ends them without waiting."""
+    """Yield a pool of processes that run ``begin`` first; an exception in the block ends them without waiting."""
     before = set(multiprocessing.active_children())
     # A process that is forked would inherit our threads' locks; a spawned one begins clean.
     context = multiprocessing.get_context("spawn")
@@ -70,32 +70,32 @@ def _pool(size: int, begin: Callable[..., None], *arguments: object) -> Iterator
 
 
 def _leave_interrupts() -> None:
-    """Leave Ctrl-C, which the terminal sends to every process, to the one that started us; it ends us."""
+    """Ignore Ctrl-C in a child process: the terminal sends it to all, and the parent ends the children."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class ProgressBoard:
-    """Where each of several runs notes how far it is, and reads whether to go on; shared with other processes."""
+    """Progress of several runs in memory shared by processes, with a flag that tells them to stop."""
 
     def __init__(self, runs: int) -> None:
         self.cells: MutableSequence[int] = RawArray("q", 2 * runs + 1)
 
     @property
     def progress(self) -> list[tuple[int, int]]:
-        """How much of how much is done, for each run; of 0 where a run does not know yet."""
+        """Parts done and parts in all of each run, (done, total); total is 0 while a run does not know it."""
         return list(zip(self.cells[0:-1:2], self.cells[1:-1:2], strict=True))
 
     def stop(self) -> None:
-        """Have all runs end where they are, and return what they have."""
+        """Tell all runs to stop and return what they have."""
         self.cells[-1] = 1
 
     def mark(self, run: int) -> ProgressMark:
-        """Return the place on the board for one run."""
+        """Return the entry of one run."""
         return ProgressMark(self.cells, run)
 
 
 class ProgressMark:
-    """One run's place on a board."""
+    """Entry of one run on a progress board."""
 
     def __init__(self, cells: MutableSequence[int], run: int, told: Callable[[], None] | None = None) -> None:
         self._cells = cells
@@ -103,11 +103,11 @@ class ProgressMark:
         self.told = told
 
     def expect(self, total: int) -> None:
-        """Note how much there is to do in all."""
+        """Set the number of parts in all."""
         self._cells[2 * self._run + 1] = total
 
     def __call__(self, done: int, /) -> bool:
-        """Note how much is done; returns whether to go on."""
+        """Set the number of parts done; return whether the run should go on."""
         self._cells[2 * self._run] = done
         if self.told is not None:
             self.told()
@@ -126,7 +126,7 @@ def watched(
     processes: int,
     progress: Callable[[ProgressBoard], None],
 ) -> Iterator[tuple[int, R]]:
-    """Yield index and result for each item, while the runs note on a board how far they are.
+    """Compute ``function`` of each item in several processes, with progress; yield (index, result) as ready.
 
     An interrupt has those that run return what they have so far; those that have not begun never do. A second one ends
     everything at once. For the rest as `in_parallel`.

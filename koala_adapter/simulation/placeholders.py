@@ -44,28 +44,28 @@ if TYPE_CHECKING:
 
 
 class Program(Protocol):
-    """What the processes of a job do: a rigid program, or an application of :mod:`simulation.applications`."""
+    """Execution times, cost of changes and answers of a job's program: rigid, or of :mod:`simulation.applications`."""
 
     @property
     def cost(self) -> ReconfigurationCost:
         """What a change of size costs."""
 
     def execution_time(self, processors: int) -> float:
-        """Return the seconds that the whole work takes on so many processors."""
+        """Return the execution time (seconds) on ``processors`` processors (at least 1)."""
 
     def answer(self, size: int, amount: int) -> int:
-        """Return the signed answer to a signed change that is proposed."""
+        """Return how many processors the program accepts of a proposed change (positive: grow, negative: shrink)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rigid:
-    """A program that runs for some seconds and keeps its processors."""
+    """A program of fixed execution time that never changes its size."""
 
     seconds: float
     cost: ReconfigurationCost = FREE
 
     def execution_time(self, processors: int) -> float:  # noqa: ARG002 - it has all it was launched on
-        """Return the same whatever it runs on."""
+        """Return the fixed execution time."""
         return self.seconds
 
     def answer(self, size: int, amount: int) -> int:  # noqa: ARG002 - see above
@@ -86,7 +86,7 @@ class _Execution:
     end: EventHandle | None = None
 
     def resize(self, change: int, now: float) -> None:
-        """Go on with other processors, after standing still for the cost of that."""
+        """Continue with another number of processors, after standing still for the cost of the change."""
         self.left -= max(0.0, now - self.since) / self.program.execution_time(self.size)
         self.since = max(self.since, now) + self.program.cost.seconds(change)
         self.size += change
@@ -124,7 +124,7 @@ class QueuedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """Who had a processor, and when: a bar of a timeline."""
+    """Use of one processor by one job for a time: a bar of a timeline."""
 
     place: int
     who: str
@@ -133,7 +133,7 @@ class Allocation:
 
 
 class BatchSystem:
-    """One cluster."""
+    """Simulated batch system of one cluster, whose nodes have one processor each."""
 
     def __init__(
         self, engine: Engine, name: ClusterName, processors: int, *, priorities: Mapping[str, int] | None = None
@@ -175,7 +175,7 @@ class BatchSystem:
         self.end(job, EndReason.CANCELLED)
 
     def end(self, job: QueuedJob, reason: EndReason) -> None:
-        """End a job by itself or from outside; nothing happens to one that has ended."""
+        """End a job that completed or was killed; no effect on one that has ended."""
         if job.ended_at is not None:
             return
         job.ended_at = self.engine.now
@@ -199,7 +199,7 @@ class BatchSystem:
         self.submit(local_job("local", use.processors, use.run, self))
 
     def node_fails(self, node: int) -> None:
-        """Lose a processor, with the job on it; nothing happens to one that is away."""
+        """Remove a processor and end the job on it; no effect on one that is away."""
         if node in self._down:
             return
         self._down.add(node)
@@ -211,14 +211,14 @@ class BatchSystem:
             heapq.heapify(self._free)
 
     def node_returns(self, node: int) -> None:
-        """Have a processor back that failed."""
+        """Add a failed processor again."""
         if node in self._down:
             self._down.remove(node)
             heapq.heappush(self._free, node)
             self._schedule_soon()
 
     def _schedule_soon(self) -> None:
-        """Start jobs when all else that happens now has happened."""
+        """Schedule the start of jobs after all other events of this instant."""
         if not self._wanted:
             self._wanted = True
             self.engine.after(0.0, self._schedule, rank=LAST)
@@ -243,7 +243,7 @@ class BatchSystem:
 
 
 def local_job(user: str, processors: int, seconds: float, system: BatchSystem) -> QueuedJob:
-    """Return a job of a local user that runs for so many seconds."""
+    """Return a job of a local user that runs for ``seconds`` seconds."""
 
     def start(job: QueuedJob) -> None:
         system.engine.after(seconds, lambda: system.end(job, EndReason.EXITED), rank=FIRST)
@@ -252,7 +252,7 @@ def local_job(user: str, processors: int, seconds: float, system: BatchSystem) -
 
 
 def with_local_users(engine: Engine, model: ClusterModel, load: BackgroundLoad, seed: int) -> BatchSystem:
-    """Return the batch system of a cluster whose local users are going to submit their jobs."""
+    """Create the batch system of a cluster and schedule the submissions of its local users."""
     system = BatchSystem(engine, model.cluster, model.processors)
     live_beside(engine, system, model, load=load, failures=None, seed=seed)
     return system
@@ -265,7 +265,7 @@ EXIT_0 = TaskEnd(reason=EndReason.EXITED, exit_code=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delays:
-    """Seconds that things take on a real site."""
+    """Delays of a real site: submission, start, agent contact, launch, end. In seconds."""
 
     submit: float = 0.5
     """From the wish to submit until the LRM has the job."""
@@ -285,7 +285,7 @@ class Delays:
 
 @dataclass(slots=True)
 class _Held:
-    """A placeholder in its batch system, and whether its agent has reported."""
+    """A placeholder's job in the batch system, and whether its agent has reported."""
 
     id: PlaceholderId
     system: BatchSystem
@@ -295,7 +295,7 @@ class _Held:
 
 @dataclass(slots=True)
 class Milestones:
-    """When things happened to a job, in seconds."""
+    """Times of a job's submission, claims, start and end, in seconds."""
 
     submitted_at: float
     first_held_at: float | None = None
@@ -319,7 +319,7 @@ class Milestones:
 
 
 class SimulatedService:
-    """One user's service in virtual time."""
+    """The scheduler of one user in virtual time, with simulated batch systems and agents."""
 
     def __init__(  # noqa: PLR0913 - what a service and its world consist of
         self,
@@ -390,10 +390,10 @@ class SimulatedService:
         self._loop.post(event)
 
     def handled(self, event: ev.Event) -> None:
-        """Follow an event that the scheduler has handled."""
+        """Do nothing: what follows from an event is carried out as actions."""
 
     def settled(self) -> None:
-        """Take note that all has been handled."""
+        """Called after the last received event was handled."""
         wakeup = self._loop.scheduler.next_wakeup
         if wakeup is not None and (self._wakeup is None or wakeup < self._wakeup):
             self._wakeup = wakeup
@@ -408,12 +408,12 @@ class SimulatedService:
             pass
 
     def state_rebuilt(self, set_aside: Sequence[ev.Event]) -> None:
-        """Fail: a simulation on which the scheduler fails is worth nothing."""
+        """Raise: in a simulation the scheduler must not fail."""
         kind = type(set_aside[0]).__name__
         raise SimulationError(f"the scheduler failed on an event of the simulation ({kind}); the log has the traceback")
 
     def failed(self, error: KoalaError) -> None:
-        """Fail: the state cannot be built again."""
+        """Raise: the scheduler's state cannot be restored."""
         raise error
 
     def _wake(self, wakeup: float) -> None:
@@ -495,7 +495,7 @@ class SimulatedService:
             transfer.cancel()
 
     def read_output(self, action: act.ReadPlaceholderOutput) -> None:
-        """Report no output: a simulated agent that is never heard of writes nothing either."""
+        """Report empty output: a simulated agent that never reports writes nothing."""
 
     def _end(self, action: act.EndPlaceholders) -> None:
         for id_ in action.placeholders:
@@ -515,7 +515,7 @@ class SimulatedService:
         milestones.ended_at, milestones.outcome = self.engine.now, action.outcome
 
     def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
-        """Fail: a simulation by a policy that cannot be followed is worth nothing."""
+        """Raise: a policy that gives invalid answers makes the simulation worthless."""
         raise SimulationError(action.reason, hint="mend the policy; see `koala docs policies`")
 
     def correct_outcome(self, action: act.CorrectOutcome) -> None:
@@ -565,11 +565,11 @@ class SimulatedService:
     # ---- changes of size ------------------------------------------------------------------------------------------
 
     def offer_processors(self, action: act.OfferProcessors) -> None:
-        """Have a program answer whether it grows; it does when it has the processors."""
+        """Answer an offer for the program: accepted, as far as it can grow, once the processors are held."""
         self.engine.after(self.delays.message, partial(self._answer, action, 1))
 
     def request_processors(self, action: act.RequestProcessors) -> None:
-        """Have a program shrink as far as it agrees to."""
+        """Shrink the program as far as it accepts."""
         self.engine.after(self.delays.message, partial(self._answer, action, -1))
 
     def _answer(self, action: act.OfferProcessors | act.RequestProcessors, sign: int) -> None:
@@ -592,7 +592,7 @@ class SimulatedService:
         self._post(ev.ProcessorsReleased(time=self.engine.now, job_id=job_id, placeholders=going))
 
     def take_processors(self, action: act.TakeProcessors) -> None:
-        """Have a program go on with the processors that it accepted."""
+        """Let the program compute with the processors that it accepted."""
         self.engine.after(self.delays.message, partial(self._take, action), rank=SETTLED)
 
     def _take(self, action: act.TakeProcessors) -> None:
@@ -627,7 +627,7 @@ class SimulatedService:
 
 
 def run_to_end(engine: Engine, services: Sequence[SimulatedService], *, until: float) -> bool:
-    """Let virtual time pass until every job has ended and nothing of it is left; False when ``until`` came first."""
+    """Run until every job has ended and no placeholder is left; return False when ``until`` came first."""
     while any(service.unfinished or service.state.placeholders for service in services):
         following = engine.next_time
         if following is None or following > until:

@@ -74,7 +74,7 @@ class Failures(BaseModel, frozen=True, extra="forbid"):
 
 
 class ClusterModel(BaseModel, frozen=True, extra="forbid"):
-    """A simulated cluster: one batch system with its nodes."""
+    """A simulated cluster: its nodes, speed, local users and failures."""
 
     name: Name = Field(description="Name of the cluster, unique in the file.")
     nodes: Whole = Field(ge=1, le=10_000_000, description="Number of nodes.")
@@ -106,7 +106,7 @@ class ClusterModel(BaseModel, frozen=True, extra="forbid"):
         return self.nodes * self.processors_per_node
 
     def processors_taken(self, size: int, memory: float) -> int | None:
-        """Return the processors that a job keeps others from: beside its own, those without the memory that it has.
+        """Return how many processors a job blocks: its own, and those left without memory by it.
 
         ``memory``: KiB for each of its processors; 0 or less: not told. None: no node has so much.
         """
@@ -129,7 +129,7 @@ class ClusterModel(BaseModel, frozen=True, extra="forbid"):
 
 
 class Platform(BaseModel, frozen=True, extra="forbid"):
-    """What a simulation runs on."""
+    """The simulated clusters of a file."""
 
     name: Title = Field(default="platform", description="What reports call it.")
     clusters: tuple[ClusterModel, ...] = Field(min_length=1, max_length=100_000, description="The clusters.")
@@ -155,7 +155,7 @@ class Platform(BaseModel, frozen=True, extra="forbid"):
         return cluster.failures or self.failures
 
     def with_background(self, utilization: float) -> Platform:
-        """Return the same platform with local users who ask for this share of each cluster; 0 is none."""
+        """Return the platform with local users who use the share ``utilization`` of each cluster; 0: none."""
         load = BackgroundLoad(utilization=utilization) if utilization > 0 else None
         clusters = tuple(cluster.model_copy(update={"background": None}) for cluster in self.clusters)
         return self.model_copy(update={"background": load, "clusters": clusters})
@@ -178,7 +178,7 @@ class Platform(BaseModel, frozen=True, extra="forbid"):
 
 
 def _network_keys(data: Mapping[str, object]) -> Iterator[KeyPath]:
-    """Yield where a file describes a network, which was read once and never played a part."""
+    """Yield the keys that describe a network, which platform files may not have."""
     if "network" in data:
         yield ("network",)
     clusters = data.get("clusters")

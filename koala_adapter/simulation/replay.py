@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirements:
-    """What a job demands of its cluster."""
+    """Processors and features (such as software) that a job needs of its cluster."""
 
     processors: int
     """Processors at the same time."""
@@ -47,7 +47,7 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterLoad:
-    """What the first level knows of a cluster."""
+    """A cluster as the choice among clusters sees it: its size, and the processors in demand."""
 
     name: str
     processors: int
@@ -63,7 +63,7 @@ class ClusterLoad:
         return self.demanded / self.processors if self.processors else float("inf")
 
     def satisfies(self, requirements: Requirements) -> bool:
-        """Tell whether a job can ever run here."""
+        """Return whether a job can ever run on a cluster."""
         return requirements.processors <= self.processors and requirements.features <= self.features
 
 
@@ -81,7 +81,7 @@ def least_loaded(requirements: Requirements, clusters: Iterable[ClusterLoad]) ->
 
 
 def _lack(requirements: Requirements, cluster: ClusterLoad) -> str:
-    """Return what a cluster lacks for a job."""
+    """Return why a job can never run on a cluster."""
     if requirements.processors > cluster.processors:
         return f"has {cluster.processors} of {requirements.processors} processors"
     return "lacks " + ", ".join(sorted(requirements.features - cluster.features))
@@ -102,7 +102,7 @@ MOST_RESTARTS = 20
 
 
 class Watch(Protocol):
-    """Is told how far a replay is, and may end it."""
+    """Callback that is told the progress of a replay and may end it."""
 
     def __call__(self, submitted: int, /) -> bool:
         """Show that so many jobs have been submitted; return whether to go on."""
@@ -110,7 +110,7 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """One cluster of a replay."""
+    """A cluster of a replay and its policy."""
 
     name: str
     processors: int
@@ -124,7 +124,7 @@ class Site:
     """How its nodes fail."""
 
     def taken(self, workload: Workload, index: int) -> int | None:
-        """Return the processors that a job keeps others from here; None: it is too large for a node, or for all."""
+        """Return how many processors a job blocks on this cluster; None when the cluster or its nodes are too small."""
         size = workload.sizes[index]
         if workload.memory and self.cluster is not None:
             taken = self.cluster.processors_taken(size, workload.memory[index])
@@ -133,7 +133,7 @@ class Site:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing happens here but the workload, at ordinary speed."""
+        """Whether the cluster has full speed, no local users and no failures."""
         return self.speed == 1 and self.local_users is None and self.failures is None
 
 
@@ -181,7 +181,7 @@ class PlatformReplay:
                 live_beside(self.engine, cluster, site.cluster, load=load, failures=failures, seed=seed, begin=begin)
 
     def play(self, watch: Watch, between: int) -> bool:
-        """Go through all events, asking the watch every so many instants; returns whether all jobs have ended."""
+        """Process all events, calling the watch now and then; return whether all jobs have ended."""
         engine, submits = self.engine, self.workload.submits
         while watch(self._next):
             for _ in range(between):
@@ -199,7 +199,7 @@ class PlatformReplay:
         return False
 
     def _submit(self, now: float) -> None:
-        """Submit the jobs of the workload that come now."""
+        """Submit the jobs of the workload whose time has come."""
         workload = self.workload
         while self._next < len(workload) and workload.submits[self._next] == now:
             if not workload.preceding or workload.preceding[self._next] < 0:
@@ -207,7 +207,7 @@ class PlatformReplay:
             self._next += 1
 
     def _submit_job(self, index: int) -> None:
-        """Submit a job to a cluster; what each is asked for is counted there, not by looking through the queues."""
+        """Submit a job to a cluster, and count its processors in the cluster's load."""
         able = {
             one.site.name: (place, one)
             for place, one in enumerate(self.clusters)
@@ -226,7 +226,7 @@ class PlatformReplay:
         cluster.queue(index)
 
     def job_over(self, index: int) -> None:
-        """Take note that a job has ended or is given up; enter the submissions of the jobs that follow it."""
+        """Handle the end of a job, or that it is given up; schedule the jobs that follow it."""
         self._left -= 1
         for follower in self._followers.pop(index, ()):
             think = self.workload.think_times[follower]
@@ -263,7 +263,7 @@ class ReplayedCluster:
         self._put(LocalJob(index, self.taken(index), estimate, world.submits[index], world.users[index]))
 
     def taken(self, index: int) -> int:
-        """Return the processors that a job of the workload keeps others from."""
+        """Return how many processors a job blocks."""
         return self.site.taken(self._world.workload, index) or self._world.workload.sizes[index]
 
     def local_job(self, use: LocalUse) -> None:
@@ -281,7 +281,7 @@ class ReplayedCluster:
         self._changed = True
 
     def schedule(self) -> None:
-        """Ask the policy which jobs start now, if something has happened or it wants to be asked."""
+        """Start jobs by the policy, if an event has happened or the policy asked to be called."""
         world = self._world
         now = world.now
         if not self._changed and self.scheduler.wake_at > now:
@@ -314,7 +314,7 @@ class ReplayedCluster:
     # Failures
 
     def node_fails(self, node: int) -> None:
-        """Take a node away, and what runs on it."""
+        """Remove a node and end the jobs on it."""
         gone = self._processors_of(node)
         if not gone:
             return
@@ -327,7 +327,7 @@ class ReplayedCluster:
         self._resize(-gone)
 
     def node_returns(self, node: int) -> None:
-        """Have a node back."""
+        """Add a failed node again."""
         if node in self._down:
             self._down.remove(node)
             self._resize(self._processors_of(node))
@@ -337,7 +337,7 @@ class ReplayedCluster:
         return self._processors_from(node) - self._processors_from(node + 1)
 
     def _processors_from(self, node: int) -> int:
-        """Return the processors of a node and of all behind it that take part."""
+        """Return the processors of a node and of all later nodes that take part."""
         each = 1 if self.site.cluster is None else self.site.cluster.processors_per_node
         return max(0, self.site.processors - node * each)
 
@@ -351,7 +351,7 @@ class ReplayedCluster:
         return found
 
     def _restart(self, job: LocalJob) -> None:
-        """Have a job begin anew; one that has lost too many nodes would do so for ever and is given up."""
+        """Start a job from its beginning again; give it up after too many failures of its nodes."""
         index = int(job.id)
         world = self._world
         self._lost.add(job)
@@ -384,7 +384,7 @@ BETWEEN_WATCHES = 4096
 
 
 def unwatched(submitted: int, /) -> bool:  # noqa: ARG001 - the signature of a watch
-    """Let a replay go on to its end."""
+    """Watch that lets a replay go on to its end."""
     return True
 
 
@@ -410,7 +410,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What happened."""
+    """Result of a replay: start and end of each job."""
 
     workload: Workload
     """With the times at which jobs were submitted in this replay, if it obeyed dependencies."""
@@ -443,7 +443,7 @@ def within_memory(workload: Workload, sites: Sequence[Site]) -> Workload:
 def replay(
     workload: Workload, policy: Policy, sites: Sequence[Site], *, seed: int = 0, watch: Watch = unwatched
 ) -> Replay:
-    """Replay a workload to its end, or until Ctrl-C or the watch ends it; then the result is what happened so far.
+    """Replay a workload to its end; after Ctrl-C, or when the watch ends it, return the result so far.
 
     With several clusters each job goes, when it is submitted, to the least loaded of those large enough for it; then
     the policy orders each cluster's queue. A job with a preceding job is submitted after the end of that job: so many
@@ -485,7 +485,7 @@ def replay(
 def _on_one(
     workload: Workload, sizes: Sequence[int], scheduler: ClusterScheduler, starts: list[float], watch: Watch
 ) -> bool:
-    """Fill in the starts on one cluster; returns whether the end was reached. ``sizes``: processors that jobs take."""
+    """Set the starts of jobs on a single plain cluster; return whether the end was reached."""
     runs = workload.runs
     submits = [*workload.submits, inf]
     users = _users(workload, scheduler)
@@ -519,5 +519,5 @@ def _on_one(
 
 
 def _users(workload: Workload, scheduler: ClusterScheduler) -> Sequence[str]:
-    """Return whose each job is, where that makes a difference."""
+    """Return the user of each job, where the policy depends on users."""
     return [str(user) for user in workload.users] if scheduler.weights.share else [""] * len(workload)

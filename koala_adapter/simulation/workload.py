@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Irregularity:
-    """Something about a workload that is not as the format or the simulation wants it, and how often it occurs."""
+    """One kind of deviation of a workload from its format or from what can be simulated, counted."""
 
     kind: str
     """In words, fit to stand after a number."""
@@ -43,12 +43,12 @@ class Irregularity:
     """The line of each occurrence in the file; empty where there is no file."""
 
     def __str__(self) -> str:
-        """As a person is told."""
+        """Sentence for the user."""
         place = "" if self.line is None else f", first in line {self.line}"
         return f"{self.count} {self.kind}{' (left out)' if self.left_out else ''}{place}"
 
     def at(self, places: Sequence[int]) -> Irregularity:
-        """Return the same of some of its occurrences only."""
+        """Return the irregularity with only the occurrences at some of the jobs."""
         line = None if self.line is None else min(places, default=None)
         return replace(self, count=len(places), line=line, places=places)
 
@@ -111,7 +111,7 @@ class Workload:
         return replace(chosen, irregularities=found)
 
     def picked(self, indices: Sequence[int]) -> Workload:
-        """Return the jobs at these places, in this order; a job whose preceding job is not among them has none."""
+        """Return the jobs at these places, in this order; links to preceding jobs that are not among them go."""
         new = {old: index for index, old in enumerate(indices)} if self.preceding else {}
         return replace(
             self,
@@ -136,7 +136,7 @@ class Workload:
         return self.only(fit, f"larger than the {processors} processors there are")
 
     def only(self, fit: Sequence[int], others: str) -> Workload:
-        """Return the jobs at these places; the others are counted. ``others``: what these are, after "jobs"."""
+        """Return the jobs at these places; count the others as "jobs ``others``", such as "larger than the machine"."""
         left_out = set(range(len(self))).difference(fit)
         places = [line for index, line in enumerate(self.lines) if index in left_out]
         found = Irregularity(kind=f"jobs {others}", count=len(left_out), left_out=True, places=places)
@@ -144,7 +144,7 @@ class Workload:
         return replace(chosen, irregularities=(*chosen.irregularities, found))
 
     def _cut(self, indices: Sequence[int], kind: str) -> Workload:
-        """Return the jobs at these places; those that lose their preceding job are counted as ``kind``."""
+        """Return the jobs at these places; a link to a preceding job that is left out is counted as ``kind``."""
         chosen = self.picked(indices)
         pairs = zip(indices, chosen.preceding, strict=False)
         orphans = [index for index, before in pairs if before < 0 <= self.preceding[index]]
@@ -182,7 +182,7 @@ NO_JOBS = "lines that are no jobs"
 
 
 class Field(IntEnum):
-    """The numbers of a line, in their order."""
+    """Fields of a line of a trace, by position."""
 
     JOB = 0
     SUBMITTED = 1
@@ -231,7 +231,7 @@ PARTIAL = frozenset({2, 3, 4})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What is in a file."""
+    """Contents of a trace file: header, columns of jobs, and irregularities."""
 
     name: str
     """Of the file, without directory and ending."""
@@ -328,7 +328,7 @@ def _pieces(text: str, begin: int) -> Iterator[str]:
 
 
 class _Reader:
-    """Takes in a file piece by piece."""
+    """Parser of a trace that is fed with pieces of the text."""
 
     def __init__(self, fields: Sequence[Field]) -> None:
         self.columns: dict[Field, Column] = {
@@ -343,7 +343,7 @@ class _Reader:
         self.next_line = 1
 
     def take_header(self, text: str) -> int:
-        """Take in all up to the first job and that job; return where the rest begins."""
+        """Read the header and the first job; return where the rest begins."""
         begin = 0
         while begin < len(text) and not self.lines:
             end = text.find("\n", begin) + 1 or len(text)
@@ -352,7 +352,7 @@ class _Reader:
         return begin
 
     def take(self, piece: str) -> None:
-        """Take in some whole lines."""
+        """Parse a piece of whole lines."""
         if not piece.endswith("\n"):
             piece += "\n"
         if not self._take_columns(piece):
@@ -360,7 +360,7 @@ class _Reader:
                 self._take_line(line)
 
     def _take_columns(self, piece: str) -> bool:
-        """Take in a piece that has 18 whole numbers in each line; otherwise return False and take nothing."""
+        """Parse a piece that has 18 whole numbers in each line by columns; return False for any other piece."""
         words = piece.replace("\n", f" {END} ").split()
         step = len(ALL) + 1
         jobs = len(words) // step
@@ -428,7 +428,7 @@ class _Reader:
         self.places.setdefault(kind, array("q")).append(line)
 
     def trace(self, name: str) -> Trace:
-        """Return all that was taken in."""
+        """Return the parsed trace."""
         found = [_irregularity(kind, places, left_out=kind == NO_JOBS) for kind, places in self.places.items()]
         trace = Trace(name=name, header=self.header, columns=self.columns, lines=self.lines, irregularities=found)
         found += _disorder(trace)
@@ -480,7 +480,7 @@ def _irregularity(kind: str, places: Sequence[int], *, left_out: bool = False) -
 
 
 def _disorder(trace: Trace) -> Iterator[Irregularity]:
-    """Yield what is irregular about the jobs of a trace taken together."""
+    """Yield irregularities of a trace as a whole, such as jobs that are not in order of submission."""
     submits, ids = trace.columns.get(Field.SUBMITTED), trace.columns.get(Field.JOB)
     if submits is not None and any(map(gt, submits, islice(submits, 1, None))):
         places = [index for index in range(1, len(submits)) if submits[index] < submits[index - 1]]
@@ -506,7 +506,7 @@ def workload(
     dependencies: bool = False,
     memory: bool = False,
 ) -> Workload:
-    """Return what a simulation makes of a trace.
+    """Return the jobs of a trace that can be simulated, with all irregularities.
 
     The size of a job is what it was allocated when that is known, else what it requested. Jobs without run time or
     size, and parts of jobs, are left out and counted. The estimate is the requested time when there is one, else the
@@ -554,7 +554,7 @@ def workload(
 
 
 def _preceding(trace: Trace, rows: Sequence[int], found: list[Irregularity], *, obeyed: bool) -> Sequence[int]:
-    """Return the index of each job's preceding job; adds to ``found`` those that are not obeyed. Empty: none is."""
+    """Return the index of each job's preceding job (empty when none has one); add invalid links to ``found``."""
     column = trace.columns[Field.PRECEDING]
     if max(column) <= 0:
         return ()
@@ -578,7 +578,7 @@ def _preceding(trace: Trace, rows: Sequence[int], found: list[Irregularity], *, 
 
 
 def _not_simulated(trace: Trace, rows: Sequence[int], *, memory: bool) -> Iterator[Irregularity]:
-    """Yield what the trace says of its jobs and a simulation does not use, and what it does not say of memory."""
+    """Yield irregularities for fields of a trace that a simulation ignores, and for missing memory."""
     if memory:
         asked = trace.columns[Field.REQUESTED_MEMORY]
         silent = array("q", [trace.lines[row] for row in rows if asked[row] <= 0])
@@ -615,7 +615,7 @@ def _sizes(allocated: Column, requested: Column) -> Column:
 
 
 def _kept(trace: Trace, sizes: Sequence[float], found: list[Irregularity]) -> list[bool] | None:
-    """Return which jobs take part, None for all; adds to ``found`` what is left out."""
+    """Return the indices of the jobs that take part (None: all); add those left out to ``found``."""
     runs = trace.columns[Field.RUN]
     status = trace.columns.get(Field.STATUS, ())
     reasons: dict[str, set[int]] = {}

@@ -34,26 +34,26 @@ SETTLED = 3
 
 
 class EventHandle:
-    """An event that was entered and may still be cancelled."""
+    """A scheduled event, which can be cancelled."""
 
     __slots__ = ("action",)
 
     def __init__(self, action: Callable[[], object]) -> None:
-        """Hold what will be done."""
+        """Store the function to call."""
         self.action: Callable[[], object] | None = action
 
     def cancel(self) -> None:
-        """Have nothing done when its time comes; no error when it has passed."""
+        """Cancel the event; no error when it is over."""
         self.action = None
 
 
 class Engine:
-    """A virtual clock with the events ahead of it."""
+    """Virtual clock with a queue of events."""
 
     __slots__ = ("_entered", "_events", "handled", "now")
 
     def __init__(self, start: float = 0.0) -> None:
-        """Begin at ``start`` seconds with nothing ahead."""
+        """Start the clock at ``start`` seconds with an empty queue."""
         self.now = start
         self.handled = 0
         """Events that have happened so far."""
@@ -61,7 +61,7 @@ class Engine:
         self._entered = 0
 
     def at(self, time: float, action: Callable[[], object], *, rank: int = MIDDLE) -> EventHandle:
-        """Have something done at a time; a time that has passed means now. Raises ValueError for a time that is none.
+        """Schedule a call at a time; one in the past means now. Raises ValueError for NaN.
 
         Returns the handle with which it can be cancelled.
         """
@@ -73,22 +73,22 @@ class Engine:
         return handle
 
     def after(self, seconds: float, action: Callable[[], object], *, rank: int = MIDDLE) -> EventHandle:
-        """Have something done so many seconds from now."""
+        """Schedule a call in ``seconds`` seconds."""
         return self.at(self.now + seconds, action, rank=rank)
 
     @property
     def waiting(self) -> int:
-        """Number of events ahead, cancelled ones among them: 0 is a quick answer to whether there is any."""
+        """Number of events in the queue, cancelled ones included."""
         return len(self._events)
 
     @property
     def next_time(self) -> float | None:
-        """Time of the next event; None when nothing is ahead."""
+        """Time of the next event; None when the queue is empty."""
         self._drop_cancelled()
         return self._events[0][0] if self._events else None
 
     def step(self) -> bool:
-        """Let the next event happen; False when there is none."""
+        """Process the next event; return False when there is none."""
         self._drop_cancelled()
         if not self._events:
             return False
@@ -101,7 +101,7 @@ class Engine:
         return True
 
     def run(self, until: float = math.inf) -> None:
-        """Let everything happen that is ahead, up to and including ``until``; the clock then stands at the last event.
+        """Process all events up to and including ``until``; the clock then shows the time of the last one.
 
         With a finite ``until`` the clock ends there.
         """
@@ -124,7 +124,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalUse:
-    """A job that a local user submits to the cluster's batch system."""
+    """A job of a local user, submitted to the batch system directly."""
 
     submitted_at: float
     processors: int
@@ -134,7 +134,7 @@ class LocalUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """A node is away for a while."""
+    """A node failure with its duration."""
 
     begins_at: float
     ends_at: float
@@ -143,12 +143,12 @@ class Outage:
 
 
 def rng_for(seed: int, what: str, name: str) -> random.Random:
-    """Return the random numbers of one thing at one cluster."""
+    """Return the random number generator of one purpose at one cluster."""
     return random.Random(f"{seed}/{what}/{name}")
 
 
 def local_users(cluster: ClusterModel, load: BackgroundLoad, seed: int) -> Iterator[LocalUse]:
-    """Yield the jobs of a cluster's local users without end, in order of time; none when they use nothing.
+    """Yield the jobs of a cluster's local users in order of time, without end; none when their load is 0.
 
     Arrivals are a Poisson process, run times exponential, sizes geometric and cut at the size of the cluster; the rate
     is chosen so that the mean demand is the utilization asked for.
@@ -167,7 +167,7 @@ def local_users(cluster: ClusterModel, load: BackgroundLoad, seed: int) -> Itera
 
 
 def outages(cluster: ClusterModel, failures: Failures, seed: int) -> Iterator[Outage]:
-    """Yield the outages of a cluster's nodes without end, in order of time.
+    """Yield the node failures of a cluster in order of time, without end.
 
     Failures come as a Poisson process over all nodes that are up; a node that is away cannot fail.
     """
@@ -187,13 +187,13 @@ class Neighbourhood(Protocol):
     """A simulated cluster that has local users and nodes that fail."""
 
     def local_job(self, use: LocalUse, /) -> None:
-        """Take a job of a local user in, which is submitted now."""
+        """Submit a job of a local user now."""
 
     def node_fails(self, node: int, /) -> None:
-        """Lose a node, from 0, with what runs on it."""
+        """Remove a node (numbered from 0) and end the jobs on it."""
 
     def node_returns(self, node: int, /) -> None:
-        """Have a node back that failed."""
+        """Add a failed node again."""
 
 
 def live_beside(
@@ -206,7 +206,7 @@ def live_beside(
     seed: int,
     begin: float = 0.0,
 ) -> None:
-    """Simulate, from ``begin`` on, local users of a cluster and failures of its nodes; each None: there are none."""
+    """Schedule the local users and node failures of a cluster from ``begin`` on; None for either: there are none."""
     if load is not None:
         _submit_next(engine, there, local_users(cluster, load, seed), begin)
     if failures is not None:
@@ -233,7 +233,7 @@ def _fail_next(engine: Engine, there: Neighbourhood, ahead: Iterator[Outage], be
 
 
 def _geometric(rng: random.Random, mean: float) -> int:
-    """Return a whole number from 1 with this mean."""
+    """Return a geometrically distributed whole number from 1 with this mean."""
     if mean <= 1:
         return 1
     return 1 + int(math.log(1.0 - rng.random()) / math.log(1.0 - 1.0 / mean))

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What of a request decides whether it is answered."""
+    """The parts of a request that decide whether it is answered."""
 
     method: str
     hosts: tuple[str, ...]
@@ -31,7 +31,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a request is not answered."""
+    """Status and text with which a request is refused."""
 
     status: int
     """As HTTP counts them."""
@@ -44,7 +44,7 @@ def _secret() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Secrets of one run, and the names of this host."""
+    """Token, cookie and host names by which one run of ``koala web`` admits requests."""
 
     names: frozenset[str] = frozenset({"localhost"})
     """Names of this host, in lower case, by which a browser may ask for a page beside any address. It cannot be brought
@@ -69,11 +69,11 @@ class Access:
 
     @property
     def proof(self) -> str:
-        """What a form must bring along, as evidence that it was on a page of ours."""
+        """Secret that forms carry, as evidence that they come from one of our pages."""
         return hmac.new(self.session.encode(), b"form", hashlib.sha256).hexdigest()
 
     def stranger(self, asked: Asked) -> Refusal | None:
-        """Return why a request is refused with and without the cookie; None: it is not."""
+        """Return why a request is refused even with the right cookie; None when it is not."""
         host = asked.hosts[0] if len(asked.hosts) == 1 else ""
         name = _name(host)
         if name not in self.names and not _is_address(name):
@@ -94,7 +94,7 @@ class Access:
 
 
 def same(given: str, secret: str) -> bool:
-    """Compare what was given with a secret, in a time that does not depend on where they differ."""
+    """Compare a given text with a secret in constant time."""
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), secret.encode())
 
 
@@ -107,7 +107,7 @@ def _is_address(name: str) -> bool:
 
 
 def _name(host: str) -> str:
-    """Return the name in a header Host, without its port; empty where it has none."""
+    """Return the host name in a Host header, without port; empty when there is none."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

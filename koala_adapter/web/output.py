@@ -22,7 +22,7 @@ MOST_FILES = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One file of output."""
+    """A file of output of one rank."""
 
     component: str
     rank: int
@@ -35,7 +35,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """End of a file."""
+    """The last lines of a file."""
 
     text: str
     skipped: int

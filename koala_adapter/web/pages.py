@@ -50,7 +50,7 @@ SLOW_PAUSE = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What all pages share."""
+    """What all pages share: addresses, time zone, permission for actions."""
 
     base: str
     """Path of the first page, with a slash at its end."""
@@ -66,7 +66,7 @@ class Frame:
     """What forms that change something must bring along; empty: there are none."""
 
     def job(self, job_id: str) -> str:
-        """Return the address of the page of a job."""
+        """Return the address of a job's page."""
         return f"{self.base}jobs/{quote(job_id, safe='')}"
 
     def page(
@@ -110,7 +110,7 @@ LATEST = 25
 
 
 def overview(frame: Frame, clusters: Sequence[ClusterReport], reports: Sequence[JobReport]) -> str:
-    """Return the first page: clusters, unfinished jobs, and the latest ones that have ended."""
+    """Return the first page: clusters, unfinished jobs and the latest ended ones."""
     going = [one for one in reports if not one.over]
     ended = [one for one in reversed(reports) if one.over][:LATEST]
     cards = cluster_cards(clusters, frame.zone) if clusters else tag("p", "Clusters are known while a service runs.")
@@ -208,7 +208,7 @@ ANY_FAILURE = "any failure"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What of the history is asked for."""
+    """Conditions of a search in the history."""
 
     words: str = ""
     """Text in the name, a command, a node, an id of a batch system or the reason."""
@@ -220,7 +220,7 @@ class Search:
     """How many jobs are passed over, from the latest one."""
 
     def selection(self, now: float) -> JobSelection:
-        """Return the same as a condition for jobs."""
+        """Return the conditions as a JobSelection."""
         return JobSelection(
             since=begin_of(self.since, now),
             states=tuple(state for state in JobState if state.value == self.state),
@@ -230,23 +230,23 @@ class Search:
 
     @property
     def most(self) -> int:
-        """Jobs that must be known to show one page, and whether there is another one after it."""
+        """Number of jobs to be read for one page and for knowing whether another one follows."""
         return self.first + PER_PAGE + 1
 
     def address(self, base: str, first: int) -> str:
-        """Return where the same search goes on with another job."""
+        """Return the address of the page of results that begins at job ``first``."""
         asked = {"q": self.words, "state": self.state, "since": self.since, "first": first}
         return f"{base}history?{urlencode(asked)}"
 
 
 def begin_of(period: str, now: float) -> float | None:
-    """Return when one of PERIODS begins; None: before all jobs."""
+    """Return when a period of PERIODS begins; None for all jobs."""
     length = PERIODS.get(period)
     return None if length is None else now - length
 
 
 def history_page(frame: Frame, search: Search, reports: Sequence[JobReport]) -> str:
-    """Return jobs that were searched for, the latest ones first. ``reports``: as many as ``search.most``, if any."""
+    """Return the page of found jobs, latest first. ``reports``: the jobs, at most ``search.most``."""
     found = reports[::-1]
     shown = found[search.first : search.first + PER_PAGE]
     steps = []
@@ -281,7 +281,7 @@ def _select(name: str, options: Sequence[tuple[str, str]], chosen: str) -> Marku
 
 
 def chart_page(frame: Frame, since: str, reports: Sequence[JobReport], most: int) -> str:
-    """Return the charts of jobs. ``since``: one of PERIODS. ``most``: there may be more jobs than so many."""
+    """Return the page of charts. ``since``: one of PERIODS. ``most``: number of jobs that were asked for."""
     begin = begin_of(since, frame.now)
     shown = recent(reports, begin)
     drawn = charts(shown, frame.job, since=begin, now=frame.now, zone=frame.zone)
@@ -303,6 +303,6 @@ def chart_page(frame: Frame, since: str, reports: Sequence[JobReport], most: int
 
 
 def error_page(frame: Frame, error: KoalaError) -> str:
-    """Return the page that says what went wrong."""
+    """Return a page with an error message."""
     hint = tag("p", error.hint, class_="faint") if error.hint else None
     return frame.page("Trouble", None, tag("section", tag("h1", "Trouble"), tag("p", error.message), hint, id="error"))

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 class Jobs(Protocol):
-    """What tells of jobs: a client of the service, or its journal where none runs."""
+    """Source of job reports: a client of the service, or its journal when none runs (protocol)."""
 
     def job(self, job_id: str, /) -> JobReport:
         """Return the report of a job. Raises JobNotFoundError."""
@@ -72,7 +72,7 @@ class Jobs(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """State directory that is shown, and what may be done from its pages."""
+    """State directory, access and permissions of the pages."""
 
     directory: Path
     information: Callable[[], Jobs]
@@ -117,14 +117,14 @@ ICON = (
 
 
 class Pages:
-    """Answers to requests that are let in."""
+    """Handlers of admitted requests."""
 
     def __init__(self, shown: Shown) -> None:
         """``shown``: the state directory and its service."""
         self._shown = shown
 
     def routes(self) -> list[Route]:
-        """Return the addresses below the first page."""
+        """Return the routes below the first page."""
         return [
             Route("/", self.first),
             Route("/jobs/{job_id}", self.job),
@@ -139,13 +139,13 @@ class Pages:
         ]
 
     def first(self, _request: Request) -> Response:
-        """Return the clusters and the jobs as they are now."""
+        """Answer with the first page: clusters and jobs."""
         source = self._shown.information()
         clusters = source.clusters() if isinstance(source, Client) else []
         return HTMLResponse(overview(self._shown.frame(source), clusters, source.jobs(RECENT)))
 
     def job(self, request: Request) -> Response:
-        """Return one job."""
+        """Answer with the page of one job."""
         source = self._shown.information()
         report = source.job(request.path_params["job_id"])
         found = outputs(report)
@@ -155,7 +155,7 @@ class Pages:
         return HTMLResponse(job_page(self._shown.frame(source), report, negotiations, found, shown))
 
     def output(self, request: Request) -> Response:
-        """Return the end of what one process has written."""
+        """Answer with the end of one process's output."""
         source, asked = self._shown.information(), request.query_params
         report = source.job(request.path_params["job_id"])
         attempt, rank = max(0, _number(asked, "attempt")), _number(asked, "rank")
@@ -168,7 +168,7 @@ class Pages:
         return HTMLResponse(output_page(self._shown.frame(source), report, one, end))
 
     def history(self, request: Request) -> Response:
-        """Return the jobs that are searched for."""
+        """Answer with the jobs of a search."""
         source, asked = self._shown.information(), request.query_params
         search = Search(
             words=asked.get("q", ""),
@@ -180,7 +180,7 @@ class Pages:
         return HTMLResponse(history_page(frame, search, source.jobs(search.most, search.selection(frame.now))))
 
     def chart(self, request: Request) -> Response:
-        """Return the charts of jobs."""
+        """Answer with the charts of jobs."""
         source, since = self._shown.information(), request.query_params.get("since", "1d")
         chosen = since if since in PERIODS else "1d"
         frame = self._shown.frame(source)
@@ -188,7 +188,7 @@ class Pages:
         return HTMLResponse(chart_page(frame, chosen, source.jobs(MOST_JOBS, selection), MOST_JOBS))
 
     async def cancel(self, request: Request) -> Response:
-        """Cancel a job, where that is allowed, and go back to its page."""
+        """Cancel a job, where that is allowed, and redirect to its page."""
         if not self._shown.actions:
             return PlainTextResponse("koala web was started without --allow-actions.\n", status_code=403)
         body = b""
@@ -204,7 +204,7 @@ class Pages:
         return RedirectResponse(self._shown.frame(None).job(job_id), status_code=303)
 
     async def events(self, _request: Request) -> Response:
-        """Tell the browser of each change."""
+        """Stream an event to the browser at each change."""
         headers = {"X-Accel-Buffering": "no"}
         return StreamingResponse(self._changes(), media_type="text/event-stream", headers=headers)
 
@@ -217,12 +217,12 @@ class Pages:
 
 
 def script() -> str:
-    """Return the script of the pages."""
+    """Answer with the script of the pages."""
     return resources.files("koala_adapter.web").joinpath("live.js").read_text(encoding="utf-8")
 
 
 def _number(asked: QueryParams, name: str) -> int:
-    """Return a number that is asked for; -1: there is none."""
+    """Return a number from the query; -1 when it is missing or invalid."""
     text = asked.get(name, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1  # noqa: PLR2004 - as long as a rank is
 
@@ -244,10 +244,10 @@ HEADERS = {
 
 
 class Guard:
-    """Refuses requests before any page is made, and adds headers to every answer."""
+    """ASGI middleware that refuses requests without permission and adds security headers."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
-        """``app``: what answers the requests that are let in."""
+        """``app``: answers admitted requests."""
         self._app = app
         self._access = access
 
@@ -275,7 +275,7 @@ class Guard:
         await answer(scope, receive, send_guarded)
 
     def _way_in(self, request: Request, asked: Asked) -> Response | None:
-        """Return the answer to what is refused, and to the link with the token; None: a page is to be made."""
+        """Return the answer to a refused request or to the link with the token; None: pass the request on."""
         access = self._access
         token = request.query_params.get("token")
         if (
@@ -310,7 +310,7 @@ LEAVING = 1
 
 
 def application(shown: Shown) -> ASGIApp:
-    """Return the application for a server of ASGI."""
+    """Return the ASGI application."""
 
     def trouble(_request: Request, error: Exception) -> Response:
         known = error if isinstance(error, KoalaError) else KoalaError(str(error))
@@ -322,13 +322,13 @@ def application(shown: Shown) -> ASGIApp:
 
 
 class Connection(H11Protocol):
-    """A connection that has to prove itself: strangers could else take all the descriptors of this process."""
+    """Connection with a limit of time for its first valid request; strangers could else use up all descriptors."""
 
     unproven: asyncio.TimerHandle | None = None
     """What ends it; None: it has proved itself."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the class above
-        """Give it a place and a time to prove itself."""
+        """Count the connection and start its time limit."""
         super().connection_made(transport)
         self.made = self.loop.time()
         self.unproven = self.loop.call_later(TIME_TO_PROVE, transport.abort)
@@ -340,19 +340,19 @@ class Connection(H11Protocol):
             oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give the place back."""
+        """Stop counting the connection."""
         self.prove()
         super().connection_lost(exc)
 
     def prove(self) -> None:
-        """Let the connection stay."""
+        """Lift the time limit: a request on this connection was admitted."""
         if self.unproven is not None:
             self.unproven.cancel()
             self.unproven = None
 
 
 def server(shown: Shown) -> uvicorn.Server:
-    """Return the server; it logs no requests: the token is in the first address, and strangers can make any number."""
+    """Return the uvicorn server, without a log of requests, as the first address has the token."""
     config = uvicorn.Config(
         application(shown), http=Connection, log_config=None, log_level="error", access_log=False, lifespan="off",
         ws="none", server_header=False, limit_concurrency=MOST_CONNECTIONS, backlog=MOST_CONNECTIONS,

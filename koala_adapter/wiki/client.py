@@ -82,7 +82,7 @@ LARGEST_REPLY = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A resource manager that speaks WIKI, and how to speak with it."""
+    """Address, key and dialect of a WIKI resource manager, and the exchange of one request with it."""
 
     host: str
     port: int
@@ -139,7 +139,7 @@ async def _connect(peer: Peer, deadline: float) -> ByteStream:
 
 
 def _why(error: OSError) -> str:
-    """Return the reason of a failed connection: of several addresses that were tried, that of the first."""
+    """Return why a connection failed; where several addresses were tried, the failure of the first."""
     cause = error.__cause__
     if isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[0]

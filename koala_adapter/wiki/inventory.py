@@ -47,7 +47,7 @@ NO_ROOM_TRIES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setback:
-    """One job's failed starts."""
+    """Failed starts of one job: how many, the last reason, and until when the job is kept back."""
 
     failures: int
     reason: str
@@ -64,7 +64,7 @@ class Setbacks:
         self._known: dict[str, Setback] = {}
 
     def note(self, job: str, reason: str, now: float, *, refused: bool) -> Setback:
-        """Take note of a failed start. ``refused``: the job itself is the reason, not the moment."""
+        """Record a failed start. ``refused``: the job was refused for itself, not because nodes were busy."""
         former = self._known.get(job)
         failures = 1 if former is None else former.failures + 1
         counted = failures if refused else failures - NO_ROOM_TRIES + 1
@@ -73,12 +73,12 @@ class Setbacks:
         return found
 
     def of(self, job: str, now: float) -> Setback | None:
-        """Return why a job is not offered now; None when it may be."""
+        """Return why a job is kept back from schedulers now; None when it is not."""
         found = self._known.get(job)
         return found if found is not None and now < found.until else None
 
     def forget(self, job: str) -> None:
-        """Drop what is known of a job that runs, or is over."""
+        """Drop the failed starts of a job."""
         self._known.pop(job, None)
 
 
@@ -91,7 +91,7 @@ class Setbacks:
 
 
 def next_task_list(before: Sequence[str], counts: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the list to report next for a job that has ``counts`` tasks on each host, and was reported ``before``.
+    """Return the task list to report for a job with ``counts`` tasks on each host, given the last reported list.
 
     Equal hosts are adjacent. The same counts give the same list again. Where all that is left lies on one host no order
     makes a difference, and Maui cannot notice.
@@ -135,7 +135,7 @@ Entry = TypeVar("Entry", "NodeEntry", "JobEntry")
 
 @dataclass(slots=True, kw_only=True)
 class NodeEntry:
-    """A node as it was last seen."""
+    """Last known state of a node, and when it changed."""
 
     name: str
     node: Node
@@ -148,7 +148,7 @@ class NodeEntry:
 
 @dataclass(slots=True, kw_only=True)
 class JobEntry:
-    """A job as it was last seen."""
+    """Last known state of a job, and when it changed."""
 
     job: LrmJob
     listed: LrmJob | None
@@ -165,7 +165,7 @@ class JobEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """What a peer was told of a job, and must see until the LRM shows it, or for so long."""
+    """State of a job that was told to a scheduler and is kept up until the batch system shows it, or for a time."""
 
     until: float
     """Monotonic time."""
@@ -175,13 +175,13 @@ class Promise:
 
 
 def vanished(job: LrmJob, now: float) -> LrmJob:
-    """Return the job as ended: how, the LRM does not say any more; one that never ran was removed."""
+    """Return a job that disappeared from listings as an ended one: completed if it ran, else removed."""
     end = EndReason.CANCELLED if job.state in WAITING else job.end
     return replace(job, state=LrmJobState.ENDED, end=end, ends_at=now, hold=None)
 
 
 def _with_what_was_known(job: LrmJob, before: LrmJob) -> LrmJob:
-    """Return a job with what its batch system told of it only while it waited (Grid Engine: when it was submitted)."""
+    """Return a job with fields that its batch system lists only while it waits (Grid Engine: submission time)."""
     began, submitted = job.started_at, job.submitted_at
     if before.submitted_at is not None and (submitted is None or (began is not None and submitted > began)):
         job = replace(job, submitted_at=before.submitted_at)
@@ -191,7 +191,7 @@ def _with_what_was_known(job: LrmJob, before: LrmJob) -> LrmJob:
 
 
 def _place_in_listing(entry: JobEntry) -> tuple[int, float, int, str]:
-    """Return where a job stands in a full listing: ended ones, those that run, then waiting ones, oldest first."""
+    """Sort key of jobs in a full listing: ended, running, then waiting by age."""
     job = entry.job
     part = 0 if entry.ended_at is not None else 1 if job.state in OCCUPYING else 2
     return part, job.submitted_at or 0.0, len(job.id), job.id
@@ -200,7 +200,7 @@ def _place_in_listing(entry: JobEntry) -> tuple[int, float, int, str]:
 def chosen(
     entries: dict[str, Entry], names: Sequence[str] | None, since: int, record: Callable[[Entry], Prepared]
 ) -> list[Prepared]:
-    """Return the records of those called ``names``, or of all, that have changed since; entries are in that order."""
+    """Return records changed since a time, of ``names`` or of all; entries are in order of change."""
     if names is not None:
         wanted: Iterator[Entry] = (entries[name] for name in dict.fromkeys(names) if name in entries)
         return [record(entry) for entry in wanted if entry.changed_at >= since]
@@ -224,7 +224,7 @@ LONGEST_MEMORY = 20
 
 
 class Inventory:
-    """Nodes and jobs of all sources of one server."""
+    """Nodes and jobs of all batch systems that one server serves, with the times of their changes."""
 
     def __init__(self, words: ReportingRules, *, retention: float) -> None:
         """``retention``: seconds that the end of a job is reported, at least."""
@@ -255,12 +255,12 @@ class Inventory:
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def job(self, id_: str) -> LrmJob | None:
-        """Return a job that is known, ended or not; one that only a peer has named (see `end_unknown`) is not."""
+        """Return a known job, ended or not. Jobs recorded by `end_unknown` are not known."""
         entry = self.jobs.get(id_)
         return entry.job if entry and entry.job.user else None
 
     def used(self, name: str) -> int:
-        """Return the processors of a node that are given away, promised ones included."""
+        """Return how many processors of a node are in use, promised ones included."""
         return self.nodes[name].used
 
     def node_records(self, names: Sequence[str] | None, since: int) -> list[Prepared]:
@@ -285,18 +285,18 @@ class Inventory:
     # -- learning -----------------------------------------------------------------------------------------------------
 
     def recall(self, jobs: Iterable[LrmJob], now: float) -> None:
-        """Take jobs that an earlier server saw running: those that the first listing does not have, have ended."""
+        """Add jobs that an earlier server saw running; those missing from the first listing are reported as ended."""
         self._advance(now)
         for job in jobs:
             self._store(str(job.id), job, listed=None)
 
     def end_unknown(self, id_: str) -> None:
-        """Report a job as ended that no source shows, and that a peer takes for one that is still there."""
+        """Report a job as ended that no listing has and a scheduler believes to exist."""
         job = LrmJob(id=LrmJobId(id_), name="", state=LrmJobState.HELD, user="", processors=1)
         self._store(id_, vanished(job, float(self._stamp)), listed=None)
 
     def _advance(self, now: float) -> None:
-        """Take the time of day for what changes now.
+        """Set the time stamp for changes made now; it never goes back.
 
         Peers ask for what changed since a time that we told them: when the clock is set back, they miss nothing.
         """
@@ -307,13 +307,13 @@ class Inventory:
         return [entry.job for entry in self.jobs.values() if entry.job.state in OCCUPYING]
 
     def untold(self) -> list[LrmJob]:
-        """Return the jobs whose ends peers must still be told, now or later: those that run, and those just ended."""
+        """Return the running jobs and those whose end schedulers have not been told for long enough."""
         entries = self.jobs.values()
         over = [entry.job for entry in entries if entry.ended_at is not None and entry.polls < POLLS_NEEDED]
         return [*self.active(), *over]
 
     def promise(self, id_: str, promise: Promise) -> None:
-        """Remember what a peer is told of a job, and tell it from now on: what it is to have, is others' no more."""
+        """Report a job in a state that the batch system does not show yet; its processors count as used from now on."""
         self._promises[id_] = promise
         shown = self._shown.get(id_)
         if shown is not None and shown.state in WAITING:
@@ -321,12 +321,12 @@ class Inventory:
             self._take(promise.nodes, 1)
 
     def extend(self, id_: str, until: float) -> None:
-        """Make a promise last until ``until``."""
+        """Extend a promise to the time ``until``."""
         if id_ in self._promises:
             self._promises[id_] = replace(self._promises[id_], until=until)
 
     def withdraw(self, id_: str) -> bool:
-        """Tell of a job what the source shows, since what was promised has not come about; False: nothing was."""
+        """Drop a promise that was not kept, so that the listed state is reported; return False when there was none."""
         promise = self._promises.pop(id_, None)
         shown = self._shown.get(id_)
         if promise is not None and shown is not None and shown.state in WAITING:
@@ -345,7 +345,7 @@ class Inventory:
                 self._store_node(known.name, known.node, used=known.used + sign * count, hidden=known.hidden)
 
     def set_back(self, id_: str, reason: str, *, refused: bool) -> Setback:
-        """Take note of a failed start; while it is kept back for that the job is reported in hold."""
+        """Record a failed start; the job is reported as held while it is kept back."""
         found = self.setbacks.note(id_, reason, self._steady, refused=refused)
         shown = self._shown.get(id_)
         if shown is not None:
@@ -353,14 +353,14 @@ class Inventory:
         return found
 
     def report_tasks(self, id_: str, tasks: Sequence[str]) -> None:
-        """Report the tasks of a job that runs where it was told to in the order in which it was told."""
+        """Report the tasks of a running job in the order in which the scheduler gave them."""
         entry = self.jobs.get(id_)
         if entry and tasks and entry.job.state in OCCUPYING and host_counts(tasks) == host_counts(entry.tasks):
             entry.tasks = tuple(tasks)
             entry.record = self._prepared(entry.job, entry.tasks, entry.changed_at)
 
     def learn(self, listing: Listing, now: float, *, steady: float | None = None) -> bool:
-        """Take what a batch system shows; return True when a job came, started or ended.
+        """Update nodes and jobs from a listing; return True when a job appeared, started or ended.
 
         ``now``: the time of day; ``steady``: the monotonic time, by which is counted how long something
         is so. None: the time of day serves for both.
@@ -412,7 +412,7 @@ class Inventory:
         return replace(job, state=LrmJobState.STARTING, layout=layout, hold=None)
 
     def _next_elements(self, jobs: Iterable[LrmJob]) -> dict[str, str]:
-        """Return which element of each array may be started next: none while another one is being started."""
+        """Return the next startable element of each job array: none while another element is being started."""
         turns: dict[str, str] = {}
         for job in jobs:
             if job.array is None or job.state not in WAITING:
@@ -523,7 +523,7 @@ class Inventory:
         self.nodes[name] = entry
 
     def set_hosts(self, hosts: HostFormat, now: float) -> None:
-        """Write host lists in this form from now on (WIKI2)."""
+        """Set the form in which host lists are written from now on (WIKI2)."""
         self.hosts = hosts
         self._advance(now)
         for entry in self.jobs.values():

@@ -52,7 +52,7 @@ log = structlog.get_logger()
 
 
 class Multicluster(Lrm):
-    """The clusters of a site, and the service that owns its queue."""
+    """The clusters of a site as one batch system whose queue is that of koala's service."""
 
     capabilities = Capabilities()
 
@@ -66,15 +66,15 @@ class Multicluster(Lrm):
         """The cluster of each node, by the name of the node here."""
 
     async def version(self) -> str:
-        """Return what it is; it has no version of its own."""
+        """Return "koala", as the queue has no version of its own."""
         return "koala"
 
     async def queues(self) -> tuple[Queue, ...]:
-        """Return none: queues are those of the clusters."""
+        """Return nothing: the clusters' own queues are not served."""
         return ()
 
     async def nodes(self) -> tuple[Node, ...]:
-        """Return the nodes that the last `jobs` has read; those of clusters that did not answer are as they were."""
+        """Return the nodes read by the last `jobs`; for clusters that did not answer, those read before."""
         names = self._unique_names()
         self.partitions.clear()
         self.partitions.update({name: cluster for (cluster, _), name in names.items()})
@@ -147,7 +147,7 @@ class Multicluster(Lrm):
 
 
 def _job(report: JobReport, where: Mapping[tuple[ClusterName, LrmJobId], str]) -> LrmJob:
-    """Return a job of the queue as an LRM would show it."""
+    """Return a job of koala's queue in the form of a batch system's job."""
     state = STATES.get(report.state, LrmJobState.ENDED)
     counts: dict[str, int] = {}
     for component in report.components:

@@ -32,12 +32,12 @@ LONGEST_NAME = LONGEST_ID - 6
 
 
 def wire_name(text: str) -> str:
-    """Return a name as it may go into a message."""
+    """Return a node or queue name with the characters replaced that a message cannot carry."""
     return _FORBIDDEN.sub("_", text)[-LONGEST_NAME:] or "_"
 
 
 def node_names(nodes: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the name on the wire of each node. One that has a name keeps it, as long as we run."""
+    """Return the wire name of each node. A node keeps its name while the server runs."""
     names = dict(known)
     taken = set(names.values())
     for node in nodes:
@@ -63,7 +63,7 @@ def node_names(nodes: Iterable[str], known: Mapping[str, str]) -> dict[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A node by its name on the wire, without what changes from one moment to the next."""
+    """Static properties of a node, under its wire name."""
 
     wire: str
     name: str
@@ -77,7 +77,7 @@ class Host:
 
     @classmethod
     def of(cls, wire: str, node: Node) -> Host:
-        """Return a node under the name ``wire`` that a scheduler sees."""
+        """Return the static properties of a node; ``wire`` is its wire name."""
         return cls(
             wire=wire,
             name=node.name,
@@ -92,7 +92,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a record says of where a job may run."""
+    """Number of tasks, nodes and hosts by which a record tells where a job may run."""
 
     tasks: int
     nodes: int | None = None
@@ -113,7 +113,7 @@ def tasks_of(job: LrmJob) -> int:
 
 
 def lacks(job: LrmJob, host: Host) -> str:
-    """Return what a job wants of its nodes and a host has not; empty when it may run there."""
+    """Return what a host lacks for a job, as text; empty when the job may run there."""
     queues = {name for name in job.queue.split(",") if name}
     missing = sorted(set(job.features) - host.features)
     other_feature = job.any_feature and not set(job.any_feature) & host.features
@@ -131,7 +131,7 @@ def lacks(job: LrmJob, host: Host) -> str:
 
 
 def offer(job: LrmJob, hosts: Sequence[Host], *, one_node: bool = False) -> Offer:
-    """Return how a job is told. ``one_node``: the batch system starts jobs on chosen nodes one node at a time."""
+    """Return how a job is described to schedulers. ``one_node``: starts on chosen nodes are limited to one node."""
     wanted = tasks_of(job)
     if not hosts:
         return Offer(tasks=wanted)
@@ -154,7 +154,7 @@ def offer(job: LrmJob, hosts: Sequence[Host], *, one_node: bool = False) -> Offe
 
 
 def _problem(job: LrmJob, hosts: Sequence[Host], usable: Sequence[Host]) -> str:
-    """Return why a job cannot be told at all; empty when it can."""
+    """Return why a job cannot be described to schedulers; empty when it can."""
     missing = set(job.requested_nodes) - {host.name for host in usable}
     if missing:
         why = {host.name: lacks(job, host) for host in hosts}
@@ -166,7 +166,7 @@ def _problem(job: LrmJob, hosts: Sequence[Host], usable: Sequence[Host]) -> str:
 
 
 def _slots(job: LrmJob, host: Host, wanted: int) -> int:
-    """Return how many tasks of a job a host could take."""
+    """Return how many tasks of a job fit on a host."""
     tasks = min(wanted, host.processors // job.processors_per_task, job.tasks_per_node or wanted)
     if job.memory_per_processor_mib and host.memory_mib is not None:
         tasks = min(tasks, host.memory_mib // (job.memory_per_processor_mib * job.processors_per_task))
@@ -174,7 +174,7 @@ def _slots(job: LrmJob, host: Host, wanted: int) -> int:
 
 
 def _rounded(job: LrmJob, host: Host) -> int:
-    """Return the tasks told of a job that gets whole cores: as many as it takes threads, where each task is one."""
+    """Return the number of tasks to report for a job that gets whole cores: one for each thread it will occupy."""
     tasks = tasks_of(job)
     return job.cores(tasks, host.grain) * host.grain if job.processors_per_task == 1 else tasks
 
@@ -182,7 +182,7 @@ def _rounded(job: LrmJob, host: Host) -> int:
 def _on_nodes(
     job: LrmJob, usable: Sequence[Host], slots: dict[str, int], least: int, most: int | None, *, wanted: int
 ) -> Offer:
-    """Return the offer of the fewest nodes that a job may have, with equal tasks on each."""
+    """Return the offer that uses the fewest nodes, with equal tasks on each."""
     grain = max((host.grain for host in usable), default=1) if job.processors_per_task == 1 else 1
     asked = {host.wire for host in usable if host.name in job.requested_nodes}
     first, last = max(least, len(asked)), min(most or wanted, wanted, len(usable))
@@ -201,7 +201,7 @@ def _on_nodes(
 
 
 def _whole_nodes(job: LrmJob, usable: Sequence[Host], wanted: int, *, one_node: bool) -> Offer:
-    """Return the offer of a job that has its nodes for itself: all processors of nodes of one size."""
+    """Return the offer of an exclusive job: all processors of nodes of one size."""
     asked = {host.wire for host in usable if host.name in job.requested_nodes}
     least, most = job.node_bounds
     most = 1 if one_node else most
@@ -229,7 +229,7 @@ def _needs_list(job: LrmJob, hosts: Sequence[Host], usable: Sequence[Host]) -> b
 
 
 def _list_for(job: LrmJob) -> bool:
-    """Tell whether a record can say where a job may run by a list of hosts only."""
+    """Return whether only a list of hosts can describe where a job may run."""
     by_name = job.excluded_nodes or job.possible_nodes is not None or "," in job.queue
     return bool(by_name or job.any_feature or job.disk_per_node_mib)
 
@@ -246,7 +246,7 @@ def _too_large(job: LrmJob, found: int) -> str:
 
 
 def dealt(job: LrmJob, hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return the hosts of a job's own tasks, of a list that may have more: each host keeps one at least."""
+    """Return one host for each task of the job, from a task list that may be longer; each host keeps a task."""
     surplus = len(hosts) - tasks_of(job)
     counts = Counter(hosts)
     for host in reversed(list(counts)):
@@ -262,7 +262,7 @@ def dealt(job: LrmJob, hosts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _evened(counts: Counter[str]) -> Counter[str]:
-    """Return the same number of tasks, as even as they can be: of whole nodes it does not matter which has more."""
+    """Return the task list of whole nodes with the tasks distributed evenly."""
     each, more = divmod(counts.total(), len(counts))
     return Counter({host: each + (number < more) for number, host in enumerate(counts)})
 
@@ -281,7 +281,7 @@ UNLIMITED = 365 * 24 * 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportingRules:
-    """Settings of how nodes and jobs are reported."""
+    """Settings of how nodes and jobs are reported to schedulers."""
 
     dialect: Dialect
     user_holds: bool = False
@@ -296,13 +296,13 @@ class ReportingRules:
 
 
 def is_startable(job: LrmJob, *, user_holds: bool) -> bool:
-    """Tell whether a job waits for us: held by the site, or by its user where that is the same; and free to go."""
+    """Return whether a job waits for a scheduler: it has the site's hold, or a user hold that counts as one."""
     ours = {HoldOwner.OPERATOR, HoldOwner.USER} if user_holds else {HoldOwner.OPERATOR}
     return job.state is LrmJobState.HELD and job.hold in ours and not job.tied
 
 
 def node_word(node: Node, used: int, dialect: Dialect) -> NodeWord:
-    """Return the state of a node of which so many processors are used."""
+    """Return Maui's word for the state of a node with ``used`` processors in use."""
     if node.state is NodeState.DRAINING:
         return DRAIN_WORD[dialect]
     if node.state is not NodeState.UP:
@@ -336,7 +336,7 @@ def node_record(name: str, node: Node, *, used: int, hidden: int, words: Reporti
 
 
 def job_word(job: LrmJob, words: ReportingRules) -> JobWord:
-    """Return the state of a job in a word that Maui knows."""
+    """Return Maui's word for the state of a job."""
     match job.state:
         case LrmJobState.STARTING:
             return JobWord.STARTING
@@ -355,7 +355,7 @@ def job_word(job: LrmJob, words: ReportingRules) -> JobWord:
 
 
 def why_not_offered(job: LrmJob, *, user_holds: bool) -> str:
-    """Return what keeps a waiting job from being started, whatever nodes are free; empty when nothing does."""
+    """Return why a waiting job cannot be started whatever nodes are free; empty when it can."""
     if job.obstacle:
         return job.obstacle
     if job.dependent:
@@ -370,7 +370,7 @@ def why_not_offered(job: LrmJob, *, user_holds: bool) -> str:
 def job_record(
     job: LrmJob, *, hosts: Sequence[Host], tasks: Sequence[str], words: ReportingRules, changed_at: int
 ) -> JobRecord:
-    """Return the record of a job. ``tasks``: one host for each task, by its name on the wire, as wanted there.
+    """Return the record of a job. ``tasks``: the wire name of a host for each task.
 
     Maui does not show COMMENT, but EXEC (``checkjob -v``: Executable): so that says why a job is in hold, else its
     name. An empty EXEC would leave there what was said before.
@@ -414,7 +414,7 @@ def job_record(
 
 
 def _comment(job: LrmJob, told: Offer, reason: str, dialect: Dialect) -> str:
-    """Return why a job is in hold, else its user's words; WIKI2 has the tasks per node here, as Slurm wrote them."""
+    """Return the comment of a job's record: why it is held, or its user's; in WIKI2 the tasks per node, as in Slurm."""
     if reason:
         return reason
     layout = f"TPN:{told.tasks_per_node}?" if told.tasks_per_node and dialect is Dialect.WIKI2 else ""

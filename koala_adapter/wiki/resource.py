@@ -89,7 +89,7 @@ class WikiMeter:
 
     @contextmanager
     def request(self) -> Iterator[AskedRequest]:
-        """Count the request that is answered meanwhile."""
+        """Time and count one request during the block."""
         asked, begun, answered = AskedRequest(), time.monotonic(), False
         try:
             yield asked
@@ -118,7 +118,7 @@ LONGEST_LIMIT = 10_000_000
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Turn what an LRM says into the refusal that a scheduler understands."""
+    """Convert errors of the batch system in the block to refusals that schedulers understand."""
     try:
         yield
     except LrmUnsupportedError as error:
@@ -152,7 +152,7 @@ class Verbs:
         }
 
     async def act(self, request: Request, peer: str) -> str:
-        """Carry out a request and return the text of the answer. Raises WikiError with a status."""
+        """Carry out a request that changes something and return the response text. Raises WikiError with a status."""
         what, job = str(request.verb), getattr(request, "job", "")
         begun = anyio.current_time()
         try:
@@ -201,7 +201,7 @@ class Verbs:
         return await self._change(request, self._requeue_in_hold, WAITING)
 
     async def _requeue_in_hold(self, ids: Sequence[LrmJobId]) -> None:
-        """Queue running jobs again; an LRM that cannot hold a running job starts it again by itself."""
+        """Requeue running jobs as held ones, so that the batch system does not start them again by itself."""
         if self._lrm.capabilities.requeue and self._lrm.capabilities.hold:
             with suppress(LrmRejectedError):
                 await self._lrm.hold(ids)
@@ -251,7 +251,7 @@ class Verbs:
         change: Callable[[Sequence[LrmJobId]], Awaitable[None]],
         seen: frozenset[LrmJobState],
     ) -> str:
-        """Have a job's state changed, and return once it shows, or after half of the time that an answer may take."""
+        """Request a change of a job's state; return when it shows, or after half of the time for an answer."""
         with refusing():
             await change([LrmJobId(request.job)])
             self._readings.invalidate()
@@ -260,7 +260,7 @@ class Verbs:
         return done(request.verb, request.job)
 
     async def _see(self, job: str, states: frozenset[LrmJobState]) -> None:
-        """Return when a job is in one of these states, or over. Raises LrmError."""
+        """Wait until a job is in one of the states, or over. Raises LrmError."""
         pause = FIRST_LOOK
         while True:
             await self._readings.fresh(now=True)
@@ -316,7 +316,7 @@ class WikiResource:
         return self._key is None or is_signed(payload, self._key)
 
     async def answer(self, payload: bytes, peer: str) -> bytes | None:
-        """Return the frame that answers a payload; None: nothing can be said, the connection is closed.
+        """Return the reply frame for a payload; None when the connection is to be closed without one.
 
         The answer is signed only where the payload is: the key can be computed from one signed message.
         """
@@ -333,7 +333,7 @@ class WikiResource:
         return seal(message, key=key, timestamp=int(self._clock()), user=self.options.user)
 
     def refuse_user(self) -> bytes:
-        """Return the unsigned frame for a user of this machine who may not ask."""
+        """Return the unsigned refusal for a user of this machine who may not ask."""
         self._meter.meter.add(metric.WIKI_REFUSALS, UNREADABLE)
         error = WikiError("this user may not ask: see --peer-user", status=Status.BAD_REQUEST)
         return seal(build_refusal(error), key=None, timestamp=int(self._clock()), user=self.options.user)
@@ -381,7 +381,7 @@ class WikiResource:
         return build_answer(Status.SUCCESS, await self.verbs.act(request, peer))
 
     async def _ready(self) -> None:
-        """Have a reading that is fresh enough, or the last one, within the time in which a poll must be answered."""
+        """Read the batch system if the last reading is too old, within the time in which a poll must be answered."""
         with refusing():
             await self.readings.latest()
 
@@ -393,7 +393,7 @@ class WikiResource:
         return join_records(fit_records(records, limit=limit))
 
     def _with_room(self, records: list[Prepared]) -> list[Prepared]:
-        """Return as many jobs as Maui has room for, without the last of those that have not ended."""
+        """Drop the newest unfinished jobs beyond the number that Maui has room for."""
         most = MAUI_MOST_JOBS if self.options.dialect is Dialect.WIKI else len(records)
         unfinished = sum(not record.finished for record in records)
         left_out = max(0, unfinished - most)
@@ -417,5 +417,5 @@ class WikiResource:
 
     @property
     def waiting(self) -> int:
-        """Jobs that wait for a scheduler: held by the site."""
+        """Number of jobs that wait for a scheduler."""
         return sum(entry.job.state is LrmJobState.HELD for entry in self.inventory.jobs.values())

@@ -51,7 +51,7 @@ log = structlog.get_logger()
 
 
 def networks(peers: Iterable[str]) -> tuple[Network, ...]:
-    """Return the addresses and networks of a list of peers. Raises ConfigurationError."""
+    """Parse a list of peers into addresses and networks. Raises ConfigurationError."""
     found = []
     for peer in peers:
         try:
@@ -65,14 +65,14 @@ def networks(peers: Iterable[str]) -> tuple[Network, ...]:
 
 
 class Listener:
-    """Accepts connections, reads a frame from each, and has it answered.
+    """Accepts connections, reads one request from each and sends the reply.
 
     Requests that are signed with the key have a bound for each address, and the others one bound together, so that
     strangers take nothing from a scheduler on the same machine.
     """
 
     def __init__(self, resource: WikiResource) -> None:
-        """``resource`` answers. Raises ConfigurationError."""
+        """``resource`` makes the replies. Raises ConfigurationError."""
         self._options = resource.options
         self._resource = resource
         self._peers = networks(self._options.peers)
@@ -86,7 +86,7 @@ class Listener:
         """Where it listens, once it does."""
 
     async def serve(self, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Listen until cancelled; the port is told when it is open. Raises ServiceRunningError when it is taken."""
+        """Listen until cancelled; report the port once it is open. Raises ServiceRunningError when it is taken."""
         options = self._options
         try:
             listeners = await anyio.create_tcp_listener(
@@ -119,7 +119,7 @@ class Listener:
                 await stream.send(reply)
 
     async def _reply(self, stream: SocketStream, payload: bytes, peer: str) -> bytes | None:
-        """Return the answer to a request; None: the peer has asked too often, the connection is closed."""
+        """Return the reply to a request; None when the peer exceeds its rate and the connection is to be closed."""
         if not self._resource.is_signed(payload):
             answer = await self._resource.answer(payload, peer)
             return answer if _counted(self._refusals) else None
@@ -143,12 +143,12 @@ class Listener:
         return address is not None and any(address in network for network in self._peers)
 
     def _is_here(self, stream: SocketStream) -> bool:
-        """Tell whether the peer is certainly on this machine, so that the kernel must know its user."""
+        """Return whether the peer is on this machine, so that the kernel can tell its user."""
         client, server = (_plain(str(end[0])) for end in _ends(stream))
         return client is not None and (client.is_loopback or client == server)
 
     async def _receive(self, stream: SocketStream, peer: str) -> bytes | None:
-        """Return the payload of a request; None: it did not come, or is none."""
+        """Return the request's payload, or None if the peer sent nothing or an invalid frame."""
         reader = FrameReader(limit=self._options.largest_request)
         self._number += 1
         number = self._number
@@ -182,7 +182,7 @@ def _plain(peer: str) -> Address | None:
 
 
 def _counted(window: RequestWindow) -> bool:
-    """Count one request, unless that would be one too many."""
+    """Count a request of a peer; return False when it exceeds the rate."""
     now = anyio.current_time()
     if window.wait(now, urgent=True) > 0:
         return False
@@ -191,7 +191,7 @@ def _counted(window: RequestWindow) -> bool:
 
 
 def _ends(stream: SocketStream) -> tuple[tuple[str, int], tuple[str, int]]:
-    """Return the addresses and ports of the peer and of this end."""
+    """Return the peer's and the local (address, port)."""
     client, server = (
         stream.extra(SocketAttribute.remote_address),
         stream.extra(SocketAttribute.local_address),
@@ -218,7 +218,7 @@ LONGEST_PAUSE = 60.0
 
 
 async def serve(resource: WikiResource, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
-    """Serve until cancelled; the port is told when requests are taken.
+    """Serve until cancelled; report the port once requests are accepted.
 
     Before that, starts that were interrupted are set right, if the LRM answers; else as soon as it does.
     """
@@ -245,7 +245,7 @@ async def serve(resource: WikiResource, *, task_status: TaskStatus[int] = anyio.
 
 
 async def _reconcile(resource: WikiResource, tried: anyio.Event) -> None:
-    """Set right what was interrupted, as often as it takes; ``tried``: the first try has come to an end."""
+    """Complete interrupted starts, retrying until it succeeds; ``tried`` is set after the first attempt."""
     pause = 1.0
     while True:
         try:
@@ -261,7 +261,7 @@ async def _reconcile(resource: WikiResource, tried: anyio.Event) -> None:
 
 
 async def _watch(resource: WikiResource) -> None:
-    """Read the source while events are wanted, so that changes are seen without a request."""
+    """Read the batch system regularly while a scheduler wants events, so that changes are noticed."""
     while True:
         await anyio.sleep(max(1.0, resource.options.cache))
         if resource.notifier.port:

@@ -107,7 +107,7 @@ class RunningJobsFile:
         self._path = path
 
     def save(self, jobs: Iterable[LrmJob]) -> None:
-        """Keep these jobs instead of the ones before; that it fails is logged."""
+        """Replace the kept jobs by these; a failure is logged."""
         rows = [
             [job.id, job.user, job.processors, job.walltime, job.submitted_at, job.started_at, list(job.layout)]
             for job in jobs
@@ -122,7 +122,7 @@ class RunningJobsFile:
             log.warning("running jobs cannot be kept for a restart", path=str(self._path), error=str(error))
 
     def load(self) -> tuple[LrmJob, ...]:
-        """Return the jobs that were kept; none when there are none, or they cannot be read."""
+        """Return the kept jobs; none when the file is missing or unreadable."""
         try:
             rows = json.loads(self._path.read_text())
             return tuple(
@@ -157,10 +157,10 @@ PAUSE_AFTER_FAILURE = 30.0
 
 
 class Notifier:
-    """Sends events, each kind at most once in an interval."""
+    """Sends events to a scheduler's event port, each kind at most once in an interval."""
 
     def __init__(self, options: ServerOptions) -> None:
-        """Events go where the options say, until a scheduler says otherwise."""
+        """Start with the address of the options; `send_to` replaces it."""
         self._host = options.event_host
         self.port = options.event_port
         """0: events are not wanted."""
@@ -170,12 +170,12 @@ class Notifier:
         self._changed = anyio.Event()
 
     def send_to(self, host: str, port: int) -> None:
-        """Send events there from now on; port 0: send none."""
+        """Set the address for events; port 0: send none."""
         self._host, self.port = host, port
         self._sent.clear()
 
     def tell(self, event: Event) -> None:
-        """Have an event sent as soon as the interval allows."""
+        """Schedule an event for as soon as its interval allows."""
         self._wanted.add(event)
         self._changed.set()
 
@@ -215,7 +215,7 @@ class Notifier:
 
 
 class Served:
-    """One batch system that is served: settings and clocks, what is known of it, its starts, who is told of changes."""
+    """One served batch system: options, clocks, inventory, starts and notifier."""
 
     def __init__(
         self,
@@ -253,11 +253,11 @@ class Served:
             self.inventory.recall(memory.load(), clock())
 
     def note_change(self) -> None:
-        """Take note that a job came, started or ended."""
+        """Schedule an event: a job appeared, started or ended."""
         self.notifier.tell(Event.JOBS)
         self.remember()
 
     def remember(self) -> None:
-        """Keep which jobs run or start, or have ended and were not reported: the next server reports them."""
+        """Save the jobs that run or start, or ended unreported, so that the next server reports their ends."""
         if self._memory is not None:
             self._memory.save(self.inventory.untold())

@@ -53,13 +53,13 @@ if TYPE_CHECKING:
 
 
 def refused(job: str, hosts: Sequence[str], reason: WaitReason, why: str) -> WikiError:
-    """Return the refusal of a start, with Slurm's words and ours."""
+    """Return the error of a refused start, with Slurm's status and the reason."""
     error = not_started(job, hosts, reason)
     return WikiError(f"{error.message}: {why}" if why else error.message, status=error.status)
 
 
 def require_job(inventory: Inventory, id_: str) -> LrmJob:
-    """Return a job that has not ended. Raises WikiError."""
+    """Return an unfinished job by its id. Raises WikiError."""
     job = inventory.job(id_)
     if job is None or job.state is LrmJobState.ENDED:
         raise WikiError("No such job" if job is None else "Job has already finished", status=Status.REFUSED)
@@ -67,7 +67,7 @@ def require_job(inventory: Inventory, id_: str) -> LrmJob:
 
 
 def require_active(inventory: Inventory, id_: str) -> LrmJob:
-    """Return a job that runs or is suspended. Raises WikiError."""
+    """Return a running or suspended job by its id. Raises WikiError."""
     job = require_job(inventory, id_)
     if job.state not in OCCUPYING:
         raise WikiError("Job is pending execution", status=Status.REFUSED)
@@ -76,7 +76,7 @@ def require_active(inventory: Inventory, id_: str) -> LrmJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """A start that may be tried: the name of a node for each processor."""
+    """Nodes of an admitted start, one name for each processor."""
 
     taken: tuple[str, ...]
     """All that was listed; more than the job needs where that does not come out even, or it has nodes for itself."""
@@ -85,7 +85,7 @@ class Admission:
 
 
 def admit_start(inventory: Inventory, request: StartJob, *, now: float) -> Admission:
-    """Return the nodes of a start that may be tried. Raises WikiError with the right code."""
+    """Check a start and return its nodes. Raises WikiError with the status of the refusal."""
     job = require_job(inventory, request.job)
     if job.state not in WAITING:
         raise WikiError("Job not pending, can't start", status=Status.REFUSED)
@@ -100,7 +100,7 @@ def admit_start(inventory: Inventory, request: StartJob, *, now: float) -> Admis
 
 
 def _places(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return the name of a node for each processor of these tasks."""
+    """Return a node name for each processor of the tasks."""
     return tuple(
         inventory.nodes[host].node.name
         for host, tasks in host_counts(hosts).items()
@@ -164,7 +164,7 @@ def _require_room(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> No
 
 
 def _choose(inventory: Inventory, job: LrmJob) -> tuple[str, ...]:
-    """Return hosts for a start whose TASKLIST is empty: as many tasks as fit, on one node after another."""
+    """Choose hosts for a start with an empty TASKLIST: fill one node after another."""
     hosts: list[str] = []
     for name, entry in sorted(inventory.nodes.items()):
         usable = entry.node.state is NodeState.UP and set(job.features) <= set(entry.node.features)
@@ -179,7 +179,7 @@ def _choose(inventory: Inventory, job: LrmJob) -> tuple[str, ...]:
 
 
 def estimate_start(inventory: Inventory, request: WillRun, *, now: float) -> StartInfo | None:
-    """Return when and where a job could start if nothing else is started before it; None: never on these nodes.
+    """Return when and where a job could start if no other job starts before it; None: never on these nodes.
 
     Jobs end at their walltimes. Raises WikiError.
     """
@@ -248,10 +248,10 @@ log = structlog.get_logger()
 
 
 class FreshInventory:
-    """Keeps an inventory as fresh as its readers need it, with as few questions as possible."""
+    """Reads a batch system into an inventory as often as requests need it, with one reading at a time."""
 
     def __init__(self, served: Served) -> None:
-        """The starts of what is served are judged by each reading before that is used."""
+        """``served``: the batch system with its inventory and starts."""
         self._served = served
         self._lrm = served.lrm
         self._inventory = served.inventory
@@ -270,22 +270,22 @@ class FreshInventory:
         return self._watcher.under_way
 
     def invalidate(self) -> None:
-        """Say that something was done to the source: no reading begun before now will do."""
+        """Require a new reading: the batch system was changed, so one that began before is outdated."""
         self._watcher.invalidate()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Have readings outlive those who ask for them, until cancelled: a slow source could not be read otherwise."""
+        """Run readings in the background until cancelled, so that a slow one outlives the request that began it."""
         await self._watcher.run(task_status=task_status)
 
     async def fresh(self, *, within: float | None = None, now: bool = False) -> None:
-        """Return when the inventory is fresh enough: read within so many seconds, None: as polls need it.
+        """Wait for a reading at most ``within`` seconds old; None: as old as polls allow.
 
         ``now``: as it is at this moment. All who wait at the same time share one reading. Raises LrmError.
         """
         await self._watcher.fresh(within=self._options.cache if within is None else within, now=now)
 
     async def latest(self) -> None:
-        """Return when the inventory is fresh enough for polls, or the source has been waited for as long as it may be.
+        """Wait for a reading that is fresh enough for polls, or until the limit of waiting for the batch system.
 
         While one reading takes longer than that, what the last one showed will do, within the bound for its age; that
         is waited for once, not for each request. Raises LrmError.
@@ -327,14 +327,14 @@ class FreshInventory:
             log.warning("cluster does not answer", cluster=self._options.cluster, error=str(error))
 
     def _note_failure(self, job_id: LrmJobId, failure: Failure) -> None:
-        """Tell of a job whose start has failed what is shown of it, and keep it back for a while."""
+        """Record the failed start of a job, with the reason that schedulers see, and keep the job back."""
         if self._inventory.withdraw(job_id):
             setback = self._inventory.set_back(job_id, failure.reason, refused=failure.refused)
             pause = round(setback.until - self._served.steady(), 1)
             log.warning("not started", job=job_id, reason=failure.reason, failures=setback.failures, kept_back=pause)
 
     async def _settled(self) -> tuple[Listing, bool]:
-        """Read, and have the starts judged; tell whether jobs were taken back, which the reading does not show."""
+        """Read and judge the starts by it; return whether starts were taken back, which needs another reading."""
         read_at = anyio.current_time()
         listing = await read_listing(self._lrm, cluster=self._options.cluster, read_at=read_at, to_schedule=True)
         in_hand = self._starter.starts.in_hand(read_at)
@@ -380,7 +380,7 @@ class JobStarts:
         """Starts of an earlier process of which it is not known yet what has become."""
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Ask for starts and follow them until cancelled; then take back what does not run."""
+        """Carry out and follow starts until cancelled; then take back those that have not come about."""
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
@@ -391,7 +391,7 @@ class JobStarts:
             await self._starter.leave()
 
     async def start(self, request: StartJob) -> str:
-        """Have a job started and return the answer, once the batch system has taken it or is slow. Raises WikiError."""
+        """Start a job; return the response once the batch system took it, or is slow. Raises WikiError."""
         job_id, starts = LrmJobId(request.job), self._starter.starts
         if not (starts.is_over(job_id) or starts.is_tied(job_id)):
             raise WikiError("Job not pending, can't start: it is being started", status=Status.REFUSED)
@@ -426,7 +426,7 @@ class JobStarts:
         return done(request.verb, request.job)
 
     async def _look_again(self, id_: str) -> None:
-        """Look again at a job that seems not to be held, and at an element of an array for a few moments.
+        """Read again a job that seems not to be held, and for a few moments an array element.
 
         While an element is started, Slurm shows others of its array for a moment as if they were not in hold.
         """
@@ -441,7 +441,7 @@ class JobStarts:
             await anyio.sleep(pause)
 
     async def _refusal(self, job_id: LrmJobId, tasks: TaskGroup) -> LrmError | None:
-        """Return why a start was refused; None when it was taken, or must be answered before that is known.
+        """Wait for the outcome of a start; return the refusal, or None when accepted or still unknown.
 
         It is gone on with in any case.
         """
@@ -467,7 +467,7 @@ class JobStarts:
         return refusals[0] if refusals else None
 
     def _set_back(self, job: str, refusal: WikiError) -> None:
-        """Keep a job back that is refused again and again, before the batch system is even asked."""
+        """Keep a job back whose start was refused before the batch system was asked, for longer each time."""
         known = self._inventory.job(job)
         if known is None or known.state not in WAITING or refusal.status is None:
             return
@@ -485,7 +485,7 @@ class JobStarts:
     # -- following ---------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Look while starts are under way, soon after the last one was asked for, and then less and less often."""
+        """Read the batch system while starts are under way, first soon and then at growing intervals."""
         while True:
             await self._begun.wait()
             pause = FIRST_LOOK
@@ -507,7 +507,7 @@ class JobStarts:
     # -- after a kill ------------------------------------------------------------------------------------------------
 
     async def reconcile(self) -> None:
-        """Find out what became of the starts that an earlier process was trying: each job runs, or is held again.
+        """Complete the starts that an earlier process left: each job runs or is held again.
 
         Raises LrmError when the source does not answer.
         """

@@ -14,7 +14,7 @@ STEPS, PARTS, SECONDS = 340000, 340, 0.5
 
 
 class Queues(BaseManager):
-    """Two queues that the workers reach over the network."""
+    """Manager of two queues, of tasks and results, which workers reach over the network."""
 
 
 with Path("authkey").open("rb") as file:

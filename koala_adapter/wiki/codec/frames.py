@@ -141,7 +141,7 @@ def signature_size(user: str) -> int:
 
 
 class FrameReader:
-    """Takes the bytes of one connection in whatever pieces they come, and gives the payload of the first frame."""
+    """Incremental reader of one frame from the bytes of a connection."""
 
     def __init__(self, *, limit: int = MAUI_LARGEST_SIZE) -> None:
         """``limit`` is the largest payload in bytes that is accepted."""
@@ -170,7 +170,7 @@ class FrameReader:
         return bytes(self._received[HEADER_SIZE : HEADER_SIZE + self._size])
 
     def end(self) -> None:
-        """Say that the peer has closed. Raises WikiError when the frame is not complete."""
+        """Handle the end of the connection. Raises WikiError when the frame is not complete."""
         if self._size is None:
             raise WikiError(f"the connection ended after {len(self._received)} of {HEADER_SIZE} bytes of the header")
         if self.missing:
@@ -215,7 +215,7 @@ def open_request(payload: bytes, *, key: Key | None, now: float, skew: float = R
 
 
 def is_signed(payload: bytes, key: Key) -> bool:
-    """Tell whether a request begins with the checksum that this key gives, whatever else is wrong with it."""
+    """Return whether a request carries a valid checksum for the key, even if the rest of it is malformed."""
     text = _until_nul(payload)
     found, begin = _SIGNATURE.match(text), text.find(b"TS=")
     if not found or begin < 0:

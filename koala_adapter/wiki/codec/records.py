@@ -75,7 +75,7 @@ Value = str | int | float | tuple[str, ...] | tuple[Count, ...]
 
 
 def writer(attribute: Attribute, dialect: Dialect, hosts: HostFormat) -> Callable[[Value], str]:
-    """Return what writes an attribute in a dialect, as ``NAME=value;``, or as nothing when the value is empty."""
+    """Return a function that writes an attribute as ``NAME=value;`` in a dialect, and nothing for an empty value."""
     quoted = dialect in attribute.quoted_in
     writers: dict[Kind, Callable[..., str]] = {
         Kind.COUNT: partial(_number, attribute.name),
@@ -108,7 +108,7 @@ def _float(value: float) -> str:
 
 
 def clean_word(value: str) -> str:
-    """Return one word: whatever would separate it is replaced."""
+    """Return a text as one word, with separators replaced."""
     return _NOT_IN_WORD.sub("_", _printable(value))
 
 
@@ -117,7 +117,7 @@ def _clean_name(value: str) -> str:
 
 
 def clean_text(value: str, dialect: Dialect) -> str:
-    """Return free text without anything that a reader of the dialect could take for a separator."""
+    """Return a text with all characters replaced that a reader of the dialect takes for separators."""
     pattern = _NOT_IN_TEXT if dialect is Dialect.WIKI else _NOT_IN_QUOTED_TEXT
     return pattern.sub("_", _printable(value)).strip()
 
@@ -163,7 +163,7 @@ def _queue(value: str, *, dialect: Dialect) -> str:
 
 
 def read(attribute: Attribute, text: str) -> Value | None:
-    """Return the value of an attribute as Maui would read it; None when there is none."""
+    """Parse the value of an attribute as Maui does; None when it is missing."""
     value = text.strip()
     if len(value) > 1 and value[0] == value[-1] == '"':
         value = value[1:-1]
@@ -437,7 +437,7 @@ def join_records(records: Sequence[bytes]) -> bytes:
 
 
 def fit_records(records: Sequence[Prepared], *, limit: int) -> list[bytes]:
-    """Return the records for a message of at most ``limit`` bytes, as completely as there is room.
+    """Return the records that fit into a message of ``limit`` bytes, shortened or left out where need be.
 
     What goes first, each only as far as needed and from the beginning of the list: the optional attributes of finished
     jobs, finished jobs altogether, the optional attributes of the others. Raises WikiError when it still is too much.
@@ -504,7 +504,7 @@ def split_records(argument: str) -> list[str]:
 
 
 def _values(rest: str, table: Mapping[str, Attribute]) -> dict[str, Any]:
-    """Return the fields of a record; there may be quotes, escapes, unknown names, and separators inside of values."""
+    """Return the fields of a record by name. Quotes, escapes and unknown names are handled as Maui does."""
     values: dict[str, Any] = {}
     extra: list[tuple[str, str]] = []
     for found in _ATTRIBUTE.finditer(rest):

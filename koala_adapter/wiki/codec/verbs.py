@@ -65,12 +65,12 @@ class Request(ABC):
 
     @abstractmethod
     def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
-        """Return what follows ``ARG=``. Raises WikiError for what cannot be said safely."""
+        """Return the text after ``ARG=``. Raises WikiError for a value that cannot be written."""
 
     @classmethod
     @abstractmethod
     def read(cls, argument: str, dialect: Dialect) -> Self:
-        """Return the request of an argument. Raises WikiError with the status and the words to answer with."""
+        """Parse the text after ``ARG=``. Raises WikiError with the status and text of the refusal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class GetNodes(Request):
 
     @classmethod
     def read(cls, argument: str, dialect: Dialect) -> Self:
-        """Read host expressions, too."""
+        """Parse names and host expressions such as ``n[1-3]``."""
         since, wanted = _read_listing(argument)
         return cls(since=since, names=None if wanted is None else _hosts(wanted, "Invalid ARG value"))
 
@@ -106,7 +106,7 @@ class GetJobs(Request):
 
     @classmethod
     def read(cls, argument: str, dialect: Dialect) -> Self:
-        """Take any word for an id."""
+        """Parse job ids; any word is accepted."""
         since, wanted = _read_listing(argument)
         return cls(since=since, ids=None if wanted is None else tuple(_id(word) for word in wanted.split(":") if word))
 
@@ -132,7 +132,7 @@ class StartJob(Request):
 
     @classmethod
     def read(cls, argument: str, dialect: Dialect) -> Self:
-        """Require a TASKLIST, which may be empty."""
+        """Parse job id and TASKLIST, which must be present and may be empty."""
         job, rest = _job(argument, more=True)
         tasks = _value(rest, "TASKLIST")
         if tasks is None:
@@ -153,12 +153,12 @@ class CancelJob(Request):
     comment: str = ""
 
     def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
-        """``101 TYPE=ADMIN``; sched/wiki passes over a comment."""
+        """``101 TYPE=ADMIN``; the first dialect ignores a comment after it."""
         return f"{check_id(self.job)} TYPE={self.type}{_comment(self.comment, Dialect.WIKI2)}"
 
     @classmethod
     def read(cls, argument: str, dialect: Dialect) -> Self:
-        """Require a TYPE in the second dialect alone."""
+        """Parse job id and TYPE; TYPE is required in the second dialect only."""
         job, rest = _job(argument, more=True)
         word = _value(rest, "TYPE")
         if word is None and dialect is Dialect.WIKI2:
@@ -172,7 +172,7 @@ class CancelJob(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _JobAlone(Request):
-    """A request that says of which job it speaks, and nothing else."""
+    """A request with a job id as its only argument."""
 
     job: str
 
@@ -182,7 +182,7 @@ class _JobAlone(Request):
 
     @classmethod
     def read(cls, argument: str, dialect: Dialect) -> Self:
-        """Pass over what follows the id."""
+        """Parse the job id; anything after it is ignored."""
         return cls(job=_job(argument)[0])
 
 
@@ -239,7 +239,7 @@ class ModifyJob(Request):
 
     @classmethod
     def read(cls, argument: str, dialect: Dialect) -> Self:
-        """Read all pairs, in whatever order."""
+        """Parse the job id and all NAME=VALUE pairs in any order."""
         job, rest = _job(argument)
         changes = tuple((found["name"], _unquoted(found["value"])) for found in _CHANGE.finditer(rest))
         return cls(job=job, changes=changes)
@@ -262,7 +262,7 @@ class SignalJob(Request):
 
     @classmethod
     def read(cls, argument: str, dialect: Dialect) -> Self:
-        """Read names of signals, too."""
+        """Parse the job id and the signal, a number or a name."""
         job, rest = _job(argument)
         word = _value(rest, "VALUE")
         if word is None:
@@ -275,7 +275,7 @@ class SignalJob(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotifyJob(Request):
-    """Tell the user of a job something."""
+    """Send a message to the user of a job."""
 
     verb: ClassVar[Verb] = Verb.NOTIFYJOB
     equals_sign: ClassVar[bool] = True
@@ -288,7 +288,7 @@ class NotifyJob(Request):
 
     @classmethod
     def read(cls, argument: str, dialect: Dialect) -> Self:
-        """Take all that follows MSG= for the message."""
+        """Parse the job id; everything after ``MSG=`` is the message."""
         job, rest = _job(argument)
         _, found, text = rest.partition("MSG=")
         if not found:
@@ -315,7 +315,7 @@ class Initialize(Request):
 
     @classmethod
     def read(cls, argument: str, dialect: Dialect) -> Self:
-        """Leave what is not named as it is."""
+        """Parse port and host format; a missing one is None."""
         port, form = _value(argument, "EPORT"), _value(argument, "USEHOSTEXP")
         if port is not None and not (re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) and int(port) <= HIGHEST_PORT):
             raise _bad("INITIALIZE has invalid EPORT")
@@ -351,7 +351,7 @@ class WillRun(Request):
 
     @classmethod
     def read(cls, argument: str, dialect: Dialect) -> Self:
-        """Read both forms."""
+        """Parse the request in the forms of Moab and of Slurm's documentation."""
         if argument.startswith("JOBID="):
             found = _OLD_WILL_RUN.match(argument)
             if not found:
@@ -474,13 +474,13 @@ def _unquoted(value: str) -> str:
 
 
 def _value(text: str, name: str) -> str | None:
-    """Return the word after ``NAME=``, None when the name does not occur."""
+    """Return the word after ``NAME=``; None when NAME is not in the text."""
     found = re.search(rf"\b{name}=(\S*)", text)
     return found[1] if found else None
 
 
 def _job(argument: str, *, more: bool = False) -> tuple[str, str]:
-    """Return the job id that an argument begins with, and what follows; ``more``: something must follow."""
+    """Split an argument into job id and rest; ``more``: a rest is required."""
     found = re.match(r"(\S*)(\s?)", argument)
     job, blank = (found[1], found[2]) if found else ("", "")
     if more and not blank:
@@ -552,7 +552,7 @@ _RESPONSE: Final = re.compile(r"(?:RESPONSE|RSP)=")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A reply as far as all have the same form."""
+    """Status, text and argument of a reply."""
 
     status: int
     text: str = ""
@@ -561,7 +561,7 @@ class Reply:
     """What follows ARG= in the answer to a query; None when there is none."""
 
     def require(self) -> str:
-        """Return the argument, or the text. Raises WikiError, with the peer's status and words, for a failure."""
+        """Return the argument or text of a successful reply. Raises WikiError with status and text of a failed one."""
         if self.status < 0:
             text = self.text or self.argument or "it does not say why"
             raise WikiError(text, status=self.status)
@@ -594,7 +594,7 @@ def build_refusal(error: WikiError) -> bytes:
 
 
 def done(verb: Verb, job: str) -> str:
-    """Return the text for a request on a job that was carried out."""
+    """Return the response text of a successful request on a job."""
     return f"job {job} {DONE[verb]}"
 
 
@@ -607,12 +607,12 @@ def not_started(job: str, hosts: Sequence[str], reason: WaitReason) -> WikiError
 
 
 def build_initialized(port: int, hosts: HostFormat) -> bytes:
-    """Return the answer to INITIALIZE: what holds from now on."""
+    """Return the reply to INITIALIZE: the settings in force."""
     return build_answer(Status.SUCCESS, f"EPORT={port} USEHOSTEXP={hosts}")
 
 
 def build_start_info(info: StartInfo | None) -> bytes:
-    """Return the answer to JOBWILLRUN; None: the job can never run there. Raises WikiError."""
+    """Return the reply to JOBWILLRUN; ``info`` None: the job can never run there. Raises WikiError."""
     if info is None:
         return f"SC=0 ARG={NOT_RUNNABLE}".encode()
     job, nodes = check_id(info.job), ranges(info.nodes)

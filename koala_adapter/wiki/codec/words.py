@@ -31,7 +31,7 @@ class Dialect(StrEnum):
 
 
 class Verb(StrEnum):
-    """What a request asks for."""
+    """Verb of a request, such as GETJOBS."""
 
     GETNODES = "GETNODES"
     GETJOBS = "GETJOBS"
@@ -161,7 +161,7 @@ class HostFormat(StrEnum):
 
 
 class Event(IntEnum):
-    """What a resource manager tells the event port of a Moab."""
+    """Events that a resource manager sends to Moab's event port."""
 
     JOBS = 1234
     """A job came or changed its state."""
@@ -188,7 +188,7 @@ SIGNALS: Final = MappingProxyType(
 
 
 class Kind(Enum):
-    """How the value of an attribute is written."""
+    """Notation of an attribute's value: number, word, text or list."""
 
     COUNT = "count"
     """Number, read as C does with base 0: ``0x10`` is 16, ``010`` is 8."""
@@ -213,7 +213,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribute:
-    """One attribute of a record: its name on the wire, the field of our record, and what is written where."""
+    """Name of one attribute on the wire, the field of the record it comes from, and the dialects that have it."""
 
     name: str
     field: str
@@ -316,12 +316,12 @@ _NUMBERED = re.compile(r"(?P<prefix>.*?)(?P<number>[0-9]{1,9})", re.ASCII | re.D
 
 
 def check_id(text: str) -> str:
-    """Return a job id that may go into a message. Raises WikiError: it cannot be replaced, it names something."""
+    """Return a job id unchanged. Raises WikiError if it has characters that a message cannot carry."""
     return _check(text, _NOT_IN_ID, "job id")
 
 
 def check_host(text: str) -> str:
-    """Return a node name that may go into a message. Raises WikiError."""
+    """Return a node name unchanged. Raises WikiError if it has characters that a message cannot carry."""
     return _check(text, _NOT_IN_HOST, "node name")
 
 
@@ -345,7 +345,7 @@ def check_tasks(hosts: Sequence[str]) -> None:
 
 
 def plain(hosts: Iterable[str]) -> str:
-    """Return the list as ``n1:n1:n2``. Raises WikiError for a name that cannot be written."""
+    """Return a task list as ``n1:n1:n2``. Raises WikiError for a name that cannot be written."""
     listed = list(hosts)
     for host in dict.fromkeys(listed):
         check_host(host)
@@ -353,7 +353,7 @@ def plain(hosts: Iterable[str]) -> str:
 
 
 def compressed(hosts: Iterable[str]) -> str:
-    """Return the list as ``n[1-2]*2:n3*1``, in the same order. Only for WIKI2. Raises WikiError."""
+    """Return a task list as ``n[1-2]*2:n3*1``, in the same order (WIKI2 only). Raises WikiError."""
     counted = [(check_host(host), len(list(same))) for host, same in groupby(hosts)]
     items = []
     for times, group in groupby(counted, key=lambda pair: pair[1]):
@@ -362,12 +362,12 @@ def compressed(hosts: Iterable[str]) -> str:
 
 
 def ranges(hosts: Iterable[str]) -> str:
-    """Return the list as ``n[1-3,5],m1``, in the same order: node lists of JOBWILLRUN. Raises WikiError."""
+    """Return a host list as ``n[1-3,5],m1``, in the same order, as JOBWILLRUN takes it. Raises WikiError."""
     return ",".join(folded([check_host(host) for host in hosts]))
 
 
 def folded(hosts: Iterable[str]) -> list[str]:
-    """Return expressions such as ``n[1-3,5]`` that together list the hosts in the same order."""
+    """Return host expressions such as ``n[1-3,5]`` that expand to the hosts in the same order."""
     parts: list[str] = []
     for prefix, numbers in _ascending_runs(hosts):
         if len(numbers) < 2:  # noqa: PLR2004 - one host needs no brackets

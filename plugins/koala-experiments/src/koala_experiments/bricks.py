@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherTasks:
-    """Tasks that reach a server past the scheduler, at random (Poisson) times and of random (exponential) length."""
+    """Tasks of other users at a server: Poisson arrivals, exponential lengths."""
 
     utilization: float
     """Share of the server's time that they take; 0: there are none."""
@@ -45,10 +45,10 @@ class OtherTasks:
 
 
 class Server:
-    """One server with a queue. Its past load can be asked for, as a monitor saw it."""
+    """A server with one queue, whose past load can be read as a monitor saw it."""
 
     def __init__(self, name: str, performance: float, others: OtherTasks, chance: Random) -> None:
-        """Start idle at time 0; ``performance`` in Mop/s."""
+        """Create an idle server at time 0; ``performance`` in Mop/s."""
         self.name = name
         self.performance = performance
         self._others = others
@@ -58,12 +58,12 @@ class Server:
         self._next_other = self._draw_other(0.0)
 
     def arrive(self, operations: float, now: float) -> float:
-        """Take a job of so many Mop; return when it ends. Times of arrival must not go back."""
+        """Add a job of ``work`` Mop; return the time of its end. Arrivals must be in order of time."""
         self._catch_up(now)
         return self._enqueue(now, operations / self.performance)
 
     def load(self, now: float) -> int:
-        """Return the number of jobs there, running and waiting, of which those that arrive at ``now`` are part."""
+        """Return the number of jobs running and waiting, those that arrive at ``now`` included."""
         self._catch_up(now)
         return bisect_right(self._arrivals, now) - bisect_right(self._ends, now)
 
@@ -119,7 +119,7 @@ class Link:
 
 
 class Transfer:
-    """Data on their way."""
+    """A transfer of data over the network."""
 
     __slots__ = (
         "_since",
@@ -135,7 +135,7 @@ class Transfer:
     )
 
     def __init__(self, *, number: int, megabits: float, links: tuple[LinkNumber, ...], started_at: float) -> None:
-        """Begin with nothing sent."""
+        """Create a transfer of which nothing is sent yet."""
         self.number = number
         self.megabits = megabits
         self.links = links
@@ -150,7 +150,7 @@ class Transfer:
         self._since = started_at
 
     def change_rate(self, rate: float, now: float) -> None:
-        """Go on at another rate from now."""
+        """Set the rate from ``now`` on."""
         self.left = max(0.0, self.left - self.rate * (now - self._since))
         self._since = now
         self.rate = rate
@@ -158,7 +158,7 @@ class Transfer:
 
 
 class Network:
-    """Local domains, wide-area links, and what is on its way over them."""
+    """Local domains and wide-area links with the transfers over them, which share bandwidth fairly."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class Network:
     def send(
         self, source: str, target: str, megabits: float, on_end: Callable[[Transfer], object] | None = None
     ) -> Transfer:
-        """Begin a transfer between two domains now; ``on_end`` is called when the last bit has arrived.
+        """Start a transfer between two domains; ``on_end`` is called when it is complete.
 
         Raises SimulationError when no route joins them.
         """
@@ -201,24 +201,24 @@ class Network:
         return transfer
 
     def estimate(self, source: str, target: str, megabits: float) -> float:
-        """Return the seconds that a transfer takes when alone. Raises SimulationError when no route joins them."""
+        """Return the duration (seconds) of a transfer alone on its route. Raises SimulationError without a route."""
         links = self.route(source, target)
         narrowest = min(self._bandwidth[link] for link in links)
         return sum(self._latency[link] for link in links) + megabits / narrowest
 
     def route(self, source: str, target: str) -> tuple[LinkNumber, ...]:
-        """Return the links that a transfer goes over. Raises SimulationError for an unknown domain or no route."""
+        """Return the links between two domains. Raises SimulationError for an unknown domain or no route."""
         found = self._routes.get((source, target))
         if found is None:
             found = self._routes[source, target] = self._find_route(source, target)
         return found
 
     def users(self) -> tuple[int, ...]:
-        """Return the number of transfers on each link at present: what a network monitor measures."""
+        """Return the number of transfers on each link now, as a network monitor measures it."""
         return tuple(map(len, self._busy))
 
     def throughput(self, source: str, target: str, users: Sequence[int]) -> float:
-        """Return the Mbit/s that one more transfer may expect where so many are on each link (see :meth:`users`).
+        """Return the bandwidth (Mbit/s) of one more transfer, given the transfers on each link (see :meth:`users`).
 
         The narrowest of the equal shares on its way; links made after ``users`` was measured count as free.
         """
@@ -250,7 +250,7 @@ class Network:
         return (self._domains[source], *between, self._domains[target])
 
     def _fewest_links(self, source: str, target: str) -> tuple[LinkNumber, ...] | None:
-        """Search breadth first; of routes of equal length, the one whose links were given first."""
+        """Return the route with the fewest links; of equal ones, that whose links were given first."""
         routes: dict[str, tuple[LinkNumber, ...]] = {source: ()}
         ahead = deque([source])
         while ahead and target not in routes:
@@ -272,7 +272,7 @@ class Network:
         self._share(transfer.links)
 
     def _finish(self) -> None:
-        """End the transfers whose time has come."""
+        """Remove the transfers that are complete."""
         now = self._engine.now
         self._wake = None
         done = []
@@ -299,7 +299,7 @@ class Network:
     # ---- fair shares ----------------------------------------------------------------------------------------------
 
     def _share(self, touched: Iterable[LinkNumber]) -> None:
-        """Give new rates to all transfers that share a link, directly or through others, with one that changed."""
+        """Recompute the rates of all transfers that share a link, directly or through others, with a changed one."""
         now = self._engine.now
         for transfer, rate in self._fair(*self._affected(touched)):
             if rate != transfer.rate:
@@ -322,7 +322,7 @@ class Network:
         return sorted(links), transfers
 
     def _fair(self, links: list[LinkNumber], transfers: dict[int, Transfer]) -> list[tuple[Transfer, float]]:
-        """Fill the links progressively: the narrowest share is settled first, then what is left is shared again."""
+        """Compute fair rates by progressive filling: the narrowest share first, then the rest again."""
         left = {link: self._bandwidth[link] for link in links}
         users = {link: len(self._busy[link]) for link in links if self._busy[link]}
         rates: list[tuple[Transfer, float]] = []
@@ -362,7 +362,7 @@ P_LOAD = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What a client wants computed."""
+    """A computation that a client requests."""
 
     send: float
     """Mbit to the server."""
@@ -376,7 +376,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ServerForecast:
-    """What is predicted for one server, as seen from one client."""
+    """Predicted bandwidth, load and performance of a server for one client."""
 
     name: str
     send_throughput: float
@@ -400,13 +400,13 @@ def execution_time(call: Call, performance: float, load: float) -> float:
 
 
 class ServerChoice(ABC):
-    """Chooses the server for a call."""
+    """Policy that chooses the server for a call."""
 
     name: str
 
     @abstractmethod
     def choose(self, estimates: Sequence[float], time_left: float) -> int:
-        """Return the index of the best server.
+        """Return the index of the chosen forecast.
 
         ``estimates`` holds the response time (seconds) at each server, at least one; ``time_left`` is the time until
         the deadline (seconds), negative when it is over.
@@ -414,7 +414,7 @@ class ServerChoice(ABC):
 
 
 class Greedy(ServerChoice):
-    """The server with the shortest response time, whatever the deadline: the usual way, and the baseline."""
+    """Chooses the server with the shortest response time, whatever the deadline; the baseline."""
 
     name = "greedy"
 
@@ -424,7 +424,7 @@ class Greedy(ServerChoice):
 
 
 class Deadline(ServerChoice):
-    """The slowest server that is still in time (the deadline algorithm of the paper).
+    """Chooses the slowest server that still meets the deadline (the paper's algorithm).
 
     T_target = time left x Opt. Chosen is the smallest T_target - Ts that is not negative; where there is none, the
     smallest absolute difference.
@@ -447,20 +447,20 @@ class Deadline(ServerChoice):
 
 
 class CallScheduler:
-    """Assigns calls to servers, and knows how many of its calls each server has not finished yet.
+    """Assigns calls to servers and counts each server's unfinished calls.
 
     Load correction: monitors see a new load late, so each unfinished call that was assigned to a server adds ``p_load``
     to the load that is forecast for it. 0 turns the correction off.
     """
 
     def __init__(self, choice: ServerChoice, *, p_load: float = 0.0) -> None:
-        """Start with no call assigned."""
+        """Create a scheduler with no call assigned."""
         self._choice = choice
         self._p_load = p_load
         self._unfinished: dict[str, int] = {}
 
     def assign(self, call: Call, forecasts: Sequence[ServerForecast], now: float) -> ServerForecast:
-        """Return the server for a call, and count the call as there until :meth:`finished`. Needs one forecast."""
+        """Return the index of the server for a call and count the call as unfinished there."""
         if self._p_load:
             estimates = [one.response_time(call, self._p_load * self._unfinished.get(one.name, 0)) for one in forecasts]
         else:
@@ -470,7 +470,7 @@ class CallScheduler:
         return chosen
 
     def finished(self, server: str) -> None:
-        """A call left a server: its result was received, or it fell back. Raises KeyError if none was there."""
+        """Subtract a call that was completed or sent back. Raises KeyError when the server has none."""
         if self._unfinished[server] == 1:
             del self._unfinished[server]
         else:
@@ -483,13 +483,13 @@ class CallScheduler:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """Lets a server send an arriving call back to be scheduled again, when it cannot finish it in time."""
+    """Rule by which a server sends back an arriving call that it cannot finish in time."""
 
     maximum: int
     """Most fallbacks of one call (N_max); 0: never."""
 
     def wanted(self, *, time_left: float, execution: float, receive: float, fallbacks: int) -> bool:
-        """Tell whether a call that just arrived goes back.
+        """Return whether an arriving call is sent back.
 
         ``time_left``: seconds from its arrival (after the actual send time) to its deadline; ``execution`` and
         ``receive``: seconds that the server estimates; ``fallbacks``: how often this call went back before.
@@ -506,7 +506,7 @@ DAY = 24 * HOUR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridParameters:
-    """How grids are made; each pair is the range of a uniform distribution."""
+    """Parameters of random grids; each pair is the range of a uniform distribution."""
 
     domains: int = 10
     nodes_per_domain: tuple[int, int] = (5, 10)
@@ -518,7 +518,7 @@ class GridParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallParameters:
-    """How the calls of each client are made."""
+    """Parameters of the calls of each client."""
 
     interval: float = HOUR
     """Mean seconds between two calls of one client (exponential)."""
@@ -542,7 +542,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Nodes, their domains, and the links to the backbone."""
+    """Nodes, domains and links of a simulated grid."""
 
     nodes: tuple[Node, ...]
     domains: tuple[Domain, ...]
@@ -555,13 +555,13 @@ class Grid:
 
     @property
     def mean_bandwidth(self) -> float:
-        """Mean of the local domains, Mbit/s: they are narrower than what joins them."""
+        """Mean bandwidth of the local domains (Mbit/s), which are narrower than the links between them."""
         return fmean(domain.bandwidth for domain in self.domains if domain.name != BACKBONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCall:
-    """A call that a client is going to make."""
+    """A future call of a client."""
 
     number: int
     client: Node
@@ -571,7 +571,7 @@ class PlannedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """What became of a call."""
+    """Times, server and cost of a completed call."""
 
     submitted_at: float
     deadline: float
@@ -587,7 +587,7 @@ class CallRecord:
 
 
 def make_grid(seed: int, parameters: GridParameters) -> Grid:
-    """Return the grid of a seed."""
+    """Return the random grid of a seed."""
     chance = Random(f"grid {seed}")
     nodes: list[Node] = []
     domains = [Domain(name=BACKBONE, bandwidth=parameters.wide_area_bandwidth[1])]
@@ -604,7 +604,7 @@ def make_grid(seed: int, parameters: GridParameters) -> Grid:
 
 
 def make_calls(seed: int, grid: Grid, parameters: CallParameters) -> list[PlannedCall]:
-    """Return the calls of all clients in order of time."""
+    """Return all clients' calls in order of time."""
     chance = Random(f"calls {seed}")
     drawn: list[tuple[float, Node, Call]] = []
     for client in grid.nodes:
@@ -624,20 +624,20 @@ def make_calls(seed: int, grid: Grid, parameters: CallParameters) -> list[Planne
 
 
 class Predictor(Protocol):
-    """Tells what comes next from what was measured."""
+    """Forecasts the next value from measured ones."""
 
     def __call__(self, measured: Sequence[float], /) -> float:
         """Return the forecast; ``measured`` holds at least one value, the latest last."""
 
 
 def last_value(measured: Sequence[float], /) -> float:
-    """Forecast that all stays as it was last seen."""
+    """Forecast the last measured value."""
     return measured[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Monitors:
-    """How resources are watched: every ``interval`` seconds, ``memory`` measurements are kept for the predictor."""
+    """Settings of monitoring: a measurement every ``interval`` seconds, ``memory`` of them kept."""
 
     interval: float = 60.0
     memory: int = 1
@@ -646,7 +646,7 @@ class Monitors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerParameters:
-    """What is compared."""
+    """Parameters of a scheduler: algorithm, Opt, load correction, fallbacks."""
 
     choice: ServerChoice
     p_load: float = 0.0
@@ -662,7 +662,7 @@ class Bricks:
     def __init__(
         self, seed: int, grid: Grid, scheduler: SchedulerParameters, others: OtherTasks, monitors: Monitors
     ) -> None:
-        """Start with an idle grid; the seed is that of the tasks of others."""
+        """Create an idle grid; ``seed``: of other users' tasks."""
         self._engine = Engine()
         self._grid = grid
         self._network = Network(self._engine, grid.domains, grid.links)
@@ -686,7 +686,7 @@ class Bricks:
         self.records: list[CallRecord] = []
 
     def run(self, calls: Sequence[PlannedCall]) -> list[CallRecord]:
-        """Let all calls happen; return what became of them in the order of their ends."""
+        """Simulate all calls; return their records in order of their ends."""
         for planned in calls:
             self._engine.at(planned.submitted_at, partial(self._schedule, planned, 0))
         self._unfinished = len(calls)
@@ -695,7 +695,7 @@ class Bricks:
         return self.records
 
     def _measure(self) -> None:
-        """Let the monitors see links and servers; what happens before the next time they do not see."""
+        """Measure links and servers, as monitors do at intervals; changes in between are not seen."""
         self._users.append(self._network.users())
         self._measured_at.append(self._engine.now)
         self._loads.clear()
@@ -714,7 +714,7 @@ class Bricks:
         return forecasts
 
     def _load(self, name: str) -> float:
-        """Return the predicted load of a server, which only changes when the monitors look."""
+        """Return the predicted load of a server; it changes only with measurements."""
         load = self._loads.get(name)
         if load is None:
             server = self._servers[name]
@@ -768,10 +768,10 @@ class Bricks:
 
 
 def failure_rate(records: Sequence[CallRecord]) -> float:
-    """Return the share of calls whose result came after the deadline. Raises StatisticsError for no calls."""
+    """Return the share of calls that missed the deadline. Raises StatisticsError without calls."""
     return fmean(record.failed for record in records)
 
 
 def mean_cost(records: Sequence[CallRecord]) -> float:
-    """Return the mean resource cost: the performance (Mop/s) of the servers that were used."""
+    """Return the mean performance (Mop/s) of the servers that were used, which is the paper's cost."""
     return fmean(record.cost for record in records)

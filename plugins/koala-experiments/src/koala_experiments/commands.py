@@ -158,6 +158,6 @@ def _negotiate(scenario: Scenario, pace: Pace, site: str) -> Played:
 
 
 def finding_lines(finding: Finding) -> list[str]:
-    """Return a claim and what came out."""
+    """Return the lines that show a claim with its result."""
     margin = f" ({escape(finding.margin)})" if finding.margin else ""
     return [f"{VERDICTS[finding.holds]}{margin}: {escape(finding.claim)}", f"  {escape(finding.outcome)}"]

@@ -49,7 +49,7 @@ Correction: TypeAlias = Literal["none", "shared", "own"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Variant:
-    """A scheduler that is compared."""
+    """A scheduler of the comparison: name and parameters."""
 
     opt: float | None
     fallbacks: int = 0
@@ -57,7 +57,7 @@ class Variant:
 
     @property
     def parameters(self) -> SchedulerParameters:
-        """The same for the simulator."""
+        """Return the variant's parameters in the form of the simulator."""
         return SchedulerParameters(
             choice=Greedy() if self.opt is None else Deadline(self.opt),
             p_load=0.0 if self.correction == "none" else P_LOAD,
@@ -68,7 +68,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One simulation."""
+    """A simulation of the comparison: variant, load and seed."""
 
     load: str
     seed: int
@@ -81,7 +81,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is looked at."""
+    """Failure rate, cost and number of calls of one simulation."""
 
     failure_rate: float
     cost: float
@@ -166,7 +166,7 @@ def _percent(value: float) -> str:
 
 
 def _load_finding(outcomes: Outcomes) -> Finding:
-    """Judge: the failure rate falls with the load, and the shape is the same at every load."""
+    """Judge the claim that the failure rate falls with the load, in the same way for all variants."""
     means = {load: [estimate(outcomes.failures(load, Variant(opt))).mean for opt in POLICIES] for load in LOADS}
     falls = all(high > medium > low for high, medium, low in zip(*means.values(), strict=True))
     orders = {tuple(sorted(range(1, len(POLICIES)), key=rates.__getitem__)) for rates in means.values()}
@@ -182,7 +182,7 @@ def _load_finding(outcomes: Outcomes) -> Finding:
 
 
 def _opt_finding(outcomes: Outcomes) -> Finding:
-    """Judge: Opt trades failure rate against cost."""
+    """Judge the claim that Opt trades failure rate against cost."""
     low, high = Variant(OPTS[0]), Variant(OPTS[-1])
     failures = difference(outcomes.failures("high", high), outcomes.failures("high", low))
     costs = difference(outcomes.costs("high", high), outcomes.costs("high", low))
@@ -197,7 +197,7 @@ def _opt_finding(outcomes: Outcomes) -> Finding:
 
 
 def _correction_finding(outcomes: Outcomes) -> Finding:
-    """Judge: load correction is not effective."""
+    """Judge the claim that load correction has little effect."""
     claim = "Load correction is not effective."
     plain = [rate for opt in OPTS for rate in outcomes.failures("high", Variant(opt))]
     if not sum(plain):
@@ -217,7 +217,7 @@ def _correction_finding(outcomes: Outcomes) -> Finding:
 
 
 def _fallback_finding(outcomes: Outcomes) -> Finding:
-    """Judge: deadline scheduling with several fallbacks is very effective."""
+    """Judge the claim that deadline scheduling with several fallbacks is very effective."""
     claim = "Deadline scheduling with several fallbacks is very effective."
     most = FALLBACKS[-1]
     without = [rate for opt in OPTS for rate in outcomes.failures("high", Variant(opt))]
@@ -235,7 +235,7 @@ def _fallback_finding(outcomes: Outcomes) -> Finding:
 
 
 def _greedy_finding(outcomes: Outcomes) -> Finding:
-    """Judge: it fails less often than greedy scheduling, and at less cost."""
+    """Judge the claim that deadline scheduling fails less often than greedy, at less cost."""
     most = FALLBACKS[-1]
     greedy = outcomes.failures("high", Variant(None))
     best = outcomes.failures("high", Variant(OPTS[0], most))

@@ -65,7 +65,7 @@ NORMAL_95 = 1.96
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over repetitions and how far it can be trusted."""
+    """A mean over repetitions with its 95 % confidence interval."""
 
     mean: float
     half_width: float
@@ -101,12 +101,12 @@ def estimate_of(values: Sequence[float]) -> Estimate:
 
 
 def mean_of(values: Sequence[float]) -> float | None:
-    """Return the arithmetic mean; None of nothing."""
+    """Return the arithmetic mean; None without values."""
     return fmean(values) if values else None
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
-    """Return ``first - second`` of pairs that share a seed: what both have in common cancels out."""
+    """Return the estimate of ``first - second``, paired by seed so that common variation cancels out."""
     return estimate([a - b for a, b in zip(first, second, strict=True)])
 
 
@@ -115,7 +115,7 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
 
 @dataclass(frozen=True)  # with slots, Python 3.11 cannot make one of a given type
 class Measure(Generic[O]):
-    """Something that is compared between variants."""
+    """A quantity that is compared between variants."""
 
     name: str
     of: Callable[[O], float | None]
@@ -124,13 +124,13 @@ class Measure(Generic[O]):
     """Behind the point, where it is written."""
 
     def over(self, unit: float) -> Measure[O]:
-        """Return it in another unit."""
+        """Return the measure in another unit."""
         return replace(self, of=lambda one: None if (value := self.of(one)) is None else value / unit)
 
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """A measure of two variants in the repetitions in which both have it."""
+    """A measure of two variants, in the repetitions where both have it."""
 
     before: float
     """Mean of the first variant."""
@@ -140,31 +140,31 @@ class Paired:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the gain is there beyond chance; None when the interval holds 0."""
+        """Whether the second variant has less of it, beyond chance; None when the confidence interval includes 0."""
         return True if self.gain.low > 0 else False if self.gain.high < 0 else None
 
     @property
     def cannot(self) -> str:
-        """What is said where chance may have made the gain."""
+        """Sentence for a difference that chance may have made."""
         return "; the interval holds 0, so these repetitions cannot tell" if self.holds is None else ""
 
 
 class Comparison(Generic[V, O]):
-    """Outcomes by variant, one for each seed: those of one seed have met the same conditions."""
+    """Outcomes by variant and seed; those of one seed have met the same conditions."""
 
     def __init__(self, outcomes: Mapping[V, Sequence[O]]) -> None:
         self.outcomes = outcomes
 
     def values(self, variant: V, measure: Measure[O]) -> list[float]:
-        """Return a measure for each repetition that has it."""
+        """Return a measure of each repetition that has it."""
         return [value for one in self.outcomes[variant] if (value := measure.of(one)) is not None]
 
     def mean(self, variant: V, measure: Measure[O]) -> float | None:
-        """Return the mean of a measure; None where no repetition has it."""
+        """Return the mean of a measure over repetitions; None when no repetition has it."""
         return mean_of(self.values(variant, measure))
 
     def paired(self, measure: Measure[O], first: V, second: V) -> Paired | None:
-        """Return how far a measure is less under the second variant; None: in no repetition do both have it."""
+        """Return a measure of two variants, paired by seed; None when no repetition has both."""
         both = zip(map(measure.of, self.outcomes[first]), map(measure.of, self.outcomes[second]), strict=True)
         pairs = [(one, other) for one, other in both if one is not None and other is not None]
         if not pairs:
@@ -181,7 +181,7 @@ class Comparison(Generic[V, O]):
         scale: float = 1.0,
         x: Sequence[float] = (),
     ) -> Series:
-        """Return the means of variants (all of them) with their confidence intervals, as a figure shows them."""
+        """Return the means of variants (default: all) with confidence intervals, as series of a figure."""
         found = [estimate_of(self.values(one, measure)) for one in (self.outcomes if variants is None else variants)]
         y, low, high = ([scale * getattr(one, end) for one in found] for end in ("mean", "low", "high"))
         return Series(label=label, x=x, y=y, low=low, high=high)
@@ -198,7 +198,7 @@ ALL = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One application, and what runs beside it."""
+    """A negotiation scenario: an application and the jobs beside it."""
 
     name: str
     title: str
@@ -259,7 +259,7 @@ SCENARIOS = (EVOLVING, COUNTERED, MALLEABLE, DECLINING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How long a scenario takes."""
+    """Durations of the phases of a scenario."""
 
     steps: int = 30
     work: float = 0.8
@@ -284,7 +284,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What came of a scenario; all times in seconds from its beginning."""
+    """Record of a played scenario; times in seconds from its start."""
 
     scenario: Scenario
     sizes: Sequence[tuple[float, int]]
@@ -298,7 +298,7 @@ class Played:
     messages: Sequence[Said]
 
     def rate(self, size: int) -> float | None:
-        """Return the steps per second on so many processes, changes of size left out; None: there were not two."""
+        """Return the steps per second on ``size`` processes, without changes of size; None for fewer than two steps."""
         pairs = [
             after - before
             for (before, earlier), (after, later) in pairwise(self.steps)
@@ -308,24 +308,24 @@ class Played:
 
     @property
     def course(self) -> list[int]:
-        """Return the sizes that it had, one after the other."""
+        """Return the sequence of the application's sizes."""
         return [size for _, size in self.sizes if size]
 
     def said(self, status: str, sender: str) -> list[int]:
-        """Return of how many processors one side said something, in order."""
+        """Return the quantities in the messages of one side with one status, in order."""
         return [one.processors for one in self.messages if (one.status, one.sender) == (status, sender)]
 
 
 class PlaysScenarios(Protocol):
-    """Plays scenarios on live clusters."""
+    """Plays scenarios on live clusters (protocol)."""
 
     def __call__(self, scenario: Scenario, pace: Pace, site: str, /) -> Played:
-        """Play one; ``site``: path of the site file with the clusters, empty: local ones. Raises KoalaError."""
+        """Play a scenario; ``site``: path of the site file, empty for local clusters. Raises KoalaError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRun:
-    """What is to be run."""
+    """A workload, policy and approach to be run on live clusters."""
 
     approach: Approach
     malleability: str
@@ -342,7 +342,7 @@ class LiveRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveOutcome:
-    """What came out of it."""
+    """Outcome and measured delays of a live run."""
 
     outcome: Outcome
     clusters: Sequence[ClusterModel]
@@ -360,10 +360,10 @@ class LiveOutcome:
 
 
 class RunsLive(Protocol):
-    """Runs a workload on live clusters."""
+    """Runs workloads on live clusters (protocol)."""
 
     def __call__(self, run: LiveRun, ended: Callable[[int], None], /) -> LiveOutcome:
-        """Run it; ``ended`` is told how many jobs have ended. Raises KoalaError."""
+        """Run a workload; ``ended`` is called with the number of ended jobs. Raises KoalaError."""
 
 
 # -- Experiments ---------------------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ ALSO = "also"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How an experiment is to be run."""
+    """Options of a run of an experiment."""
 
     seeds: int = 1
     """Number of repetitions; repetition i uses ``seed + i``."""
@@ -403,20 +403,20 @@ class Options:
 
     @property
     def all_seeds(self) -> range:
-        """The seed of each repetition."""
+        """Seeds of all repetitions."""
         return range(self.seed, self.seed + self.seeds)
 
     def compare(
         self, function: Callable[[T], R], variants: Sequence[V], case: Callable[[V, int], T]
     ) -> Comparison[V, R]:
-        """Return what comes of each variant for each seed; ``case``: what a variant and a seed are simulated from."""
+        """Simulate each variant with each seed in parallel; ``case`` makes the input of a simulation."""
         variants = list(variants)
         found = self.map(function, [case(variant, seed) for variant in variants for seed in self.all_seeds])
         many = len(self.all_seeds)
         return Comparison({one: found[at * many : (at + 1) * many] for at, one in enumerate(variants)})
 
     def map(self, function: Callable[[T], R], items: Sequence[T], *, what: str = "simulations") -> list[R]:
-        """Return the results in the order of the items, computed in parallel; see `in_parallel` for what is needed."""
+        """Apply a function to items in parallel; results in order. See `in_parallel` for the requirements."""
         results: dict[int, R] = {}
         self.progress(0, len(items), what)
         for index, result in in_parallel(function, items, self.processes):
@@ -427,7 +427,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Something about an experiment that the person who runs it can change."""
+    """A setting of an experiment that users can change."""
 
     name: str
     default: str
@@ -441,7 +441,7 @@ class Setting:
     """Whether it is a whole number."""
 
     def check(self, value: str) -> None:
-        """Raise SimulationError for a value that is not allowed."""
+        """Raise SimulationError for an invalid value."""
         if self.least is None or value == self.default:
             return
         try:
@@ -462,7 +462,7 @@ ALSO_POLICIES = Setting(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """A published evaluation that can be repeated with one command."""
+    """A repeatable published evaluation."""
 
     name: str
     """Words joined by hyphens; the module has the same name with underscores."""
@@ -507,12 +507,12 @@ class Experiment:
 
 
 def experiment_names() -> list[str]:
-    """Return the names of the installed experiments, in order of the alphabet."""
+    """Return the names of installed experiments, sorted."""
     return sorted(_installed())
 
 
 def load_experiment(name: str) -> Experiment:
-    """Return an experiment by name. Raises SimulationError when there is none of that name."""
+    """Return an installed experiment. Raises SimulationError for an unknown name."""
     installed = _installed()
     if name not in installed:
         raise SimulationError(f"there is no experiment {name}", hint=f"there is {', '.join(sorted(installed))}")

@@ -68,7 +68,7 @@ MEASURES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One live run and what the simulator says of it."""
+    """A live run with its two predictions by the simulator."""
 
     run: LiveRun
     outcome: LiveOutcome
@@ -82,12 +82,12 @@ class Compared:
 
     @property
     def label(self) -> str:
-        """Policy, workload and approach."""
+        """Policy, workload and approach as text."""
         case = self.live.case
         return f"{case.approach.value.upper()} {combination(case.malleability, case.workload)}"
 
     def difference(self, what: str, simulated: Record | None = None) -> float:
-        """Return by which share the simulator exceeds the live run in a property."""
+        """Return the relative excess of the simulated over the live value of a property."""
         found, live = float(getattr(simulated or self.simulated, what)), float(getattr(self.live, what))
         if live == 0.0:  # of so short a run that nothing of it was measured
             return 0.0 if found == 0.0 else 1.0
@@ -113,26 +113,26 @@ LONGEST = 600.0
 
 
 def axis_of(workload: str, jobs: int) -> list[float]:
-    """Return the time axis of a workload: to the end of a last job that does not grow."""
+    """Return the time axis of a workload, which ends when a last job of constant size would end."""
     return axis_to(jobs * WORKLOADS[workload].interarrival + LONGEST)
 
 
 class LiveRecords:
-    """The live records of one approach, as the six figures of the paper show them."""
+    """Live records of one approach, for the six figures of the paper."""
 
     def __init__(self, compared: Sequence[Compared], workloads: Sequence[str]) -> None:
-        """``compared``: all of the approach."""
+        """``compared``: all runs of the approach."""
         self.workloads = workloads
         self.processors = sum(one.processors for one in compared[0].outcome.clusters)
         self._compared = compared
 
     def axis(self, workload: str) -> Sequence[float]:
-        """See ShownRecords."""
+        """Return the time axis of the timelines with a workload."""
         jobs = next(len(one.run.jobs) for one in self._compared if one.live.case.workload == workload)
         return axis_of(workload, jobs)
 
     def of(self, policy: str, workload: str) -> Sequence[Record]:
-        """See ShownRecords."""
+        """Return the records of a combination in order of the seeds."""
         wanted = (policy, workload)
         return [one.live for one in self._compared if (one.live.case.malleability, one.live.case.workload) == wanted]
 
@@ -141,7 +141,7 @@ class LiveRecords:
 
 
 def comparison_table(compared: Sequence[Compared]) -> Table:
-    """Return live and simulated values of each run, with the difference in per cent."""
+    """Return the table of live and simulated values with their difference in per cent."""
     columns = ["approach", "policy", "workload"]
     for _, heading, _ in MEASURES:
         columns += [f"{heading} live", "simulated", "difference (%)"]
@@ -164,7 +164,7 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
 
 
 def delays_table(compared: Sequence[Compared]) -> Table:
-    """Return the delays that were measured, and how far the simulator is off that knows of none."""
+    """Return the table of measured delays, and of the error of the simulator without delays."""
     columns = [
         "approach", "policy", "workload", "until held (s)", "until it computes (s)", "until its end is known (s)",
         "until free again (s)",
@@ -191,7 +191,7 @@ def delays_table(compared: Sequence[Compared]) -> Table:
 
 
 def jobs_table(compared: Sequence[Compared]) -> Table:
-    """Return what became of each job, live and simulated, so that one which went another way can be found."""
+    """Return the table of all jobs, live and simulated, in which differing courses can be found."""
     columns = [
         "approach", "policy", "workload", "job", "wait (s) live", "simulated wait (s)", "execution (s) live",
         "simulated execution (s)", "response (s) live", "simulated response (s)", "response difference (%)",
@@ -233,7 +233,7 @@ def _of(record: Record, what: str) -> float:
 
 
 def _unique(columns: Sequence[str]) -> list[str]:
-    """Return headings of which those that stand for another measure each are told apart, as JSON needs it."""
+    """Return headings made unique by the measure they stand for, as JSON needs it."""
     found: list[str] = []
     before = ""
     for column in columns:
@@ -247,7 +247,7 @@ def _unique(columns: Sequence[str]) -> list[str]:
 
 
 def comparison_figures(compared: Sequence[Compared]) -> list[Figure]:
-    """Return bars of live and simulated means, and the used processors over time of each run, live and simulated."""
+    """Return bars of live and simulated means, and timelines of used processors of each run."""
     by_label: dict[str, list[Compared]] = {}
     for one in compared:
         by_label.setdefault(one.label, []).append(one)
@@ -305,7 +305,7 @@ def _used(label: str, runs: Sequence[Compared]) -> Figure:
 
 
 def prediction_findings(compared: Sequence[Compared]) -> list[Finding]:
-    """Judge, for each measure, whether the simulator predicts the live runs."""
+    """Judge for each measure whether the simulator predicts the live runs."""
     return [_prediction(compared, what, words) for what, _, words in MEASURES]
 
 
@@ -324,7 +324,7 @@ def _prediction(compared: Sequence[Compared], what: str, words: str) -> Finding:
 
 
 def order_finding(compared: Sequence[Compared], approach: Approach) -> Finding:
-    """Judge whether combinations that the simulator tells apart are in the same order live."""
+    """Judge whether combinations that differ in simulation have the same order live."""
     mine = [one for one in compared if one.live.case.approach is approach]
     ranked = sorted(mine, key=lambda one: one.simulated.execution)
     apart = [

@@ -74,10 +74,10 @@ NOTHING = 1e-9
 
 
 class Bag:
-    """What is left of the work of one application, and how many workers it has."""
+    """Remaining work of one application, shared by its workers."""
 
     def __init__(self, times: Sequence[float], unit: float, *, at: int) -> None:
-        """``times``: seconds that the whole work takes on 0, 1, 2 ... workers; beyond the last, as on the last.
+        """``times``: seconds of the whole work on 0, 1, 2 ... workers; more workers are as fast as the last number.
 
         ``unit``: seconds, at most, that one unit takes on ``at`` workers.
         """
@@ -91,20 +91,20 @@ class Bag:
 
     @property
     def empty(self) -> bool:
-        """True when all the work is done."""
+        """Whether all work is done."""
         return self.left <= 0 and not self._taken
 
     def join(self, worker: int) -> None:
-        """Count a worker from now on."""
+        """Add a worker."""
         self._workers.add(worker)
 
     def leave(self, worker: int) -> None:
-        """Count a worker no more; what it worked on is back in the bag."""
+        """Remove a worker; its unfinished unit returns to the bag."""
         self._workers.discard(worker)
         self.left += self._taken.pop(worker, 0.0)
 
     def take(self, worker: int) -> float | None:
-        """Return the seconds for which a worker is to work; None: there is nothing to be done at present."""
+        """Return the seconds of a worker's next unit; None when nothing is left to be taken now."""
         if self.left <= 0:
             return None
         count = min(max(1, len(self._workers)), len(self._times) - 1)
@@ -116,7 +116,7 @@ class Bag:
         return share * count * self._times[count] / self.units
 
     def done(self, worker: int, part: float) -> None:
-        """Take note that a worker has done a part, from 0 to 1, of what it took; the rest is back in the bag."""
+        """Record that a worker has done a share (0 to 1) of its unit; the rest returns to the bag."""
         self.left += self._taken.pop(worker, 0.0) * (1.0 - min(1.0, max(0.0, part)))
 
 
@@ -132,18 +132,18 @@ GRACE = 10
 
 
 def name_of(job: SimulatedJob) -> str:
-    """Return the name under which a job is submitted."""
+    """Return the name under which a job of the workload is submitted."""
     return f"{job.application.name.lower()}-{job.number}"
 
 
 def bag_of(job: SimulatedJob, pace: float) -> Bag:
-    """Return the work of a job, to be done at a pace of so many of its seconds per second."""
+    """Return the work of a job; ``pace``: seconds of its work per second."""
     times = [time * job.work / pace for time in job.application.times()]
     return Bag(times, UNIT, at=job.initial)
 
 
 def live_job(job: SimulatedJob, *, address: str, port: int, files: Sequence[Path], user: str) -> Job:
-    """Return a job whose workers find their bag at an address; ``files``: what they need for that."""
+    """Return a job whose workers get units from the bag server; ``files``: what they need for that."""
     application = job.application
     low, high = (application.minimum, application.maximum) if job.malleable else (job.initial, job.initial)
     worker = Component(
@@ -187,10 +187,10 @@ class _Worker:
 
 
 class BagBoard:
-    """Bags by their names, as a task server asks for work."""
+    """Bags by name, as source of tasks for the task server."""
 
     def __init__(self, token: bytes) -> None:
-        """``token``: what workers must have to be believed."""
+        """``token``: secret that workers must present."""
         self.bags: dict[str, Bag] = {}
         self.joined_at: dict[tuple[str, int], float] = {}
         """When, by the time of day, the worker of each bag and rank was ready to work for the first time."""
@@ -200,10 +200,10 @@ class BagBoard:
         self._numbers = count(1)
 
     def came(self, puller: Puller) -> None:
-        """Wait for the name of its bag, and its rank."""
+        """Do nothing: a worker's first message names its bag and rank."""
 
     def heard(self, puller: Puller, frame: bytes) -> None:
-        """Take note of who a worker is, or what it has done of its unit; one that leaves gets no other."""
+        """Process a worker's message: its name, or the result of its unit."""
         word, _, number = frame.decode(errors="replace").partition(" ")
         worker = puller.work
         try:
@@ -221,14 +221,14 @@ class BagBoard:
         self.server.free(puller)
 
     def gone(self, puller: Puller) -> None:
-        """Put what a worker had back into its bag."""
+        """Return the unit of a lost worker to its bag."""
         worker = puller.work
         if isinstance(worker, _Worker) and worker.name in self.bags:
             self.bags[worker.name].leave(worker.number)
             self._over(worker.name)
 
     def work_for(self, puller: Puller) -> bytes:
-        """Return the seconds of the next unit; a moment when others have it all; OVER when there is no more."""
+        """Return the seconds of a worker's next unit; a short pause when others have all; OVER at the end."""
         seconds: float | None = OVER
         if isinstance(worker := puller.work, _Worker):
             bag = self.bags[worker.name]
@@ -238,17 +238,17 @@ class BagBoard:
         return f"{seconds:.6f}".encode()
 
     def _over(self, name: str) -> bool:
-        """Tell whether all work of a bag is done, and note when that was."""
+        """Return whether a bag's work is done; record the time of it."""
         if self.bags[name].empty:
             self.emptied_at.setdefault(name, time.time())
         return name in self.emptied_at
 
 
 class BagServer:
-    """Serves bags by their names, in a thread of its own, with what their workers need to find it."""
+    """Task server for bags, in a thread of its own."""
 
     def __init__(self, address: str, directory: Path) -> None:
-        """``address``: of this host. ``directory``: for the certificate and the files of workers."""
+        """``address``: of this host. ``directory``: for certificate and workers' files."""
         self._certificate = load_or_create(directory)
         self._listening = listening_socket(address)
         self.port = int(self._listening.getsockname()[1])
@@ -263,7 +263,7 @@ class BagServer:
             path.write_bytes(texts[path.name])
 
     async def begin(self) -> None:
-        """Accept workers from now on."""
+        """Start accepting workers."""
         self.board.server.listen(self._listening, self._certificate, asyncio.get_running_loop())
 
 
@@ -288,7 +288,7 @@ CLUSTER = {"poll_interval": 0.3, "requests_per_minute": 3000}
 
 
 def site_text(clusters: Sequence[ClusterModel], approach: Approach, malleability: str, directory: Path) -> str:
-    """Return a site file. ``directory``: for what placeholders print."""
+    """Return the text of a site file. ``directory``: for placeholders' output."""
     processors = {one.name: one.processors for one in clusters}
     scheduler = {**SCHEDULER, "approach": approach.value, "malleability": malleability}
     return local_site_text(directory, processors, scheduler, CLUSTER)
@@ -300,7 +300,7 @@ def site_text(clusters: Sequence[ClusterModel], approach: Approach, malleability
 
 @dataclass(slots=True)
 class _Course:
-    """One job so far; times by the service clock."""
+    """Course of one job; times by the service clock."""
 
     job: SimulatedJob
     submitted_at: float
@@ -316,7 +316,7 @@ class _Course:
     steps: list[tuple[float, int]] = field(default_factory=list)
 
     def resize(self, size: int, now: float) -> None:
-        """Note the size from now on."""
+        """Record a size."""
         self.steps.append((now, size))
         self.area += self.size * (now - self.since)
         if self.size and size:
@@ -326,10 +326,10 @@ class _Course:
 
 
 class JournalRecord:
-    """Follows the jobs of a workload through the events of a journal."""
+    """Courses of a workload's jobs, read from events of the journal."""
 
     def __init__(self, jobs: Mapping[str, SimulatedJob], *, scheduler: Scheduler | None = None) -> None:
-        """``jobs``: by the names under which they were submitted. ``scheduler``: in the state before the events."""
+        """``jobs``: by name. ``scheduler``: with the state before the first event."""
         self._jobs = jobs
         self._scheduler = scheduler or Scheduler()
         self._courses: dict[JobId, _Course] = {}
@@ -348,7 +348,7 @@ class JournalRecord:
         """Time, offers and requests sent then."""
 
     def read(self, events: Iterable[Event]) -> None:
-        """Take in events, in their order."""
+        """Process events in order."""
         for event in events:
             self._before(event)
             for action in self._scheduler.handle(event):
@@ -401,11 +401,11 @@ class JournalRecord:
             self.used.append((now, used))
 
     def computes_after(self, joined_at: Mapping[tuple[str, int], float]) -> list[float]:
-        """Return the seconds from the launch of each process until it was ready to work."""
+        """Return the seconds from each process's launch until it was ready to work."""
         return [max(0.0, at - self.launched_at[one]) for one, at in joined_at.items() if one in self.launched_at]
 
     def known_after(self, emptied_at: Mapping[str, float]) -> list[float]:
-        """Return the seconds from the end of the work of each job until the scheduler knew that it had ended."""
+        """Return the seconds from the end of each job's work until the scheduler knew of it."""
         names = {self._scheduler.job(id_).job.name: one.ended_at for id_, one in self._courses.items()}
         ends = ((at, names.get(name)) for name, at in emptied_at.items())
         return [max(0.0, end - at) for at, end in ends if end is not None]
@@ -414,11 +414,11 @@ class JournalRecord:
 
     @property
     def begin(self) -> float:
-        """When the first job was submitted."""
+        """Time of the first submission."""
         return min(one.submitted_at for one in self._courses.values())
 
     def outcome(self, pace: float) -> Outcome:
-        """Return the same in the times of the workload, which begin with the first submission."""
+        """Return the outcome in workload time, which begins with the first submission."""
         at = _scaled(self.begin, pace)
         found = Outcome(
             jobs=[_result(one, at) for one in self._courses.values() if one.ended_at is not None],
@@ -432,13 +432,13 @@ class JournalRecord:
         return found
 
     def sizes(self, pace: float) -> dict[int, list[tuple[float, int]]]:
-        """Return, by the number of each job, when it had how many processors from then on; 0 at its end."""
+        """Return each job's (time, processors) at every change; 0 at its end."""
         at = _scaled(self.begin, pace)
         return {one.job.number: [(at(time), size) for time, size in one.steps] for one in self._courses.values()}
 
     @property
     def failed(self) -> list[str]:
-        """What became of the jobs that did not complete, in words."""
+        """Sentences about jobs that did not complete."""
         records = [record for id_, record in self._scheduler.state.jobs.items() if id_ in self._courses]
         return [f"{record.job.name} {_words(record)}" for record in records if _not_well(record)]
 
@@ -452,7 +452,7 @@ def _words(record: JobRecord) -> str:
 
 
 def _size(record: JobRecord) -> int:
-    """Return the processors of a job once what it has agreed to is done."""
+    """Return a job's processors after its agreed changes."""
     changes = record.changes.values()
     more = sum(change.accepted for change in changes if change.phase is ChangePhase.GATHERING)
     less = sum(change.accepted - change.done for change in changes if change.phase is ChangePhase.RELEASING)
@@ -485,7 +485,7 @@ def _result(course: _Course, at: Callable[[float], float]) -> JobResult:
 
 
 def mean(seconds: list[float], pace: float) -> float:
-    """Return the mean in the time of the workload; 0 of nothing."""
+    """Return the mean duration in workload time; 0 without values."""
     return fmean(seconds) * pace if seconds else 0.0
 
 
@@ -495,7 +495,7 @@ def mean(seconds: list[float], pace: float) -> float:
 
 
 def clusters_in_small(divisor: float) -> tuple[ClusterModel, ...]:
-    """Return the clusters of DAS-3 with their processors divided by a number; each has at least two."""
+    """Return DAS-3's clusters with processors divided by ``by``, at least two each."""
     return tuple(
         one.model_copy(update={"nodes": max(2, round(one.processors / divisor)), "processors_per_node": 1})
         for one in DAS3.clusters
@@ -503,7 +503,7 @@ def clusters_in_small(divisor: float) -> tuple[ClusterModel, ...]:
 
 
 def workload_in_small(name: str, seed: int, *, jobs: int, divisor: float) -> list[SimulatedJob]:
-    """Return the first so many jobs of a workload, the largest sizes of its applications divided by a number.
+    """Return the first jobs of a workload, with the applications' largest sizes divided by ``by``.
 
     How long they take on so many processors, and when they are submitted, is as it was.
     """
@@ -515,18 +515,18 @@ def workload_in_small(name: str, seed: int, *, jobs: int, divisor: float) -> lis
 
 
 def predicted(run: LiveRun, live: LiveOutcome, *, delays: bool) -> Outcome:
-    """Return what the simulator says of a run; ``delays``: with those that were measured in it, or without any."""
+    """Return the simulator's prediction of a run; ``delays``: with the delays measured in it."""
     settings = Settings(approach=run.approach, malleability=run.malleability)
     return simulate(platform_of(live), run.jobs, with_delays(settings, live) if delays else settings)
 
 
 def platform_of(live: LiveOutcome) -> Platform:
-    """Return the clusters of a live run for the simulator."""
+    """Return a live run's clusters as a platform."""
     return Platform(name="live", clusters=tuple(live.clusters))
 
 
 def with_delays(settings: Settings, live: LiveOutcome) -> Settings:
-    """Return settings with the delays that were measured in a live run."""
+    """Return simulation settings with the delays measured in a live run."""
     return replace(
         settings,
         placeholder_delay=live.held_after,
@@ -550,12 +550,12 @@ NEVER = 10**9
 
 
 def run_live(run: LiveRun, ended: Callable[[int], None]) -> LiveOutcome:
-    """See RunsLive."""
+    """Run a workload on live clusters. Raises KoalaError."""
     return carried_out(run, lambda running: _by_the_clock(running, ended))
 
 
 def carried_out(run: LiveRun, work: Callable[[RunningService], None]) -> LiveOutcome:
-    """Return what came out of a run whose jobs are submitted, and followed to their ends, by ``work``.
+    """Return the outcome of a run; ``work`` submits its jobs and follows them to their ends.
 
     Whatever comes between, the jobs that it submitted are cancelled first. Raises KoalaError.
     """
@@ -579,7 +579,7 @@ def carried_out(run: LiveRun, work: Callable[[RunningService], None]) -> LiveOut
 
 @contextmanager
 def _site(run: LiveRun, interrupts: Interrupts) -> Iterator[Session]:
-    """Yield a session on the clusters of a run, with a state directory of its own."""
+    """Yield a session on a run's clusters, with a temporary state directory."""
     if not run.site:
         files = partial(_local, run)
         with temporary_site(interrupts, files, prefix=PREFIX) as session:
@@ -595,7 +595,7 @@ def _site(run: LiveRun, interrupts: Interrupts) -> Iterator[Session]:
 
 
 def _steered(site: SiteConfig, run: LiveRun) -> SiteConfig:
-    """Return a site with the approach and the policy of a run."""
+    """Return a site with a run's approach and malleability policy."""
     how = {"approach": run.approach, "malleability": run.malleability}
     scheduler = site.scheduler.model_copy(update=how)
     clusters = tuple(one.model_copy(update={"malleability": None}) for one in site.clusters)
@@ -603,7 +603,7 @@ def _steered(site: SiteConfig, run: LiveRun) -> SiteConfig:
 
 
 def remove_session(session: Session) -> None:
-    """Remove the state directory, unless `koala reap` needs it."""
+    """Remove the state directory, unless placeholders are left that `koala reap` must find."""
     if read_record(session.directory, session.policies).unfinished:
         return
     end_daemons(session.directory)
@@ -615,7 +615,7 @@ def _local(run: LiveRun, directory: Path) -> Mapping[str, str]:
 
 
 def _clusters(run: LiveRun, session: Session) -> Sequence[ClusterModel]:
-    """Return the clusters as they are; of those of a site, what nobody else uses now."""
+    """Return the clusters of a run: local ones, or the idle part of a site's clusters."""
     if not run.site:
         return run.clusters
     session.client.wait_until_seen(SEEN)
@@ -633,7 +633,7 @@ def _clusters(run: LiveRun, session: Session) -> Sequence[ClusterModel]:
 
 @dataclass(slots=True)
 class RunningService:
-    """The service of a run: takes its jobs, and tells of them."""
+    """Client of a run's service, for submitting and following jobs."""
 
     run: LiveRun
     session: Session
@@ -641,7 +641,7 @@ class RunningService:
     submitted: list[str] = field(default_factory=list)
 
     def submit(self, job: SimulatedJob, bag: Bag) -> str:
-        """Submit a job whose work is in a bag; return its id."""
+        """Submit a job whose workers share a bag; return its id."""
         self.bags.board.bags[name_of(job)] = bag
         live = live_job(
             job,
@@ -654,7 +654,7 @@ class RunningService:
         return self.submitted[-1]
 
     def follow(self, ended: Callable[[int], None], *, until: float | None) -> bool:
-        """Tell how many jobs have ended until all have, or a time has come; tell which of the two."""
+        """Report ended jobs until all have ended or a time has come; return whether all have."""
         while True:
             reports = self.session.client.jobs(max(1, len(self.submitted)))
             over = sum(one.over for one in reports)
@@ -667,7 +667,7 @@ class RunningService:
             time.sleep(left)
 
     def cancel(self) -> None:
-        """Cancel all jobs and wait for their ends. Raises KoalaError when these do not come."""
+        """Cancel all jobs and wait for their ends. Raises KoalaError when they do not end."""
         for job_id in self.submitted:
             self.session.client.cancel(job_id)
         if not self.follow(lambda _ended: None, until=time.monotonic() + ENDING):
@@ -676,7 +676,7 @@ class RunningService:
 
 
 def _by_the_clock(running: RunningService, ended: Callable[[int], None]) -> None:
-    """Submit the jobs of a run at their times; return when all have ended."""
+    """Submit a run's jobs at their times; return when all have ended."""
     run, begin = running.run, time.monotonic()
     for job in run.jobs:
         running.follow(ended, until=begin + job.submitted_at / run.pace)

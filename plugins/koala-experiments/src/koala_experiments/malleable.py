@@ -41,7 +41,7 @@ INITIAL = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KoalaWorkload:
-    """What one of the workloads is like."""
+    """Parameters of one of the papers' workloads."""
 
     name: str
     interarrival: float
@@ -66,7 +66,7 @@ def koala_workload(
     cost: ReconfigurationCost = FREE,
     malleable: bool = True,
 ) -> list[SimulatedJob]:
-    """Return the jobs of a workload: exactly half of each application, and the exact share of rigid jobs, in any order.
+    """Return the jobs of a workload: half of each application, the exact share of rigid jobs, shuffled.
 
     ``poisson`` makes the times between submissions exponential instead of equal; ``malleable=False`` makes all jobs
     rigid, which is what the malleable ones are compared with. Applications, order and times do not depend on that.
@@ -92,7 +92,7 @@ def koala_workload(
 
 
 def _shuffled(chance: random.Random, count: int, share: float) -> list[bool]:
-    """Return as many values, the given share of them true, in any order."""
+    """Return a shuffled list of booleans with the given share of true ones."""
     true = round(count * share)
     values = [True] * true + [False] * (count - true)
     chance.shuffle(values)
@@ -110,7 +110,7 @@ BINS = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What a run costs and who else is there."""
+    """Costs and background load of a run."""
 
     name: str = "as set"
     background: float = 0.0
@@ -127,7 +127,7 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is to be run."""
+    """A run of the experiment: policy, workload, conditions and seed."""
 
     approach: Approach
     malleability: str
@@ -142,13 +142,13 @@ class Case:
 
     @property
     def combination(self) -> str:
-        """Policy and workload, as the legends of the figures have it."""
+        """Policy and workload as in the figures' legends."""
         return f"{self.malleability}/{self.workload}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What is kept of a run. Times in seconds; means over all jobs unless said."""
+    """Measured values of a run. Times in seconds; means over all jobs unless said."""
 
     case: Case
     average_processors: float
@@ -171,17 +171,17 @@ class Record:
 
 
 def time_axis(workload: str) -> list[float]:
-    """Return the ends of the parts of the time axis, in seconds: to a tenth of the time after the last submission."""
+    """Return a workload's time axis in seconds: equal parts to a tenth after the last submission."""
     return axis_to(JOBS * WORKLOADS[workload].interarrival * 1.1)
 
 
 def axis_to(last: float) -> list[float]:
-    """Return the ends of equal parts of a time axis that ends at ``last``, in seconds."""
+    """Return the ends of equal parts of the time from 0 to ``last``."""
     return [last * (part + 1) / BINS for part in range(BINS)]
 
 
 def run_case(case: Case) -> Record:
-    """Run a case."""
+    """Simulate a case; return its record."""
     where = case.conditions
     rigid = case.malleability == RIGID
     cost = ReconfigurationCost(fixed=where.cost)
@@ -204,7 +204,7 @@ def run_case(case: Case) -> Record:
 
 
 def record_of(case: Case, outcome: Outcome, last_submission: float, axis: Sequence[float]) -> Record:
-    """Return what is kept of an outcome, of a simulation or a live run; ``axis``: of the timelines."""
+    """Return the record of an outcome, simulated or live; ``axis``: of the timelines."""
     results = sorted(outcome.jobs, key=lambda one: one.job.number)
     malleable = [one.execution for one in results if one.job.malleable]
     columns = {
@@ -228,7 +228,7 @@ def record_of(case: Case, outcome: Outcome, last_submission: float, axis: Sequen
 
 
 def mean_used(used: Sequence[tuple[float, int, int]], begin: float, end: float) -> float:
-    """Return the mean of managed processors between two times."""
+    """Return the mean number of managed processors between two times."""
     area = 0.0
     for index, (since, managed, _) in enumerate(used):
         until = used[index + 1][0] if index + 1 < len(used) else end
@@ -237,7 +237,7 @@ def mean_used(used: Sequence[tuple[float, int, int]], begin: float, end: float) 
 
 
 def used_over_time(used: Sequence[tuple[float, int, int]], axis: Sequence[float]) -> list[float]:
-    """Return the mean of managed processors in each part of a time axis that begins at 0."""
+    """Return the mean number of managed processors in each part of a time axis."""
     means = []
     index, begin = 0, 0.0
     for end in axis:
@@ -329,7 +329,7 @@ NOTES = (
 
 
 def conditions_of(options: Options) -> Conditions:
-    """Return the conditions that the settings ask for. Raises SimulationError for a value that is not allowed."""
+    """Return the conditions given by settings. Raises SimulationError for an invalid value."""
     values = {}
     for name, most in LIMITS.items():
         text = options.settings[name]
@@ -350,11 +350,11 @@ def conditions_of(options: Options) -> Conditions:
 
 
 class ShownRecords(Protocol):
-    """The records of the paper's combinations, as the six figures show them."""
+    """Records of the paper's combinations for the six figures (protocol)."""
 
     @property
     def workloads(self) -> Sequence[str]:
-        """Their names."""
+        """Names of the workloads."""
 
     @property
     def processors(self) -> int:
@@ -368,12 +368,12 @@ class ShownRecords(Protocol):
 
 
 class Records:
-    """The records of all runs, by what was run."""
+    """Records of all simulated runs."""
 
     processors = sum(one.processors for one in DAS3.clusters)
 
     def __init__(self, options: Options, approach: Approach, workloads: Sequence[str]) -> None:
-        """Run everything: the paper's combinations in detail, baselines, rigid jobs, and other conditions."""
+        """Simulate the paper's combinations, baselines, rigid jobs and other conditions."""
         self.workloads = workloads
         self.policies = (
             *POLICIES,
@@ -404,7 +404,7 @@ class Records:
         self.conditions = conditions
 
     def axis(self, workload: str) -> Sequence[float]:
-        """See ShownRecords."""
+        """Return the time axis of the timelines with a workload."""
         return time_axis(workload)
 
     def of(self, policy: str, workload: str, conditions: Conditions | None = None) -> list[Record]:
@@ -412,16 +412,16 @@ class Records:
         return self._found[(conditions or self.conditions).name, policy, workload]
 
     def values(self, policy: str, workload: str, what: str, conditions: Conditions | None = None) -> list[float]:
-        """Return one property of a combination for each seed."""
+        """Return a property of a combination for each seed."""
         return [float(getattr(record, what)) for record in self.of(policy, workload, conditions)]
 
     def estimate(self, policy: str, workload: str, what: str, conditions: Conditions | None = None) -> Estimate:
-        """Return its mean over the seeds."""
+        """Return a property's estimate over the seeds."""
         return estimate(self.values(policy, workload, what, conditions))
 
 
 def combination(policy: str, workload: str) -> str:
-    """Return what figures and tables call a combination."""
+    """Return the name of a combination in figures and tables."""
     return f"{NAMES[policy]}/{workload}"
 
 
@@ -482,7 +482,7 @@ def _distribution(records: ShownRecords, name: str, what: str, title: str, x_lab
 
 
 def _cumulative(values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return the points of a cumulative distribution in per cent, as many as a figure can show."""
+    """Return a cumulative distribution in per cent, thinned for a figure."""
     count = len(values)
     picks = sorted({round(part * (count - 1) / CDF_POINTS) for part in range(CDF_POINTS + 1)})
     x = [values[0], *(values[pick] for pick in picks)]
@@ -506,7 +506,7 @@ def _timelines(records: ShownRecords, what: str) -> list[Series]:
 
 
 def tables(records: Records) -> list[Table]:
-    """Return all combinations with the baselines, and the paper's four under other conditions."""
+    """Return the tables of all combinations with baselines, and of the paper's four under other conditions."""
     columns = (
         ("average_processors", "mean of average processors"),
         ("maximum_processors", "mean of maximum processors"),
@@ -570,7 +570,7 @@ def higher_utilization(records: Records) -> Finding:
 
 
 def _against_rigid(records: Records, what: str, claim: str, unit: str, *, shorter: bool) -> Finding:
-    """Compare each combination with the same jobs as rigid ones, seed by seed."""
+    """Compare each combination with the same jobs made rigid, seed by seed."""
     said, margins, holds = [], [], True
     for workload in records.workloads:
         rigid = records.values(RIGID, workload, what)
@@ -592,7 +592,7 @@ PRA_WORKLOADS = ("Wm", "Wmr")
 
 
 def run_pra(options: Options) -> Result:
-    """Run the experiment."""
+    """Run the experiment koala-pra."""
     records = Records(options, Approach.PRA, PRA_WORKLOADS)
     return Result(
         findings=(shorter_execution(records), higher_utilization(records)),
@@ -623,7 +623,7 @@ FAR = 0.25
 
 
 def run_pwa(options: Options) -> Result:
-    """Run the experiment."""
+    """Run the experiment koala-pwa."""
     records = Records(options, Approach.PWA, PWA_WORKLOADS)
     return Result(
         findings=(
@@ -643,7 +643,7 @@ def run_pwa(options: Options) -> Result:
 
 
 def _same_execution(records: Records, what: str, whose: str) -> Finding:
-    """Judge the claim on the four execution times."""
+    """Judge the claim that the four combinations have the same execution times."""
     means = {
         combination(policy, workload): records.estimate(policy, workload, what)
         for workload in PWA_WORKLOADS
@@ -659,7 +659,7 @@ def _same_execution(records: Records, what: str, whose: str) -> Finding:
 
 
 def _worse_response(records: Records) -> Finding:
-    """Judge the claim that EGS with W'm has far worse response times than the others, because jobs wait longer."""
+    """Judge the claim that EGS with W'm has far worse response times, because jobs wait longer."""
     excess, others = _excess(records, None)
     more_wait = difference(records.values("egs", "W'm", "wait"), records.values("fpsma", "W'm", "wait"))
     more_response = difference(records.values("egs", "W'm", "response"), records.values("fpsma", "W'm", "response"))
@@ -677,7 +677,7 @@ def _worse_response(records: Records) -> Finding:
 
 
 def _excess(records: Records, where: Conditions | None) -> tuple[float, float]:
-    """Return by which share the response time of EGS with W'm exceeds that of all others, and the largest of those."""
+    """Return the relative excess of EGS's mean response time with W'm over the largest of the others, and that one."""
     others = max(
         records.estimate(policy, workload, "response", where).mean
         for policy in POLICIES
@@ -688,7 +688,7 @@ def _excess(records: Records, where: Conditions | None) -> tuple[float, float]:
 
 
 def _against_fpsma(records: Records, where: Conditions) -> float:
-    """Return by which share the response time of EGS exceeds that of FPSMA with W'm."""
+    """Return the relative excess of EGS's response time over FPSMA's with W'm."""
     egs, fpsma = (fmean(records.values(policy, "W'm", "response", where)) for policy in ("egs", "fpsma"))
     return egs / fpsma - 1.0
 

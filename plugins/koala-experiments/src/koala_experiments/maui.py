@@ -39,7 +39,7 @@ ENDINGS = ("", ".swf.gz", ".swf")
 
 
 def trace_directories(given: str = "") -> list[Path]:
-    """Return where traces are looked for, in this order: only ``given`` when something is."""
+    """Return the directories in which traces are looked for; only ``given`` when that is not empty."""
     if given:
         return [Path(given).expanduser()]
     named = os.environ.get(VARIABLE)
@@ -48,7 +48,7 @@ def trace_directories(given: str = "") -> list[Path]:
 
 
 def find_trace(names: Sequence[str], directories: Sequence[Path]) -> Path | None:
-    """Return the first of these traces, by name without ending, that is in one of the directories; None for none."""
+    """Return the first existing file of these traces (names without ending); None when there is none."""
     for name in names:
         for directory in directories:
             for ending in ENDINGS:
@@ -59,7 +59,7 @@ def find_trace(names: Sequence[str], directories: Sequence[Path]) -> Path | None
 
 
 def advice(page: str) -> str:
-    """Return how to get a trace from its page in the archive."""
+    """Return how to download a trace from its page in the archive."""
     return f"get it from {ADDRESS}{page}/ and put it into ~/.cache/koala/traces, or name its directory in ${VARIABLE}"
 
 
@@ -85,7 +85,7 @@ FS3 = "DAS2-fs3"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What came out of one simulation, or the mean over the seeds."""
+    """Measured values of one simulation, or their mean over the seeds."""
 
     trace: str
     policy: str
@@ -110,7 +110,7 @@ Values: TypeAlias = dict[str, dict[str, Measured]]
 
 
 def by_trace(found: Sequence[Measured], *, exact: bool) -> Values:
-    """Return what belongs to one kind of estimates; a model has exact ones only, and belongs to both."""
+    """Return the results with requested or with exact run times; a model's count as both."""
     requested = {one.trace for one in found if not one.exact}
     values: Values = {}
     for one in found:
@@ -120,7 +120,7 @@ def by_trace(found: Sequence[Measured], *, exact: bool) -> Values:
 
 
 def result(found: Sequence[Measured], notes: Sequence[str]) -> Result:
-    """Return findings, figures and tables."""
+    """Return the experiment's findings, figures and tables."""
     requested, exact = by_trace(found, exact=False), by_trace(found, exact=True)
     return Result(
         findings=findings(requested, exact),
@@ -141,7 +141,7 @@ def result(found: Sequence[Measured], notes: Sequence[str]) -> Result:
 
 
 def _silent(values: Values) -> list[str]:
-    """Return what to say of the traces that cannot tell policies apart."""
+    """Return a note on traces on which policies do not differ."""
     return [
         f"On {trace} at most {100 * max(one.waiting for one in some.values()):.2f} % of the jobs wait, so it cannot "
         "tell policies apart; it does not count where one policy is to be better than another."
@@ -151,12 +151,12 @@ def _silent(values: Values) -> list[str]:
 
 
 def telling(values: Values) -> Values:
-    """Return the traces that can tell policies apart: on the others hardly any job waits."""
+    """Return the traces on which policies can differ; on others hardly any job waits."""
     return {trace: some for trace, some in values.items() if max(one.waiting for one in some.values()) >= TELLING}
 
 
 def findings(all_requested: Values, all_exact: Values) -> list[Finding]:
-    """Return each claim of the paper beside what came out, on the traces that can tell."""
+    """Return the paper's claims with results on the traces on which policies differ."""
     requested, exact = telling(all_requested), {trace: all_exact[trace] for trace in telling(all_requested)}
     return [
         _waits_close(all_requested, all_exact),
@@ -169,7 +169,7 @@ def findings(all_requested: Values, all_exact: Values) -> list[Finding]:
 
 
 def spread(values: dict[str, Measured], measure: Callable[[Measured], float]) -> float:
-    """Return by how many percent the worst of the three compared policies exceeds the best; infinite over nothing."""
+    """Return by how many percent the worst of the three policies exceeds the best; infinite when that is 0."""
     some = [measure(values[policy]) for policy in COMPARED]
     if min(some) > 0:
         return 100 * (max(some) / min(some) - 1)
@@ -323,7 +323,7 @@ def _relative(values: Values, name: str, label: str, measure: Callable[[Measured
 
 
 def _share(value: float, base: float) -> float:
-    """Return how many percent of the base a value is; NaN without a base."""
+    """Return a value in percent of a base; NaN when the base is 0 or missing."""
     return 100 * value / base if base else nan
 
 
@@ -361,7 +361,7 @@ POLICIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One of the five traces."""
+    """One of the five traces of the paper."""
 
     name: str
     """As the paper calls it."""
@@ -384,7 +384,7 @@ SOURCES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One simulation."""
+    """A simulation: trace, policy, kind of run times, seed."""
 
     trace: str
     path: Path | None
@@ -398,7 +398,7 @@ class Case:
 
 
 def simulated(case: Case) -> Measured:
-    """Run one simulation."""
+    """Simulate a case."""
     if case.path is None:
         workload = make_model(case.model, seed=case.seed, jobs=case.jobs)
     else:
@@ -434,7 +434,7 @@ def simulated(case: Case) -> Measured:
 
 
 def run(options: Options) -> Result:
-    """Replay all traces under all policies, with requested times and with exact ones."""
+    """Replay all traces under all policies, with requested and with exact run times."""
     jobs = int(options.settings["jobs"] or 0) or None
     directories = trace_directories(options.settings["traces"])
     cases: list[Case] = []
@@ -482,7 +482,7 @@ NOTES = (ESTIMATES, SETTINGS, SHARES, THANKS)
 
 
 def _remark(source: Source, path: Path | None) -> str:
-    """Return what a reader must know of where a trace comes from."""
+    """Return a note on the origin of a trace."""
     if path is None and source.model:
         return (
             f"{source.name} is not on this machine and is replaced by {PREFIX}{source.model}: number of jobs, mean run "
@@ -498,7 +498,7 @@ def _remark(source: Source, path: Path | None) -> str:
 
 
 def averaged(found: Sequence[Measured]) -> list[Measured]:
-    """Return the means over the seeds, in order of first occurrence."""
+    """Return the means over seeds, in order of first occurrence."""
     groups: dict[tuple[str, str, bool], list[Measured]] = {}
     for one in found:
         groups.setdefault((one.trace, one.policy, one.exact), []).append(one)

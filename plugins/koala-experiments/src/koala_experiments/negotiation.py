@@ -61,7 +61,7 @@ _DIALOGUES = {
 
 
 def as_published(one: Played) -> bool:
-    """Tell whether a scenario went as the paper says, sizes and messages.
+    """Return whether a scenario's sizes and messages are those of the paper.
 
     A batch system may give the processors of a rigid job back one after the other; the offer of a part of them, which
     the application cannot use, is then no part of the scenario.
@@ -89,13 +89,13 @@ def _without_offers_of_a_part(one: Played) -> Played:
 
 
 def findings(played: Sequence[Played]) -> list[Finding]:
-    """Return the claims of the paper beside what came out."""
+    """Return the paper's claims with their results."""
     told = [Finding(claim=CLAIMS[one.scenario.name], outcome=course_of(one), holds=as_published(one)) for one in played]
     return [*told, _faster(played)]
 
 
 def course_of(one: Played) -> str:
-    """Say which sizes an application had, and what was said."""
+    """Return an application's sizes and messages in words."""
     sizes = " → ".join(str(size) for size in one.course)
     said = "; ".join(
         f"{message.sender} {message.status.removeprefix('NT_').lower()} {message.processors or ''}".strip()
@@ -126,7 +126,7 @@ def _ratio(one: Played) -> float | None:
 
 
 def timeline(one: Played) -> Figure:
-    """Return who had which processor when. Which of them are whose is not told by batch systems: they are in order."""
+    """Return bars of processors by owner; which processors belong to whom is assumed in order."""
     parts = {
         "the application": list(_own_bars(one)),
         "agreed on, and being brought to it": list(_coming_bars(one)),
@@ -163,7 +163,7 @@ def _own_bars(one: Played) -> Iterator[tuple[int, float, float]]:
 
 
 def _coming_bars(one: Played) -> Iterator[tuple[int, float, float]]:
-    """Yield what was agreed on until the application went on with it."""
+    """Yield the bars between an agreement and the application's continuation."""
     agreed = [message.at for message in one.messages if message.status == "NT_COMMITTED"]
     for (_, before), (at, after) in pairwise(one.sizes):
         begun = max((time for time in agreed if time < at), default=at)
@@ -179,7 +179,7 @@ def _other_bars(one: Played) -> Iterator[tuple[int, float, float]]:
 
 
 def rates(played: Sequence[Played]) -> Figure:
-    """Return the steps per second before and after the change of each scenario."""
+    """Return the steps per second before and after each scenario's change."""
     return Figure(
         name="steps-per-second",
         title="Steps per second before and after",
@@ -196,7 +196,7 @@ def rates(played: Sequence[Played]) -> Figure:
 
 
 def messages_table(played: Sequence[Played]) -> Table:
-    """Return who said what when."""
+    """Return the table of messages with their times."""
     return Table(
         name="messages",
         title="Who said what when",
@@ -219,7 +219,7 @@ def messages_table(played: Sequence[Played]) -> Table:
 
 
 def templates(played: Sequence[Played]) -> list[Listing]:
-    """Return the templates that were exchanged, as they were written."""
+    """Return the exchanged templates as XML text."""
     return [
         Listing(
             name=f"templates-{one.scenario.name}",

@@ -61,7 +61,7 @@ RUN = (600.0, 1800.0)
 
 @dataclass(frozen=True, slots=True)
 class StagedJob:
-    """A job of the workload, the same for each policy."""
+    """A job of the workload with its input files, the same for each policy."""
 
     at: float
     size: int
@@ -70,7 +70,7 @@ class StagedJob:
     file: InputFile
 
     def job(self, number: int, policy: str, *, flexible: bool) -> Job:
-        """Return it as a job for one policy; ``flexible``: in one component that may be split."""
+        """Return the job for one policy; ``flexible``: as one component that may be split."""
         count = 1 if flexible else self.components
         return Job(
             id=JobId(str(number)),
@@ -111,7 +111,7 @@ def workload(seed: int, *, jobs: int, interval: float, start: float) -> list[Sta
 
 
 def das3(seed: int) -> list[ClusterParameters]:
-    """Return the clusters with the files they hold and the bandwidths between them."""
+    """Return DAS-3's clusters with the files on them and the bandwidths between them."""
     chance = random.Random(f"{seed}/site")
     names = [ClusterName(name) for name, _ in CLUSTERS]
     held: dict[ClusterName, list[str]] = {name: [] for name in names}
@@ -130,10 +130,10 @@ def das3(seed: int) -> list[ClusterParameters]:
 
 
 class Staging:
-    """Moves input files, each cluster's at the same time as the others', and counts."""
+    """Simulates transfers of input files, to all clusters in parallel, and counts them."""
 
     def __init__(self, site: Sequence[ClusterParameters]) -> None:
-        """``site``: which cluster holds what, and how fast files get from one to another."""
+        """``site``: files of each cluster and bandwidths."""
         self._views: dict[ClusterName, ClusterView] = {
             one.name: ClusterView(
                 name=one.name,
@@ -153,7 +153,7 @@ class Staging:
         """Bytes that were moved for it."""
 
     def seconds(self, record: JobRecord) -> float:
-        """Return how long the files of a job need to where it is."""
+        """Return how long the transfers take that a job needs on its clusters."""
         longest, moved = 0.0, 0
         for name in {claim.cluster for claim in record.claims if claim.cluster is not None}:
             view = self._views[name]
@@ -176,7 +176,7 @@ SHORT = {WF: "WF", CF: "CF", CM: "CM", FCM: "FCM"}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One simulation."""
+    """A simulation: policy, interval of arrivals, seed."""
 
     policy: str
     seed: int
@@ -193,7 +193,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Means over the jobs of one run; None where no job that counts for it was run."""
+    """Means over the jobs of a run; None for kinds of jobs that did not occur."""
 
     wait: float | None
     """Seconds from the submission until all processors are held."""
@@ -212,7 +212,7 @@ class Outcome:
 
 
 def simulate(case: Case) -> Outcome:
-    """Run one simulation."""
+    """Simulate a case."""
     engine = Engine()
     load = BackgroundLoad(utilization=case.local, mean_run=1200.0, mean_size=6.0)
     systems = [
@@ -282,7 +282,7 @@ def run(options: Options) -> Result:
 
 
 def comparison(outcomes: Outcomes, notes: Sequence[str]) -> Result:
-    """Return findings, figures and the table of all policies."""
+    """Return findings, figures and table of all policies."""
     return Result(findings=_findings(outcomes), figures=_figures(outcomes), tables=(_table(outcomes),), notes=notes)
 
 

@@ -52,7 +52,7 @@ LONGEST = 100.0
 
 
 def application(scenario: Scenario, pace: Pace, *, user: str, anywhere: bool, gate: Path | None = None) -> Job:
-    """Return the application of a scenario.
+    """Return the job of a scenario's application.
 
     ``anywhere``: it may grow on other clusters than that of its beginning. ``gate``: a file, which its processes see,
     too; it asks for nothing before that is there.
@@ -73,7 +73,7 @@ def application(scenario: Scenario, pace: Pace, *, user: str, anywhere: bool, ga
 
 
 def rigid(processors: int, seconds: float, *, user: str, cluster: str) -> Job:
-    """Return a rigid job that does nothing for some seconds."""
+    """Return a rigid job that sleeps for ``seconds`` seconds."""
     component = Component(
         name="rigid",
         command=("sleep", f"{seconds:g}"),
@@ -98,12 +98,12 @@ def _job(name: str, component: Component, user: str, runner: RunnerName) -> Job:
 
 
 def printed(output: bytes) -> list[list[Any]]:
-    """Return what the program has printed, whole lines only."""
+    """Return the program's complete output lines."""
     return [json.loads(line) for line in output.decode().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def steps_done(output: bytes) -> int:
-    """Return how many steps the program has done."""
+    """Return the program's number of steps so far."""
     return max((one[2] for one in printed(output) if one[1] == "step"), default=0)
 
 
@@ -116,7 +116,7 @@ def played(
     beside: Sequence[tuple[int, float, float]],
     messages: Sequence[Said],
 ) -> Played:
-    """Return what came of a scenario. All times are seconds since the epoch, but for those of ``messages``."""
+    """Return the record of a scenario. Times are since the epoch, except those of ``messages``."""
     lines = printed(output)
     sizes = [(at - begin, size) for at, what, *_, size in lines if what in {"begins", "resized"}]
     return Played(
@@ -146,19 +146,19 @@ LONG = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where a scenario is played: on one cluster the application begins, on the other (or the same) it grows."""
+    """Clusters of a scenario: where the application starts, and where it grows (may be the same)."""
 
     home: str
     other: str
 
     @property
     def apart(self) -> bool:
-        """Whether these are two clusters."""
+        """Whether the two clusters differ."""
         return self.home != self.other
 
 
 def play_scenario(scenario: Scenario, pace: Pace, site: str) -> Played:
-    """See PlaysScenarios."""
+    """Play a scenario on live clusters. Raises KoalaError."""
     with Interrupts() as interrupts, _session(scenario.approach, site, interrupts) as session:
         session.progress = Console(file=io.StringIO())  # how far the experiment is shown moves on the terminal already
         with ownership(session.directory, "koala experiment"):
@@ -196,7 +196,7 @@ def _local(approach: Approach, directory: Path) -> Mapping[str, str]:
 
 
 def fitted(site: SiteConfig, found: Sequence[ClusterReport], initial: int) -> tuple[SiteConfig, Places]:
-    """Return a site of which eight processors can be had, on one cluster or on two, and where a scenario is played.
+    """Return a site restricted to eight idle processors on one or two clusters, and the places for scenarios.
 
     ``initial``: of those, as many as the application begins with. Raises SimulationError when there are not so many.
     """
@@ -226,10 +226,10 @@ def fitted(site: SiteConfig, found: Sequence[ClusterReport], initial: int) -> tu
 
 
 class Stage:
-    """A service on which scenarios are played, one after the other."""
+    """Service on which scenarios are played one after the other."""
 
     def __init__(self, client: Client, state: Path, places: Places, *, gate: Path | None = None) -> None:
-        """``state``: the directory of the service. ``gate``: a file that the nodes see, too; None: there is none.
+        """``state``: state directory. ``gate``: a file that nodes can see; None: there is none.
 
         With it, the application asks only when the service knows what is idle beside it: it may have looked just while
         the application began, and count its processors twice until it looks again.
@@ -241,7 +241,7 @@ class Stage:
         self._user = login_name()
 
     def play(self, scenario: Scenario, pace: Pace) -> Played:
-        """Play a scenario to its end; nothing of it is left then, whatever comes between. Raises KoalaError."""
+        """Play a scenario and clean up after it, also after an error. Raises KoalaError."""
         submitted: list[str] = []
         begin = time.time()
         try:
@@ -268,7 +268,7 @@ class Stage:
         )
 
     def _begin(self, scenario: Scenario, pace: Pace, submitted: list[str]) -> None:
-        """Submit the jobs, the application first; it begins when all others run."""
+        """Submit the application and the other jobs; the application begins when all others run."""
         apart, wait = self._places.apart, "runs"
         seconds = pace.rest if len(scenario.beside) == 1 else LONG
         rest, filler = ALL - scenario.initial, list[str]()
@@ -295,12 +295,12 @@ class Stage:
             self._gate.touch()
 
     def _idle(self) -> int:
-        """Return how many processors could be had now."""
+        """Return the number of idle processors."""
         here = {self._places.home, self._places.other}
         return sum(one.available for one in self._client.clusters() if one.name in here)
 
     def _end_one_by_one(self, job: str, beside: list[str]) -> None:
-        """End rigid jobs one after the other, each when the application has declined what came free before."""
+        """End the rigid jobs singly, each after the application has declined the last freed processors."""
         for number, one in enumerate(beside):
             self._until(lambda: steps_done(self._output(job)) > 1, f"job {job} computes")
             self._until(lambda number=number: self._declined(job) >= number, f"job {job} declines")  # type: ignore[misc]

@@ -21,7 +21,7 @@ import koala_app  # type: ignore[import-not-found] # it is there where this runs
 
 
 def compute(app: koala_app.App, steps: int, work: float, wish: int, goal: int, most: int, gates: list[Path]) -> None:  # noqa: PLR0917 - its command line
-    """Compute as one process of the program, for as long as it is one."""
+    """Compute in one process of the program until it leaves or the program ends."""
     if app.change is not None:
         app.done()
     since, wishes = app.reached, wish > 0 and app.rank == 0
@@ -46,13 +46,13 @@ def compute(app: koala_app.App, steps: int, work: float, wish: int, goal: int, m
 
 
 def over(app: koala_app.App, steps: int, since: int, goal: int, most: int) -> bool:
-    """Tell whether enough has been done; all processes find the same. ``since``: points at the last change."""
+    """Return whether the program is done; all processes get the same answer. ``since``: steps at the last change."""
     at_goal = app.size == goal and app.reached - since >= steps // 3
     return bool(app.reached >= (steps if at_goal else most))
 
 
 def tell(app: koala_app.App, *what: object) -> None:
-    """Print something that happened."""
+    """Print an event."""
     if app.rank == 0:
         print(json.dumps([time.time(), *what]), flush=True)  # noqa: T201 - its output is what it is run for
 

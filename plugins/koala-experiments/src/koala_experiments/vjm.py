@@ -63,7 +63,7 @@ DEADLOCK_VARIANTS = (DIRECT, HELD_FOR_EVER, VIRTUAL)
 
 @dataclass(frozen=True, slots=True)
 class DeadlockCase:
-    """One simulation."""
+    """A simulation of two competing jobs."""
 
     variant: str
     seed: int
@@ -75,7 +75,7 @@ class DeadlockCase:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A node held by somebody."""
+    """A node held by one job or user for a time."""
 
     node: int
     """0 to 2 on A, 3 to 5 on B."""
@@ -86,7 +86,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class DeadlockOutcome:
-    """What became of the two jobs."""
+    """Times and outcomes of the two jobs."""
 
     launched: tuple[float | None, ...]
     """Seconds after the submission; None: never, within the horizon."""
@@ -96,7 +96,7 @@ class DeadlockOutcome:
 
 
 def simulate_deadlock(case: DeadlockCase) -> DeadlockOutcome:
-    """Run one simulation."""
+    """Simulate a case."""
     engine = Engine()
     systems = [
         BatchSystem(engine, A, NODES, priorities={"user1": 1}),
@@ -112,7 +112,7 @@ def simulate_deadlock(case: DeadlockCase) -> DeadlockOutcome:
 
 @dataclass(slots=True)
 class _Parts:
-    """A job whose real pieces were submitted at once: they hold their nodes until all of them run."""
+    """A job submitted as separate parts to batch systems, each of which waits on its nodes for the others."""
 
     user: str
     run: float
@@ -122,13 +122,13 @@ class _Parts:
     finished_at: float | None = None
 
     def started(self, _job: QueuedJob) -> None:
-        """Begin the work when the last piece has started."""
+        """Record the start of a part; begin the work with the last one."""
         if self.launched_at is None and all(job.running for job in self.jobs):
             self.launched_at = self.engine.now
             self.engine.after(self.run, self.finish, rank=FIRST)
 
     def finish(self) -> None:
-        """End all pieces."""
+        """End all parts."""
         self.finished_at = self.engine.now
         for job in self.jobs:
             job.on_end = lambda _job, _reason: None
@@ -204,7 +204,7 @@ def _deadlock_job(user: str, case: DeadlockCase, now: float) -> Job:
 
 
 def _deadlock_bars(systems: Sequence[BatchSystem], services: Sequence[SimulatedService], begin: float) -> Iterator[Bar]:
-    """Yield who had which node when, apart for waiting with it and running on it."""
+    """Yield the bars of all nodes, waiting and running apart."""
     spans = {
         service.user: (one.launched_at or HORIZON, one.ended_at or HORIZON)
         for service in services
@@ -228,7 +228,7 @@ def _deadlock_bars(systems: Sequence[BatchSystem], services: Sequence[SimulatedS
 
 
 def run_deadlock(options: Options) -> Result:
-    """Run all variants for all seeds."""
+    """Run the experiment vjm-deadlock."""
     run_seconds, life = float(options.settings["run"]), float(options.settings["life"])
     outcomes = options.compare(
         simulate_deadlock, DEADLOCK_VARIANTS, lambda variant, seed: DeadlockCase(variant, seed, run_seconds, life)
@@ -390,7 +390,7 @@ SELECTION_VARIANTS = tuple((policy, mode) for policy in PLACEMENTS for mode in M
 
 @dataclass(frozen=True, slots=True)
 class SelectionCase:
-    """One simulation."""
+    """A simulation of many jobs with one policy and mode."""
 
     policy: str
     mode: str
@@ -405,7 +405,7 @@ class SelectionCase:
 
 @dataclass(frozen=True, slots=True)
 class SelectionOutcome:
-    """What is looked at."""
+    """Measured values of one simulation."""
 
     waits: tuple[float, ...]
     """Co-allocation time of each job, seconds: from its submission until all its processors are held."""
@@ -419,7 +419,7 @@ class SelectionOutcome:
 
 
 def simulate_selection(case: SelectionCase) -> SelectionOutcome:
-    """Run one simulation."""
+    """Simulate a case."""
     engine = Engine()
     systems = []
     for name, processors, utilization in CLUSTERS:
@@ -491,7 +491,7 @@ NEVER_BOTH = "in no repetition were jobs started under both"
 
 
 def run_selection(options: Options) -> Result:
-    """Run all variants for all seeds."""
+    """Run the experiment vjm-selection."""
     jobs, life = int(options.settings["jobs"]), float(options.settings["life"])
     interval, load = float(options.settings["interval"]), float(options.settings["load"])
     outcomes = options.compare(
@@ -503,7 +503,7 @@ def run_selection(options: Options) -> Result:
 
 
 def selection_result(outcomes: Outcomes, notes: Sequence[str]) -> Result:
-    """Return findings, figures and the table of all variants."""
+    """Return findings, figures and table of all variants."""
     return Result(
         findings=_selection_findings(outcomes),
         figures=(_distribution(outcomes), _means(outcomes), _idle(outcomes)),

@@ -18,7 +18,7 @@ from koala_adapter.tasks.connection import connected, received, sent
 
 
 def work(host: str, port: int, bag: str) -> None:
-    """Take units until there are no more, or SIGTERM comes."""
+    """Process units until the bag is over or SIGTERM arrives."""
     fingerprint, token = Path("contact").read_text().split()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     units = connected(host, port, fingerprint)
