@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LARGEST_WHOLE = 2**63 - 1
+"""The largest whole number that SQLite keeps."""
+
 
 def parse(line: bytes | str) -> object:
     """Return the JSON document of a line. Raises ProtocolError."""
@@ -100,6 +103,8 @@ def _single(kind: Any, value: object, where: str) -> object:  # noqa: ANN401 - a
             return kind(value)
         except ValueError:
             raise _mismatch(where, f"one of {', '.join(str(one.value) for one in kind)}") from None
+    if type(value) is int and not -LARGEST_WHOLE <= value <= LARGEST_WHOLE:
+        raise _mismatch(where, f"a number between {-LARGEST_WHOLE} and {LARGEST_WHOLE}")
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind or (isinstance(value, str) and not _is_text(value)):

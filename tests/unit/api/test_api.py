@@ -259,6 +259,8 @@ def test_arbitrary_bytes_are_refused_or_read(line: bytes) -> None:
         {"operation": "ping", "surprise": 1},
         {"operation": "job", "job_id": 7},
         {"operation": "jobs", "limit": "many"},
+        {"operation": "jobs", "limit": 2**63},
+        {"operation": "clean", "older": 10**400},
         {"operation": "submit", "job": []},
         [],
         "ping",
