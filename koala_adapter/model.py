@@ -281,6 +281,11 @@ class Job:
         return self.requeue_on_walltime and end.reason is EndReason.EXITED and end.exit_code == GOES_ON_STATUS
 
     @property
+    def input_files(self) -> tuple[InputFile, ...]:
+        """Input files of all its components."""
+        return tuple(file for component in self.components for file in component.input_files)
+
+    @property
     def has_workers(self) -> bool:
         """Tell whether processes of it come and go one by one."""
         return self.runner in {RunnerName.WORKERS, RunnerName.SWEEP}

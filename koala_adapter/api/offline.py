@@ -33,7 +33,7 @@ from koala_adapter.model import LrmJobState
 from koala_adapter.report.sitevalues import ClusterReport
 from koala_adapter.report.values import JobReport, by_number, in_order, of_the_past
 from koala_adapter.scheduler import Scheduler
-from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable, JobsForgotten, SlotsCounted
+from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable, FilesFound, JobsForgotten, SlotsCounted
 from koala_adapter.service.agents import ScriptMaker, sample_submissions
 from koala_adapter.service.clusters import read_cluster
 from koala_adapter.service.information import KEY, Estimates, kept_estimates, network_report
@@ -41,6 +41,7 @@ from koala_adapter.service.journal import Journal, SetAside, sentences
 from koala_adapter.service.leftovers import Cleaning
 from koala_adapter.service.listings import processors_held
 from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
+from koala_adapter.service.replicas import Read, files_report, place_of, read_at
 from koala_adapter.service.results import read_ledger
 from koala_adapter.service.service import WithPolicies, configuration
 from koala_adapter.service.sweeps import recorded_progress
@@ -284,6 +285,9 @@ class ClusterAnswer:
     submission: str = ""
     obstacle: str = ""
     """Why nothing can be submitted, where that is known."""
+    catalogue: Read | None = None
+    untold: str = ""
+    """Why its catalogue cannot be read."""
 
 
 async def ask_cluster(
@@ -303,6 +307,7 @@ async def ask_cluster(
             await lrm.start()
             version = await lrm.version()
             reading = await read_cluster(config, lrm, name_prefix=prefix, user=commands.host.user, read_at=time.time())
+            catalogue, untold = await _catalogue_of(config, commands.host)
     except LrmError as error:
         return ClusterAnswer(config=config, version=version, trouble=error.message, requests=commands.window.total)
     except TimeoutError:
@@ -317,7 +322,19 @@ async def ask_cluster(
         requests=commands.window.total,
         submission=lrm.submission_way,
         obstacle=lrm.submission_obstacle,
+        catalogue=catalogue,
+        untold=untold,
     )
+
+
+async def _catalogue_of(config: ClusterConfig, host: LrmHost) -> tuple[Read | None, str]:
+    """Return the catalogue of a cluster, and why it cannot be read."""
+    if config.catalogue is None:
+        return None, ""
+    try:
+        return await read_at(host, config.catalogue), ""
+    except LrmError as error:
+        return None, error.message
 
 
 async def ask_clusters(
@@ -353,10 +370,14 @@ async def ask_clusters(
     return found
 
 
-def count_slots(record: JournalView, answers: Sequence[ClusterAnswer], job: Job) -> None:
-    """Tell the scheduler of a record how many slots there are of each shape that a job needs."""
+def tell_of(record: JournalView, answers: Sequence[ClusterAnswer], job: Job) -> None:
+    """Tell the scheduler of a record what a job is to be placed by: slots of its shapes, and its files."""
     for answer in answers:
         name = answer.config.cluster_name
+        if answer.catalogue is not None:
+            places = {file.source: place_of(file, answer.catalogue.catalogue) for file in job.input_files}
+            found = tuple((source, place) for source, place in places.items() if place is not None)
+            record.scheduler.handle(FilesFound(time=record.now, cluster=name, found=found))
         shapes = job.shapes_on(name)
         if answer.reading is not None and shapes:
             counts = answer.reading.count(shapes)
@@ -419,6 +440,7 @@ def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
             now=record.now,
             wall_offset=record.clock.offset,
         ),
+        files=files_report(answer.config, answer.catalogue, answer.untold),
         **({} if reading is None else largest_of(reading)),
     )
 

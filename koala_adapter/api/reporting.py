@@ -8,6 +8,7 @@ scheduler's state, and those of a running service. Programs that only read repor
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +28,7 @@ from koala_adapter.report.values import (
 from koala_adapter.scheduler.claiming.attempts import is_requeued
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.explain import explain
+from koala_adapter.scheduler.placement.policies import missing_files, size_mib, transfer_seconds
 from koala_adapter.scheduler.placement.policy import Placed
 from koala_adapter.scheduler.reports import hold_groups
 from koala_adapter.service.results import files_report
@@ -35,9 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from koala_adapter.lrm.listing import Listing
-    from koala_adapter.model import ClusterName, Job, JobId
+    from koala_adapter.model import ClusterName, Component, Job, JobId
     from koala_adapter.report.values import SweepProgress
     from koala_adapter.scheduler import Scheduler
+    from koala_adapter.scheduler.placement.policy import ClusterView, PlacedComponent
     from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
     from koala_adapter.service.clusters import ClusterDriver
     from koala_adapter.service.records import NegotiationStore
@@ -94,22 +97,35 @@ def plan_report(scheduler: Scheduler, job: Job, *, now: float) -> PlanReport:
     result = scheduler.plan(job, now)
     components: tuple[PlannedComponent, ...] = ()
     if isinstance(result, Placed):
-        components = tuple(
-            PlannedComponent(
-                component=one.component,
-                cluster=one.cluster,
-                processors=one.processors,
-                idle=clusters[one.cluster].room_for(slot).available,
-                slot=slot,
-            )
-            for one in result.components
-            for slot in [job.component(one.component).slot_on(one.cluster)]
-        )
+        views = scheduler.views(now)
+        components = tuple(_planned(job.component(one.component), one, clusters, views) for one in result.components)
     return PlanReport(
         result=type(result).__name__.lower(),
         reason="" if isinstance(result, Placed) else result.reason,
         components=components,
         closed={name: reason for name, reason in closed.items() if reason is not None},
+    )
+
+
+def _planned(
+    component: Component,
+    placed: PlacedComponent,
+    clusters: Mapping[ClusterName, ClusterRecord],
+    views: Mapping[ClusterName, ClusterView],
+) -> PlannedComponent:
+    slot, view = component.slot_on(placed.cluster), views[placed.cluster]
+    missing = missing_files(component, view)
+    seconds = transfer_seconds(missing, view, views)
+    return PlannedComponent(
+        component=placed.component,
+        cluster=placed.cluster,
+        processors=placed.processors,
+        idle=clusters[placed.cluster].room_for(slot).available,
+        slot=slot,
+        input_files=len(component.input_files),
+        missing=tuple(file.source for file in missing),
+        missing_mib=sum(size_mib(file) for file in missing),
+        transfer_seconds=None if seconds == inf else seconds,
     )
 
 
@@ -317,6 +333,7 @@ def cluster_report(service: Service, driver: ClusterDriver) -> ClusterReport:
         down=down,
         submission=driver.lrm.submission_way,
         network=service.information.report(driver.config),
+        files=service.replicas.report(driver.config),
         **({} if latest is None else largest_of(latest)),
     )
 

@@ -428,7 +428,7 @@ class Server:
     def _plan(self, request: Request) -> Any:  # noqa: ANN401 - JSON
         service = self._service
         job = self._job(request, JobId("plan"), service.now())
-        service.count_slots(job)
+        service.tell_of(job)
         return adapter_of(PlanReport).dump_python(plan_report(service.scheduler, job, now=service.now()), mode="json")
 
     def _script(self, request: Request) -> Any:  # noqa: ANN401 - JSON

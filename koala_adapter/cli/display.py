@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.cli.listing import Column
     from koala_adapter.cli.session import Session
-    from koala_adapter.report.sitevalues import ClusterReport
+    from koala_adapter.report.sitevalues import ClusterFiles, ClusterReport
     from koala_adapter.report.values import ComponentReport, JobReport, UsageReport
 
 
@@ -417,10 +417,11 @@ def clusters_table(reports: Sequence[ClusterReport], now: float) -> FittingTable
 
 
 def network_table(reports: Sequence[ClusterReport], now: float) -> FittingTable:
-    """Return one line for each cluster: how quickly files get there, and how koala knows."""
+    """Return one line for each cluster: how quickly files get there, which are there, and how koala knows."""
     table = FittingTable()
     for heading in ("cluster", "site", "bandwidth", "from", "seen ago", "round trip"):
         table.add_column(heading, no_wrap=True)
+    table.add_column("files known", overflow="fold")
     for report in reports:
         network = report.network
         table.add_row(
@@ -430,8 +431,21 @@ def network_table(reports: Sequence[ClusterReport], now: float) -> FittingTable:
             network.source or "-",
             "-" if network.observed_at is None else seconds(max(0.0, now - network.observed_at)),
             "-" if network.latency is None else f"{1000 * network.latency:.1f} ms",
+            _files_known(report.files),
         )
     return table
+
+
+def _files_known(files: ClusterFiles) -> str:
+    if files.trouble:
+        return f"[red]{escape(files.trouble)}[/]"
+    catalogue = "not read yet" if files.entries is None else f"{files.entries} by its catalogue"
+    known = [
+        *([f"{files.stated} stated"] if files.stated else []),
+        *([catalogue] if files.catalogue else []),
+        *([f"{files.cached} put there by koala"] if files.cached else []),
+    ]
+    return ", ".join(known) or "-"
 
 
 def _cluster_state(report: ClusterReport) -> str:

@@ -113,12 +113,26 @@ def show_plan(report: PlanReport, job: Job, console: Console) -> None:
         for one in report.components:
             if not one.slot.is_plain:
                 console.print(escape(f"{one.component} on {one.cluster}: {ranks_of(one.processors, one.slot)}"))
+            if one.input_files:
+                console.print(escape(f"{one.component} on {one.cluster}: {files_said(one)}"))
     elif report.result == "insufficient":
         console.print(f"{name} [yellow]would wait in the queue:[/] {escape(report.reason)}")
     else:
         console.print(f"{name} [red]can never run here:[/] {escape(report.reason)}")
     for cluster, reason in report.closed.items():
         console.print(f"[dim]{escape(cluster)} was left out: {escape(reason)}[/]")
+
+
+FILES_NAMED = 3
+
+
+def files_said(one: PlannedComponent) -> str:
+    """Say which input files of a component must get to its cluster, and how long that takes."""
+    if not one.missing:
+        return "all of its input files are there"
+    names = ", ".join([*one.missing[:FILES_NAMED], *["…"][: len(one.missing) - FILES_NAMED]])
+    time = "for a time that is not known" if one.transfer_seconds is None else f"for {one.transfer_seconds:.1f} s"
+    return f"{len(one.missing)} of {one.input_files} input files travel {time}, {one.missing_mib:.1f} MiB: {names}"
 
 
 def plan_table(components: tuple[PlannedComponent, ...]) -> FittingTable:

@@ -433,6 +433,11 @@ class ClusterConfig(_PlacedCluster, defer_build=True):
         description="Program that runs the containers of jobs on the nodes. Default: none does, and components with a "
         "container do not go there.",
     )
+    catalogue: AbsolutePath | None = Field(
+        default=None,
+        description="File that lists files which the nodes of this cluster have, or a directory of such files, as they "
+        "are seen where its batch system is: see [catalogues](placement.md#catalogues).",
+    )
     output_directory: AbsolutePath | None = Field(
         default=None,
         description="Directory on the nodes for what placeholders themselves print (not the application). Default: one "

@@ -16,10 +16,10 @@ from koala_adapter.api.offline import (
     answer_report,
     ask_clusters,
     clean,
-    count_slots,
     next_submissions,
     read_record,
     recorded,
+    tell_of,
 )
 from koala_adapter.api.reporting import plan_report
 from koala_adapter.api.statedirectory import prepare_directory
@@ -57,7 +57,7 @@ class WithoutService:
     def plan(self, site: SiteConfig, plugins: Plugins, job: Job, tell: Callable[[str], None]) -> PlanReport:
         """Return where a job would go now. ``tell`` gets the names of clusters that have not answered yet."""
         record, answers = self._asked(site, plugins, tell)
-        count_slots(record, answers, job)
+        tell_of(record, answers, job)
         return plan_report(record.scheduler, job, now=record.now)
 
     def clusters(self, site: SiteConfig, plugins: Plugins, tell: Callable[[str], None]) -> list[ClusterReport]:

@@ -93,6 +93,24 @@ class ClusterNetwork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFiles:
+    """What is known of the files that the nodes of a cluster have, as ``koala clusters --network`` shows it."""
+
+    stated: int = 0
+    """Files and directories in the site file."""
+    catalogue: str = ""
+    """Path of its catalogue there; empty: it has none."""
+    entries: int | None = None
+    """Files and directories in that; None: it was not read."""
+    trouble: str = ""
+    """Why it cannot be read at present."""
+    found: int = 0
+    """Input files of unfinished jobs that it has by its catalogue, or that koala has put there."""
+    cached: int = 0
+    """The latter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterReport:
     """A cluster as ``koala clusters`` shows it."""
 
@@ -134,6 +152,8 @@ class ClusterReport:
     """Their kinds, in the words of the batch system."""
     network: ClusterNetwork = ClusterNetwork()
     """What is known of the way to it."""
+    files: ClusterFiles = ClusterFiles()
+    """What is known of the files there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +168,13 @@ class PlannedComponent:
     """Slots that a claim would get there at once; what is beyond them waits in the queue of the LRM."""
     slot: Slot = PLAIN
     """What each of its ranks needs there."""
+    input_files: int = 0
+    missing: tuple[str, ...] = ()
+    """Those of its input files that the cluster does not have, as far as is known."""
+    missing_mib: float = 0.0
+    """Their size."""
+    transfer_seconds: float | None = None
+    """How long they take to get there; None: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from koala_adapter.outcome import NOT_SEEN
@@ -204,6 +205,7 @@ class Context:
             walltime_limit=cluster.parameters.walltime_limit,
             closed=closed_reason(cluster, self.now) or (None if counted else NOT_COUNTED),
             files=cluster.parameters.files,
+            found=MappingProxyType(cluster.found),
             bandwidth=cluster.bandwidth,
             bandwidth_from=cluster.parameters.bandwidth_from,
             expected_wait=self.state.expected_wait(cluster, self.now),

@@ -42,10 +42,12 @@ from koala_adapter.scheduler.states import Ledger, Roster
 from koala_adapter.scheduler.timetable import Timetable, advance, change_due, give_time, postpone
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from koala_adapter.model import ClusterName, Job
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.context import Handlers, JobTimers, PlaceholderTimers, RecordedBatches
-    from koala_adapter.scheduler.placement.policy import PlacementResult
+    from koala_adapter.scheduler.placement.policy import ClusterView, PlacementResult
     from koala_adapter.slots import Slot
 
 SHRINK_PROOF = 3600.0
@@ -116,6 +118,10 @@ class Scheduler:
         """Return where a job would go now, without submitting it."""
         context = self._context(now)
         return place(context, _new_record(job), context.views())
+
+    def views(self, now: float) -> Mapping[ClusterName, ClusterView]:
+        """Return the clusters as placement policies see them."""
+        return self._context(now).views()
 
     def job(self, job_id: str) -> JobRecord:
         """Return the record of a job. Raises JobNotFoundError."""
@@ -273,6 +279,15 @@ def _bandwidth_known(context: Context, event: ev.BandwidthKnown) -> None:
         cluster.observed_bandwidth = event.bandwidth
 
 
+def _files_found(context: Context, event: ev.FilesFound) -> None:
+    cluster = context.state.clusters.get(event.cluster)
+    if cluster is not None:
+        cluster.found.update(event.found)
+        for source in event.gone:
+            cluster.found.pop(source, None)
+        context.scan_wanted = True
+
+
 def _measure(cluster: ClusterRecord, now: float) -> bool:
     """Keep the yardstick of what can never run on a cluster; tell whether that may be more than before."""
     seen, before = cluster.processors, cluster.largest
@@ -309,6 +324,7 @@ HANDLERS: Handlers = {
     ev.ClusterPolled: _cluster_polled,
     ev.SlotsCounted: _slots_counted,
     ev.BandwidthKnown: _bandwidth_known,
+    ev.FilesFound: _files_found,
     ev.ClusterUnavailable: _cluster_unavailable,
     **claims.HANDLERS,
     **reports.HANDLERS,

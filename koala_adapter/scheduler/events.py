@@ -109,6 +109,17 @@ class BandwidthKnown(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FilesFound(Event):
+    """It has become known which input files of jobs a cluster has."""
+
+    cluster: ClusterName
+    found: tuple[tuple[str, str], ...] = ()
+    """Sources of input files, with their paths there; empty: koala has put it there."""
+    gone: tuple[str, ...] = ()
+    """Those that it has no more, or that no job needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterUnavailable(Event):
     """The LRM does not answer; what we knew of it is out of date. Ends with the next ClusterPolled."""
 

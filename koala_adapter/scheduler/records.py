@@ -369,6 +369,8 @@ class ClusterRecord:
     """Processors of placeholders submitted for running jobs that grow and have not taken them in yet."""
     observed_bandwidth: float | None = None
     """MiB/s from this host, as they were observed; None: not known."""
+    found: dict[str, str] = field(default_factory=dict)
+    """Sources of input files that it has, beside those that the site file states, with their paths there."""
     refused_answer: str = ""
     """Why the latest answer of its malleability policy, one of the site's own, is not followed; empty when it is."""
     step: ClusterStep | None = None

@@ -42,6 +42,7 @@ from koala_adapter.service.journal import Journal
 from koala_adapter.service.meter import ServiceMeter
 from koala_adapter.service.notices import Notices
 from koala_adapter.service.opening import SiteHosts, make_lrm, words_directory
+from koala_adapter.service.replicas import Replicas
 from koala_adapter.service.results import ResultStore
 from koala_adapter.service.sizes import SizeChanges
 from koala_adapter.service.sizes.jobs import resizable
@@ -433,6 +434,7 @@ class Service:
             self.archive = Archive(core, self.applications, partial(make_report, self))
             self.notices = Notices(core)
             self.information = Information(core)
+            self.replicas = Replicas(core)
             self._effector = LiveEffector(
                 core,
                 self.clusters,
@@ -574,7 +576,7 @@ class Service:
         self.applications.keep_input(job)
         try:
             self._note_submission(submission, job.id)
-            self.count_slots(job)
+            self.tell_of(job)
             self._loop.enter(ev.JobSubmitted(time=self.now(), job=job))
         except KoalaError:
             self.applications.forget(job.id)
@@ -607,8 +609,10 @@ class Service:
         records = (record for record in reversed(self.state.jobs.values()) if record.job.user == user)
         return next((record for record in records if record.job.name == name), None)
 
-    def count_slots(self, job: Job) -> None:
-        """Tell the scheduler how many slots there are of each shape that a job needs, where it does not know it."""
+    def tell_of(self, job: Job) -> None:
+        """Tell the scheduler what it does not know yet and a job is to be placed by: slots of its shapes, its files."""
+        for found in self.replicas.found(job):
+            self._loop.enter(found)
         for driver in self.clusters.values():
             if driver.name not in self.state.clusters:
                 continue  # not enabled in the site file
@@ -717,6 +721,7 @@ class Service:
                 tasks.start_soon(self.sweeps.run)
                 tasks.start_soon(self.notices.run)
                 tasks.start_soon(self.information.run)
+                tasks.start_soon(self.replicas.run)
                 task_status.started()
         finally:
             await self._hosts.close()

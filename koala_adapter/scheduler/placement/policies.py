@@ -27,7 +27,7 @@ from koala_adapter.scheduler.placement.policy import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from koala_adapter.model import ClusterName, InputFile
+    from koala_adapter.model import ClusterName, Component, InputFile
     from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, PlacementResult, Preference
 
     Views = Mapping[ClusterName, ClusterView]
@@ -105,15 +105,20 @@ class CloseToFiles(WorstFit):
         """Prefer the nearest cluster; of two at unknown distances, that to which less must be moved."""
 
         def nearness(request: ComponentRequest, view: ClusterView) -> tuple[float, ...]:
-            missing = [file for file in request.component.input_files if not holds(view, file.source)]
+            missing = missing_files(request.component, view)
             return -transfer_seconds(missing, view, views), -sum(size_mib(file) for file in missing)
 
         return nearness
 
 
+def missing_files(component: Component, view: ClusterView) -> list[InputFile]:
+    """Return the input files of a component that the nodes of a cluster do not have."""
+    return [file for file in component.input_files if not holds(view, file.source)]
+
+
 def holds(view: ClusterView, path: str) -> bool:
     """Tell whether the nodes of a cluster have a file already."""
-    return any(path == held or path.startswith(held.rstrip("/") + "/") for held in view.files)
+    return path in view.found or any(path == held or path.startswith(held.rstrip("/") + "/") for held in view.files)
 
 
 def size_mib(file: InputFile) -> float:

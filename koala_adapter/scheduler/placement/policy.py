@@ -10,7 +10,7 @@ packing, the interface with the test of infeasibility, and the budget of process
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -189,6 +189,8 @@ class ClusterView:
     """Why nothing may be placed there at present (unavailable, paused); None when open."""
     files: tuple[str, ...] = ()
     """Paths of files, and of directories with all below them, that its nodes have already (RLS)."""
+    found: Mapping[str, str] = field(default_factory=dict)
+    """Further input files that its nodes have, by their sources; the values are for the launch alone (RLS)."""
     bandwidth: float | None = None
     """MiB/s from the submitting host to its nodes; None: not known (NIP)."""
     bandwidth_from: tuple[tuple[ClusterName, float], ...] = ()

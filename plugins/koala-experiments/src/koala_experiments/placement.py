@@ -19,7 +19,7 @@ from koala_adapter.report.figures import Figure
 from koala_adapter.report.page import Cell, Finding, Result, Table
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.scheduler.placement.policies import holds, transfer_seconds
+from koala_adapter.scheduler.placement.policies import missing_files, transfer_seconds
 from koala_adapter.scheduler.placement.policy import ClusterView
 from koala_adapter.simulation.placeholders import Rigid, SimulatedService, run_to_end, with_local_users
 from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel
@@ -157,7 +157,7 @@ class Staging:
         longest, moved = 0.0, 0
         for name in {claim.cluster for claim in record.claims if claim.cluster is not None}:
             view = self._views[name]
-            missing = [file for file in record.job.components[0].input_files if not holds(view, file.source)]
+            missing = missing_files(record.job.components[0], view)
             longest = max(longest, transfer_seconds(missing, view, self._views))
             moved += sum(file.size or 0 for file in missing)
         self.times[record.job.id], self.moved[record.job.id] = longest, moved

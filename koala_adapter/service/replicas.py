@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Koala's information service on files (KOALA's RLS): which cluster has which input file of a job.
+
+It knows the catalogue that the site file names for a cluster, which is read where the cluster's batch system is, and
+what koala has put into the cache of a site. The scheduler is told by events, of input files of unfinished jobs alone:
+a catalogue may name many more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import structlog
+from anyio import to_thread
+
+from koala_adapter.errors import LrmError, LrmUnavailableError
+from koala_adapter.host.containment import contained
+from koala_adapter.outcome import JobState
+from koala_adapter.report.sitevalues import ClusterFiles
+from koala_adapter.scheduler.events import FilesFound
+from koala_adapter.sites.catalogue import LONGEST_CATALOGUE, Catalogue, CatalogueError, listed, read_catalogue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from koala_adapter.config.sitefile import ClusterConfig
+    from koala_adapter.lrm.lrmhost import LrmHost
+    from koala_adapter.model import InputFile, Job
+    from koala_adapter.scheduler.records import ClusterRecord
+    from koala_adapter.service.core import Core
+
+# -- Reading a catalogue where it is -------------------------------------------------------------------------
+
+READ_SECONDS = 60.0
+"""Seconds after which a file system is not waited for any longer."""
+LATER = 75
+"""Exit status of the script for a file that was written just now, EX_TEMPFAIL of sysexits.h."""
+SCRIPT = """
+identity() { stat -L -c '%F|%i|%s|%y' -- "$1"; }
+before=$(identity "$1") || exit 1
+if [ -d "$1" ]; then
+    echo "$before"
+    cd -- "$1" && find -L . -maxdepth 1 -type f -printf '%P\\0' | head -c "$2"
+elif [ -f "$1" ]; then
+    age=$(($(date +%s) - $(stat -L -c %Y -- "$1")))
+    if [ $age -ge 0 ] && [ $age -lt 2 ]; then exit 75; fi
+    echo "$before"
+    [ "$before" = "$3" ] || head -c "$2" -- "$1" || exit 1
+else
+    echo "it is neither a file nor a directory" >&2
+    exit 1
+fi
+[ "$before" = "$(identity "$1")" ] || exit 75
+"""
+"""Prints what a file is, and then its content, or the names in a directory. A file is not read while it is written:
+that it was changed less than two seconds ago, or during the reading, is taken for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A catalogue as it was read."""
+
+    identity: str
+    """What changes when the file does."""
+    catalogue: Catalogue
+
+
+async def read_at(host: LrmHost, path: str, known: Read | None = None) -> Read | None:
+    """Return the catalogue at a path of a host: ``known`` if it is the same; None: it is being written just now.
+
+    Raises LrmError, also for one that cannot be used.
+    """
+    try:
+        with anyio.fail_after(READ_SECONDS):
+            return await _read_at(host, path, known)
+    except TimeoutError:
+        raise LrmUnavailableError(f"catalogue {path}: its file system does not answer") from None
+    except (CatalogueError, OSError) as error:
+        raise LrmUnavailableError(f"catalogue {path}: {error}") from error
+
+
+async def _read_at(host: LrmHost, path: str, known: Read | None) -> Read | None:
+    most = LONGEST_CATALOGUE + 1
+    argv = ["sh", "-c", SCRIPT, "sh", path, str(most), "" if known is None else known.identity]
+    status, output, complaint = await host.run(argv)
+    if status == LATER:
+        return None
+    if status:
+        lines = complaint.decode("utf-8", "replace").strip().splitlines()
+        raise CatalogueError(lines[-1] if lines else f"exit status {status}")
+    first, _, content = output.partition(b"\n")
+    identity = first.decode("utf-8", "replace")
+    if known is not None and known.identity == identity and not content:
+        return known
+    read = partial(listed, directory=path) if identity.startswith("directory|") else read_catalogue
+    return Read(identity, await to_thread.run_sync(read, content))
+
+
+def place_of(file: InputFile, catalogue: Catalogue) -> str | None:
+    """Return where a file is by a catalogue; None: it has none."""
+    return file.source if catalogue.has(file.source) else None
+
+
+def files_report(config: ClusterConfig, read: Read | None, trouble: str) -> ClusterFiles:
+    """Return what is known of the files of a cluster from the site file and its catalogue."""
+    return ClusterFiles(
+        stated=len(config.parameters.files),
+        catalogue=config.catalogue or "",
+        entries=None if read is None else len(read.catalogue.paths),
+        trouble=trouble,
+    )
+
+
+# -- Which cluster has which input file ----------------------------------------------------------------------
+
+LOOK_INTERVAL = 60.0
+"""Seconds between two looks at whether a catalogue has changed."""
+FORGET_INTERVAL = 600.0
+"""Seconds between two looks at which files no unfinished job needs any more."""
+
+log = structlog.get_logger()
+
+
+class Replicas:
+    """Which cluster has which input file. Runs beside the clusters of a service."""
+
+    def __init__(self, core: Core) -> None:
+        """Nothing is known yet, but for what the scheduler was told earlier."""
+        self._core = core
+        self._read: dict[str, Read] = {}
+        """What was read last, by cluster."""
+        self.troubles: dict[str, str] = {}
+        """Why the catalogue of a cluster cannot be read at present."""
+        self.held: Callable[[str, InputFile], bool] = lambda _site, _file: False
+        """Whether koala's cache at a site has a file."""
+        self._wanted = anyio.Event()
+
+    def look_again(self) -> None:
+        """Tell the scheduler soon what has changed in a cache."""
+        self._wanted.set()
+
+    def report(self, config: ClusterConfig) -> ClusterFiles:
+        """Return what is known of the files of a cluster."""
+        record = self._core.state.clusters.get(config.cluster_name)
+        found = {} if record is None else record.found
+        return replace(
+            files_report(config, self._read.get(config.name), self.troubles.get(config.name, "")),
+            found=len(found),
+            cached=sum(not place for place in found.values()),
+        )
+
+    async def run(self) -> None:
+        """Look again and again until cancelled."""
+        told_at = -FORGET_INTERVAL
+        while True:
+            wanted = self._wanted.is_set()
+            self._wanted = anyio.Event()
+            changed = await self.look()
+            if changed or wanted or anyio.current_time() - told_at > FORGET_INTERVAL:
+                told_at = anyio.current_time()
+                self.tell()
+            with anyio.move_on_after(LOOK_INTERVAL):
+                await self._wanted.wait()
+
+    async def look(self) -> bool:
+        """Read the catalogues that have changed, and tell whether one has."""
+        before = dict(self._read)
+        async with anyio.create_task_group() as tasks:
+            for config in self._core.site.enabled_clusters:
+                if config.catalogue is not None:
+                    tasks.start_soon(self._look_at, config, config.catalogue)
+        return self._read != before
+
+    async def _look_at(self, config: ClusterConfig, path: str) -> None:
+        name = config.name
+        with contained("reading a catalogue", cluster=name):
+            try:
+                read = await read_at(self._core.lrm_hosts[name], path, self._read.get(name))
+            except LrmError as error:
+                if self.troubles.get(name) != error.message:
+                    log.warning("a catalogue cannot be read", cluster=name, reason=error.message)
+                self.troubles[name] = error.message
+                return
+            self.troubles.pop(name, None)
+            if read is not None and read is not self._read.get(name):
+                self._read[name] = read
+                log.info("a catalogue was read", cluster=name, entries=len(read.catalogue.paths))
+
+    def _place(self, config: ClusterConfig, file: InputFile) -> str | None:
+        """Return where a cluster has a file, empty for koala's own cache; None: it has not, as far as is known."""
+        read = self._read.get(config.name)
+        place = None if read is None else place_of(file, read.catalogue)
+        if place is not None:
+            return place
+        if config.site is not None and self.held(config.site, file):
+            return ""
+        return None
+
+    def found(self, job: Job) -> list[FilesFound]:
+        """Return what the scheduler does not know yet of the files of a job that is about to be submitted."""
+        events = []
+        for config, record in self._clusters():
+            places = self._places(config, (file for file in job.input_files if file.source not in record.found))
+            if places:
+                events.append(
+                    FilesFound(time=self._core.now(), cluster=config.cluster_name, found=tuple(places.items()))
+                )
+        return events
+
+    def tell(self) -> None:
+        """Tell the scheduler what has changed for the files of its unfinished jobs."""
+        needed, in_use = self._needed()
+        for config, record in self._clusters():
+            if config.catalogue is not None and config.name not in self._read:
+                continue  # what an earlier service has found there still counts
+            places = self._places(config, needed.values())
+            new = tuple((source, place) for source, place in places.items() if record.found.get(source) != place)
+            gone = tuple(source for source in record.found if source not in places and source not in in_use)
+            if new or gone:
+                self._core.post(FilesFound(time=self._core.now(), cluster=config.cluster_name, found=new, gone=gone))
+
+    def _clusters(self) -> list[tuple[ClusterConfig, ClusterRecord]]:
+        known = self._core.state.clusters
+        return [(one, known[one.cluster_name]) for one in self._core.site.enabled_clusters if one.cluster_name in known]
+
+    def _needed(self) -> tuple[dict[str, InputFile], set[str]]:
+        """Return the input files of unfinished jobs by source, and the sources of those that are placed already.
+
+        What a placed job relies on is not taken away from it: its ranks say what is missing, if it is.
+        """
+        needed: dict[str, InputFile] = {}
+        in_use: set[str] = set()
+        for record in self._core.state.jobs.values():
+            if not record.state.final:
+                files = {file.source: file for file in record.job.input_files}
+                needed.update(files)
+                if record.state is not JobState.WAITING:
+                    in_use.update(files)
+        return needed, in_use
+
+    def _places(self, config: ClusterConfig, files: Iterable[InputFile]) -> dict[str, str]:
+        places = ((file.source, self._place(config, file)) for file in files)
+        return {source: place for source, place in places if place is not None}

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which cluster has which input file: catalogues read where they are, and what the scheduler is told."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.config.sitefile import ClusterConfig, RemoteSiteConfig, SiteConfig
+from koala_adapter.errors import LrmError
+from koala_adapter.lrm.commands import THIS_HOST, LocalHost
+from koala_adapter.model import ClusterName, InputFile, JobId
+from koala_adapter.outcome import JobState
+from koala_adapter.scheduler import events as ev
+from koala_adapter.service.replicas import Replicas, read_at
+from koala_adapter.sites.catalogue import LONGEST_CATALOGUE
+from tests.unit.scheduler.scheduler_site import A, B, Site, component, job
+from tests.unit.service.standins import StandInCore
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from koala_adapter.model import Job
+
+pytestmark = pytest.mark.anyio
+
+LONG_AGO = 1_000_000_000
+
+
+def written(path: Path, content: bytes, *, at: int = LONG_AGO) -> Path:
+    """Write a file that was changed at a time of day."""
+    path.write_bytes(content)
+    os.utime(path, (at, at))
+    return path
+
+
+# -- Reading a catalogue where it is -------------------------------------------------------------------------
+
+
+async def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
+    path = written(tmp_path / "files", b"name /data/a\n")
+    first = await read_at(THIS_HOST, str(path))
+    assert first is not None
+    assert first.catalogue.names == {"name": "/data/a"}
+    assert await read_at(THIS_HOST, str(path), first) is first
+    written(path, b"name /data/b\n", at=LONG_AGO + 1)
+    second = await read_at(THIS_HOST, str(path), first)
+    assert second is not None
+    assert second.catalogue.names == {"name": "/data/b"}
+
+
+async def test_a_directory_is_listed_each_time(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "c").write_text("x")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    found = await read_at(THIS_HOST, str(tmp_path))
+    assert found is not None
+    assert found.catalogue.names == {name: f"{tmp_path}/{name}" for name in ("a", "b")}
+    (tmp_path / "d").write_text("x")
+    found = await read_at(THIS_HOST, str(tmp_path), found)
+    assert found is not None
+    assert "d" in found.catalogue.names
+
+
+async def test_what_is_being_written_is_read_later(tmp_path: Path) -> None:
+    path = tmp_path / "files"
+    path.write_text("name /data/a\n")
+    assert await read_at(THIS_HOST, str(path)) is None
+
+
+class Changing(LocalHost):
+    """A host on which a file is changed while it is read."""
+
+    def __init__(self, path: Path, directory: Path) -> None:
+        self._path = path
+        self._head = directory / "head"
+        self._head.write_text(f'#!/bin/sh\n/usr/bin/head "$@"; echo "more /data/b" >> {path}\n')
+        self._head.chmod(0o755)
+
+    async def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", environment: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes, bytes]:
+        path = f"{self._head.parent}:/usr/bin:/bin"
+        return await super().run(argv, stdin=stdin, environment={**(environment or {}), "PATH": path})
+
+
+async def test_what_changes_while_it_is_read_is_read_later(tmp_path: Path) -> None:
+    path = written(tmp_path / "files", b"name /data/a\n")
+    assert await read_at(Changing(path, tmp_path), str(path)) is None
+
+
+@pytest.mark.parametrize("kind", ["missing", "binary", "huge", "endless", "pipe"])
+async def test_what_cannot_be_read_is_refused_in_bounded_time(tmp_path: Path, kind: str) -> None:
+    path, fault = tmp_path / "files", "it is neither a file nor a directory"
+    if kind == "missing":
+        fault = "No such file"
+    elif kind == "binary":
+        written(path, bytes(range(256)) * 100)
+        fault = "line 1"
+    elif kind == "huge":
+        with written(path, b"").open("wb") as file:
+            file.truncate(100 * LONGEST_CATALOGUE)
+        os.utime(path, (LONG_AGO, LONG_AGO))
+        fault = "longer than 4 MiB"
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(path)
+    with pytest.raises(LrmError, match=fault) as refused:
+        await read_at(THIS_HOST, str(path))
+    assert str(path) in refused.value.message
+
+
+# -- What the scheduler is told ------------------------------------------------------------------------------
+
+
+def with_files(one: Job, *sources: str) -> Job:
+    """Return a job whose components have input files."""
+    files = tuple(InputFile(source=source, target=f"f{number}", size=10) for number, source in enumerate(sources))
+    return replace(one, components=tuple(replace(part, input_files=files) for part in one.components))
+
+
+class Place:
+    """Cluster a at a site, with a catalogue; cluster b here, without one."""
+
+    def __init__(self, catalogue: Path) -> None:
+        self.world = Site({A: 4, B: 8})
+        self.core = StandInCore(self.world)
+        self.core.site = SiteConfig(
+            sites=(RemoteSiteConfig(name="delft", ssh="fs3"),),
+            clusters=(
+                ClusterConfig(name=A, plugin="slurm", site="delft", catalogue=str(catalogue)),
+                ClusterConfig(name=B, plugin="local"),
+            ),
+        )
+        self.core.lrm_hosts = {A: THIS_HOST, B: THIS_HOST}
+        self.catalogue = catalogue
+        self.changes = 0
+        self.replicas = Replicas(self.core)
+
+    async def say(self, content: bytes) -> None:
+        """Write the catalogue, and have it looked at."""
+        self.changes += 1
+        written(self.catalogue, content, at=LONG_AGO + self.changes)
+        assert await self.replicas.look()
+        self.replicas.tell()
+
+    def submit(self, one: Job) -> None:
+        for event in self.replicas.found(one):
+            self.core.post(event)
+        self.world.post(ev.JobSubmitted(time=self.world.now, job=one))
+
+    def found(self, name: ClusterName = A) -> dict[str, str]:
+        return self.world.state.clusters[name].found
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "files")
+
+
+async def test_a_job_goes_to_the_cluster_that_has_its_files(place: Place) -> None:
+    await place.say(b"/data/x\n/data/others/\n")
+    place.submit(with_files(job("1", 2, placement="close-to-files"), "/data/x"))
+    assert place.found() == {"/data/x": "/data/x"}, "the rest of the catalogue concerns no job"
+    assert place.world.record("1").claims[0].cluster == A
+    place.submit(with_files(job("2", 2, placement="close-to-files"), "/data/y"))
+    assert place.world.record("2").claims[0].cluster == B, "it has more idle processors"
+
+
+async def test_a_file_that_is_found_later_or_gone_is_told(place: Place) -> None:
+    await place.say(b"/data/x\n")
+    place.submit(with_files(job("1", 8), "/data/x", "/data/y"))
+    assert place.found() == {"/data/x": "/data/x"}
+    place.submit(with_files(job("2", 8), "/data/x", "/data/y"))  # waits for the first one
+    assert place.world.record("2").state is JobState.WAITING
+    await place.say(b"/data/\n")
+    assert set(place.found()) == {"/data/x", "/data/y"}
+    place.world.post(ev.CancelRequested(time=place.world.now, job_id=JobId("1")))
+    await place.say(b"/data/y\n")
+    assert set(place.found()) == {"/data/y"}
+
+
+async def test_what_koala_has_put_there_counts_until_it_is_dropped(place: Place) -> None:
+    cache = {"/home/alice/input"}
+    place.replicas.held = lambda site, file: site == "delft" and file.source in cache
+    place.submit(with_files(job("1", component("c", 4)), "/home/alice/input"))
+    assert place.found() == {"/home/alice/input": ""}
+    assert place.found(B) == {}
+    assert place.replicas.report(place.core.site.clusters[0]).cached == 1
+
+
+async def test_while_a_catalogue_cannot_be_read_what_is_known_stays(place: Place) -> None:
+    await place.say(b"/data/x\n")
+    place.submit(with_files(job("1", 2), "/data/x"))
+    place.catalogue.unlink()
+    assert not await place.replicas.look()
+    place.replicas.tell()
+    assert place.found() == {"/data/x": "/data/x"}
+    report = place.replicas.report(place.core.site.clusters[0])
+    assert "No such file" in report.trouble
+    await place.say(b"/data/other\n")
+    assert not place.replicas.report(place.core.site.clusters[0]).trouble
+    assert place.found() == {"/data/x": "/data/x"}, "the job that is placed relies on it"
+
+
+async def test_what_no_job_needs_is_forgotten(place: Place) -> None:
+    await place.say(b"/data/x\n")
+    place.submit(with_files(job("1", 2), "/data/x"))
+    place.world.post(ev.CancelRequested(time=place.world.now, job_id=JobId("1")))
+    place.replicas.tell()
+    assert place.found() == {}
+
+
+async def test_a_service_goes_on_with_what_the_one_before_has_found(place: Place) -> None:
+    """Until the catalogue was read again, nothing is taken back."""
+    await place.say(b"/data/x\n")
+    place.submit(with_files(job("1", 2), "/data/x"))
+    place.world.post(ev.CancelRequested(time=place.world.now, job_id=JobId("1")))
+    place.replicas = Replicas(place.core)
+    place.replicas.tell()
+    assert place.found() == {"/data/x": "/data/x"}
+    await place.replicas.look()
+    place.replicas.tell()
+    assert place.found() == {}
