@@ -117,7 +117,7 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
         state: str | Path | None = None,
         cluster: str | None = None,
         placement: str | None = None,
-        priority: int = 0,
+        priority: int | str = 0,
         walltime: str | int = "01:00:00",
         worker_init: str = "",
         export: str | Sequence[str] = (),

@@ -168,6 +168,7 @@ class JobArguments:
     """Ends, and exit statuses, after which it is retried."""
     checkpoint_signal: str | None = None
     requeue_on_walltime: bool | None = None
+    priority: str | None = None
 
     def job(self, session: Session) -> CheckedJob:
         """Return the job. Raises ConfigurationError and UsageError."""
@@ -206,18 +207,19 @@ class JobArguments:
     @property
     def _given(self) -> bool:
         given = (self.processors, self.ranks_per_slot, self.array, self.walltime, self.cluster, self.save)
-        given = (*given, *self._again.values())
+        given = (*given, *self._keys.values())
         words = self.mpi or self.split or self.environment.is_given or bool(self.slot)
         return words or any(one is not None for one in given)
 
     @property
-    def _again(self) -> dict[str, Any]:
-        """Options for further attempts, by the keys of a job file."""
+    def _keys(self) -> dict[str, Any]:
+        """Options for priority and further attempts, by the keys of a job file."""
         given = {
             "retries": self.retries,
-            "retry_on": [int(one) if one.isdecimal() else one for one in self.retry_on] or None,
+            "retry_on": [whole(one) for one in self.retry_on] or None,
             "checkpoint_signal": self.checkpoint_signal,
             "requeue_on_walltime": self.requeue_on_walltime or None,
+            "priority": None if self.priority is None else whole(self.priority),
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -233,7 +235,7 @@ class JobArguments:
             placement="flexible-cluster-minimization" if self.split else None,
             flexible=True if self.split else None,
             working_directory=Path.cwd(),
-            **self._again,
+            **self._keys,
             **self.slot,
         )
         return self.environment.added_to(job)
@@ -277,6 +279,11 @@ def _save(path: Path, text: str) -> None:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
 
 
+def whole(text: str) -> int | str:
+    """Return the whole number that a text is, or the text: a job file has numbers and names."""
+    return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text, re.ASCII) else text
+
+
 def job_arguments(function: Callable[..., R]) -> Callable[..., R]:
     """Decorator: add the arguments and options that describe a job; the command gets ``wanted``."""
 
@@ -299,6 +306,7 @@ def job_arguments(function: Callable[..., R]) -> Callable[..., R]:
     @click.option("--retry-on", multiple=True, metavar="END", help="failed, lost, memory, walltime or an exit status.")
     @click.option("--checkpoint-signal", metavar="NAME", help="Send it a minute before the walltime is over.")
     @click.option("--requeue-on-walltime", is_flag=True, help="Run it again until it ends before its walltime.")
+    @click.option("--priority", metavar="P", help="low, normal, high, super-high or -1000 to 1000: higher goes first.")
     @slot_options
     @environment_options
     @functools.wraps(function)

@@ -369,6 +369,35 @@ RetriedValue = Annotated[
     ),
 ]
 
+PRIORITIES: Mapping[str, int] = {"low": -500, "normal": 0, "high": 500, "super-high": 1000}
+"""KOALA's names of priorities, and the numbers that they stand for."""
+
+
+def _priority(value: object) -> object:
+    if isinstance(value, str):
+        if value not in PRIORITIES:
+            known = ", ".join(f'"{name}"' for name in PRIORITIES)
+            raise NotAllowedError(f"{known} or a whole number from {-HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}")
+        return PRIORITIES[value]
+    return value
+
+
+HIGHEST_PRIORITY = 1000
+Priority = Annotated[
+    int,
+    Strict(),
+    Field(ge=-HIGHEST_PRIORITY, le=HIGHEST_PRIORITY),
+    BeforeValidator(_priority),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": -HIGHEST_PRIORITY, "maximum": HIGHEST_PRIORITY},
+                {"type": "string", "enum": [*PRIORITIES]},
+            ]
+        }
+    ),
+]
+
 SizesName = Annotated[str, BeforeValidator(_sizes)]
 
 RetireCommand = Annotated[tuple[PlainText, ...], AfterValidator(_program)]

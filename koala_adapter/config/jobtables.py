@@ -40,6 +40,7 @@ from koala_adapter.config.fields import (
     OutputPattern,
     PlacementName,
     PlainText,
+    Priority,
     RetireCommand,
     RetriedValue,
     SetupLines,
@@ -446,11 +447,11 @@ class JobHeader(BaseModel, frozen=True, extra="forbid", defer_build=True):
         "agent, was lost. memory: a rank used more memory than it had. walltime: the walltime was over. A number: a "
         "rank ended with this status.",
     )
-    priority: Whole = Field(
+    priority: Priority = Field(
         default=0,
-        ge=-1000,
-        le=1000,
-        description="Higher goes first; equal ones go in order of submission.",
+        description="Higher goes first; equal ones go in order of submission. low is -500, normal 0, high 500, "
+        "super-high 1000. A job of higher priority that waits in the queue of a cluster gets the processors there that "
+        "a lower one of the same user holds while it waits for others.",
     )
     maximum_tries: Whole | None = Field(
         default=None,

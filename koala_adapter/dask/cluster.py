@@ -80,7 +80,7 @@ class WorkerSettings:
     input_files: Sequence[str] = ()
     cluster: str | None = None
     placement: str | None = None
-    priority: int = 0
+    priority: int | str = 0
     retire_grace: int = 30
     death_timeout: int = 60
 
@@ -402,7 +402,7 @@ class KoalaCluster(SpecCluster):
         cluster: str | None = None,
         walltime: float | str = "1h",
         job_name: str = "dask",
-        priority: int = 0,
+        priority: int | str = 0,
         placement: str | None = None,
         environment: Mapping[str, str] | None = None,
         export: str | Sequence[str] = (),

@@ -201,7 +201,8 @@ class Job(SlotKeywords):
     """How often it runs again after an end that is one of ``retry_on``."""
     retry_on: Sequence[str | int] = ()
     """``failed``, ``lost``, ``memory``, ``walltime`` and exit statuses. Default: failed and lost."""
-    priority: int | None = None
+    priority: int | str | None = None
+    """``low``, ``normal``, ``high``, ``super-high``, or a number: higher goes first."""
     maximum_tries: int | None = None
     working_directory: Word | None = None
     """Directory on the nodes in which the processes start. Default: a private one for each, which is removed."""

@@ -260,7 +260,7 @@ class Executor(AnyExecutor):
         cluster: str | None = None,
         walltime: float | str = "1h",
         name: str = "executor",
-        priority: int | None = None,
+        priority: int | str | None = None,
         placement: str | None = None,
         environment: Mapping[str, str] | None = None,
         export: str | Sequence[str] = (),

@@ -327,6 +327,7 @@ HANDLERS: Handlers = {
     ev.FilesFound: _files_found,
     ev.ClusterUnavailable: _cluster_unavailable,
     **claims.HANDLERS,
+    **exchange.HANDLERS,
     **reports.HANDLERS,
     **ends.HANDLERS,
     **changes.HANDLERS,

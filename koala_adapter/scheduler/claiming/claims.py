@@ -717,7 +717,6 @@ HANDLERS: Handlers = {
     StagingProgressed: staging_progressed,
     FilesStaged: files_staged,
     StagingFailed: staging_failed,
-    BatchSubmitted: batch_submitted,
     BatchRejected: batch_failed,
     BatchAbsent: batch_failed,
     BatchUncertain: batch_uncertain,

@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.claiming.claims import check_complete, claim_failed, end_placeholder
+from koala_adapter.scheduler.claiming.claims import (
+    batch_submitted,
+    check_complete,
+    claim_failed,
+    end_placeholder,
+    start_life,
+)
 from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER, position_of
 from koala_adapter.scheduler.claiming.staging import is_staged, must_be_staged, watch
 from koala_adapter.scheduler.claiming.waiting import leave_queue
 from koala_adapter.scheduler.context import backoff, grace
+from koala_adapter.scheduler.events import BatchSubmitted
 from koala_adapter.scheduler.records import TimerKind
 from koala_adapter.scheduler.states import initial_size
 
@@ -26,7 +33,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.claiming.queue import Lane
-    from koala_adapter.scheduler.context import Context, JobTimers
+    from koala_adapter.scheduler.context import Context, Handlers, JobTimers
     from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord
 
     Free = dict[ClusterName, list[PlaceholderRecord]]
@@ -222,6 +229,27 @@ def yield_to_priority(context: Context, placeholder: PlaceholderRecord) -> None:
         _exchange(context, placeholder, first)
 
 
+def take_from_lower(context: Context, event: BatchSubmitted) -> None:
+    """Note the ids of a submission; let its job go first where others of lower priority hold what it waits for.
+
+    Where enough processors are idle, it gets its own.
+    """
+    batch_submitted(context, event)
+    batch = context.state.batches.get(event.batch)
+    taker = None if batch is None else context.state.jobs.get(batch.job_id)
+    if batch is None or taker is None or taker.state is not JobState.CLAIMING or not is_staged(taker):
+        return
+    if context.state.clusters[batch.cluster].load_free >= 0:
+        return
+    for placeholder in list(context.state.placeholders.on(batch.cluster).values()):
+        owner = context.state.jobs[placeholder.job_id]
+        if owner.state is JobState.CLAIMING and owner.job.priority < taker.job.priority:
+            yield_to_priority(context, placeholder)
+            getter = context.state.jobs[placeholder.job_id]
+            start_life(context, getter)
+            check_complete(context, getter)
+
+
 def reassign_to_claiming(
     context: Context, giver: JobRecord, spares: list[PlaceholderRecord]
 ) -> list[PlaceholderRecord]:
@@ -356,4 +384,5 @@ def _replace_in_claims(record: JobRecord, old: PlaceholderId, new: PlaceholderId
             return
 
 
+HANDLERS: Handlers = {BatchSubmitted: take_from_lower}
 JOB_TIMERS: JobTimers = {TimerKind.LIFE: life_timer}

@@ -206,6 +206,10 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
         ),
         (HEAD + "kind = 1\n" + COMPONENT, 'kind: found 1, allowed is "rigid" or "moldable" or "malleable"'),
         (HEAD + 'placement = "best-fit"\n' + COMPONENT, 'placement: .*allowed is "worst-fit"'),
+        (
+            HEAD + 'priority = "urgent"\n' + COMPONENT,
+            'priority: found "urgent", allowed is "low", "normal", "high", "super-high" or a whole number',
+        ),
         (HEAD + "priority = 5000\n" + COMPONENT, "priority: found 5000, allowed is a whole number from -1000 to 1000"),
         (HEAD + 'working_directory = "~/x"\n' + COMPONENT, "working_directory: .*an absolute path"),
         (HEAD + 'name = "a\\nb"\n' + COMPONENT, "name: .*on one line"),

@@ -136,6 +136,20 @@ def test_job_of_higher_priority_goes_first(priority: int, first: str) -> None:
     assert launches(site.actions) == [first]
 
 
+@pytest.mark.parametrize(("priority", "idle", "taken"), [(1000, 0, 2), (0, 0, 0), (1000, 2, 0)])
+def test_job_of_higher_priority_takes_what_a_lower_one_holds(priority: int, idle: int, taken: int) -> None:
+    """Job 1 holds 2 on a and waits on b. Job 2 comes later; where nothing is idle for it, it starts in these."""
+    site = Site({"a": 6, "b": 2}, LIFE)
+    site.queue(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
+    site.hold_all("1", "a")
+    site.poll("a", 6, idle=idle, ours=2)
+    before = len(site.actions)
+    site.queue(job("2", component("z", 2, cluster="a"), priority=priority))
+    assert launches(site.actions[before:]) == (["2"] if taken else [])
+    assert site.record("1").held == 2 - taken
+    assert len(site.claimed("1")) == 4
+
+
 def test_waiting_job_of_higher_priority_is_placed_before_a_reclaim() -> None:
     """What job 1 lost and wants again, at the moment a paused cluster opens, goes to the more important job 2."""
     for priority, winner, loser in ((5, "2", "1"), (0, "1", "2")):
