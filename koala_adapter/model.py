@@ -72,14 +72,14 @@ LARGEST_SENT = 20 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """A file of the submitter that every rank of a component finds in its working directory before it starts."""
+    """A file or directory of the submitter that every rank of a component finds in its directory before it starts."""
 
     source: str
     """Absolute path on the submitting host."""
     target: str
     """Path relative to the rank's working directory."""
     size: int | None = None
-    """Bytes; None: not known."""
+    """Bytes, of a directory those of all its files; None: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

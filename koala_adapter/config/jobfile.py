@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Job files: what to run, on how many processors, and where; read, checked, and made into a ``Job``.
 
-In this order: input files, keys of malleable jobs, how malleable MPI programs are resized, sweeps, and the job file
+In this order: keys of malleable jobs, how malleable MPI programs are resized, sweeps, and the job file
 as a whole. A ``Job`` as a plain dictionary, for the service's socket and the journal, is read here too.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,14 +15,14 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from koala_adapter.config.described import DescribedJob
-from koala_adapter.config.diagnosis import Problems, not_among, show_value
+from koala_adapter.config.diagnosis import Problems, not_among
 from koala_adapter.config.exported import exported, unfit
 from koala_adapter.config.fields import (
     _SIGNALS,
     MpiResizeWanted,
     after_of,
-    path_fault,
 )
+from koala_adapter.config.inputfiles import collect_input_files
 from koala_adapter.config.jobtables import (
     ComponentTable,
     JobHeader,
@@ -37,7 +35,6 @@ from koala_adapter.config.tomlfile import Document, parse_document, read_text, s
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.host.regularfile import read_regular
 from koala_adapter.model import (
-    LARGEST_SENT,
     ClusterName,
     Component,
     InputFile,
@@ -66,89 +63,9 @@ from koala_adapter.wire.messages import adapter_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from koala_adapter.config.jobtables import InputFileTable, Values
+    from koala_adapter.config.jobtables import Values
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.config.tomlfile import KeyPath
-
-
-# -- Input files ---------------------------------------------------------------------------------------------
-# Where they are, what ranks call them, and whether they can be sent. They travel to every rank through the control
-# center, so they are for programs and parameters, not for data sets.
-
-PRIVATE_DIRECTORY = 256
-"""Bytes that are left for the path of a rank's private directory on a node (TMPDIR may be long), and a slash."""
-LARGEST_SUM = LARGEST_SENT
-"""Bytes of the input files of a component together: each of its ranks gets them all in one message."""
-
-
-def collect_input_files(
-    problems: Problems,
-    components: Sequence[tuple[int, Sequence[InputFileTable]]],
-    directory: Path,
-    *,
-    before: int | None = None,
-) -> list[tuple[InputFile, ...]]:
-    """Return the input files of each component, given with its index; note in ``problems`` what cannot be sent.
-
-    ``before``: bytes that a target has in front of it on the nodes; None: those of a private directory.
-    """
-    collected = []
-    for index, tables in components:
-        total = 0
-        targets: dict[str, int] = {}
-        files = []
-        for number, table in enumerate(tables):
-            path: KeyPath = ("components", index, "input_files", number)
-            source = os.path.abspath(directory / table.source)  # noqa: PTH100 - resolves "..", but follows no links
-            problem, size = _problem_and_size(source)
-            total += size
-            if problem:
-                problems.add(path, f"found {show_value(table.source)}, {problem}")
-            elif targets.setdefault(table.name, number) != number:
-                problems.add(path, f"another input file is already called {show_value(table.name)}: give it a target")
-            elif fault := path_fault(table.name, before=PRIVATE_DIRECTORY if before is None else before):
-                where = path if table.target is None else (*path, "target")
-                problems.add(where, f"found {show_value(table.name)}, allowed is {fault}: give it a shorter target")
-            files.append(InputFile(source=source, target=table.name, size=size))
-        _check_nesting(problems, index, targets)
-        collected.append(tuple(files))
-        if total > LARGEST_SUM:
-            found, most = math.ceil(total / 1024**2), LARGEST_SUM // 1024**2
-            text = f"the input files have {found} MiB, allowed are {most} MiB: put large data on the nodes"
-            problems.add(("components", index, "input_files"), text)
-    return collected
-
-
-def _check_nesting(problems: Problems, index: int, targets: Mapping[str, int]) -> None:
-    """Note each target below another one, which would have to be a file and a directory."""
-    for target, number in targets.items():
-        at = target.find("/")
-        while at >= 0:
-            if (above := target[:at]) in targets:
-                text = (
-                    f"found {show_value(target)}, but input_files[{targets[above]}] is a file called "
-                    f"{show_value(above)}, which cannot be a directory, too: give one of them another target"
-                )
-                problems.add(("components", index, "input_files", number), text)
-                break
-            at = target.find("/", at + 1)
-
-
-def _problem_and_size(source: str) -> tuple[str, int]:
-    """Return what is wrong with a file, or nothing, and its size in bytes."""
-    try:
-        status = Path(source).stat()
-        readable = os.access(source, os.R_OK)
-    except FileNotFoundError:
-        return f"allowed is an existing file: there is none at {source}", 0
-    except (OSError, ValueError) as error:
-        return f"which cannot be read: {getattr(error, 'strerror', None) or error}", 0
-    if not stat.S_ISREG(status.st_mode):
-        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
-        return f"allowed is a regular file: {source} is {kind}", 0
-    if not readable:
-        return f"allowed is a file that you may read: {source}", 0
-    return "", status.st_size
 
 
 # -- Malleable jobs: keys that must fit together -------------------------------------------------------------

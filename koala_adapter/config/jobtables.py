@@ -161,20 +161,20 @@ def _target(value: str) -> str:
 
 
 class InputFileTable(BaseModel, frozen=True, extra="forbid", defer_build=True):
-    """A file that each rank of a component finds before it starts."""
+    """A file or directory that each rank of a component finds before it starts."""
 
     source: Annotated[str, AfterValidator(_source)] = Field(
         description="Path on this host, relative to the directory of the job file, or absolute."
     )
     target: Annotated[str, AfterValidator(_target)] | None = Field(
         default=None,
-        description="Path in the working directory of the rank. Default: the file name of source.",
+        description="Path in the working directory of the rank. Default: the last part of source.",
     )
 
     @property
     def name(self) -> str:
         """The target, or its default."""
-        return self.target or posixpath.basename(self.source)
+        return self.target or posixpath.basename(posixpath.normpath(self.source))
 
     @model_validator(mode="before")
     @classmethod
@@ -266,8 +266,8 @@ class ComponentTable(SlotTable, frozen=True, extra="forbid", defer_build=True):
     )
     input_files: tuple[InputFileTable, ...] = Field(
         default=(),
-        description="Files that each rank finds in its working directory: paths relative to the job file, or tables "
-        '{ source = "data/a.txt", target = "a.txt" }.',
+        description="Files and directories that each rank finds in its working directory: paths relative to the job "
+        'file, or tables { source = "data/a.txt", target = "a.txt" }.',
     )
     output_files: tuple[OutputPattern, ...] = Field(
         default=(),

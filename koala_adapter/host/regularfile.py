@@ -6,6 +6,18 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+
+
+def open_regular(path: str) -> int:
+    """Return a descriptor of a regular file. Raises OSError, with ``filename``, for any other file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no regular file", path)
 
 
 def read_regular(path: str, most: int) -> tuple[bytes, int]:
@@ -13,12 +25,50 @@ def read_regular(path: str, most: int) -> tuple[bytes, int]:
 
     Raises OSError, with ``filename``, for any other file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", path)
         content = file.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most // 1024**2} MiB, or had less when it was checked", path)
     return content, stat.S_IMODE(status.st_mode)
+
+
+MOST_FILES = 10_000
+"""Files below one directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileBelow:
+    """A file below a directory."""
+
+    path: str
+    below: str
+    """Path relative to the directory."""
+    size: int
+
+
+def files_below(directory: str) -> list[FileBelow]:
+    """Return the regular files below a directory, by name; links to files count as these.
+
+    Raises OSError, with ``filename``, for whatever is neither that nor a directory, and for too many files.
+    """
+    found: list[FileBelow] = []
+    open_ones = [""]
+    while open_ones:
+        above = open_ones.pop()
+        with os.scandir(Path(directory, above)) as entries:
+            for entry in entries:
+                below = f"{above}/{entry.name}".lstrip("/")
+                if entry.is_dir(follow_symlinks=False):
+                    open_ones.append(below)
+                    continue
+                status = entry.stat()
+                if below.encode("utf-8", "replace") != os.fsencode(below):
+                    raise OSError(errno.EILSEQ, "its name is not UTF-8", ascii(entry.path))
+                if not stat.S_ISREG(status.st_mode):
+                    raise OSError(errno.EINVAL, "it is neither a regular file, nor a link to one", entry.path)
+                found.append(FileBelow(path=str(Path(directory, below)), below=below, size=status.st_size))
+        if len(found) > MOST_FILES:
+            raise OSError(errno.EFBIG, f"it has more than {MOST_FILES} files: pack them into one", directory)
+    return sorted(found, key=attrgetter("below"))

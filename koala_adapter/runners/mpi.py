@@ -215,6 +215,8 @@ class MpiRunner(Runner):
             setup=self.application.setup(rank),
             environment=tuple(environment.items()),
             files=self.application.files.get(rank.component, ()),
+            places=self.application.places,
+            share=self.application.share,
             working_directory=self.application.job.working_directory,
             output_files=self.application.component(rank).output_files,
             warning=self.application.warning,

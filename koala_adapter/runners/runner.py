@@ -105,6 +105,10 @@ class Application:
     """Component name to cluster name."""
     files: Mapping[str, tuple[LaunchFile, ...]]
     """Component name to its input files."""
+    places: tuple[str, ...] = ()
+    """Directories in which nodes may find large input files by their digests."""
+    share: str = ""
+    """Name of the directory in which the agents of the job on one node share large input files."""
     library: tuple[LaunchFile, ...] = ()
     """The application library, for ranks of adaptive components."""
     software: Mapping[str, ClusterSoftware] = field(default_factory=dict)
@@ -311,8 +315,12 @@ class Sending:
             self._pumping = False
 
 
+ENTRY = 256
+"""Bytes of a file's entry in a launch, beside its content."""
+
+
 def _size(one: AddressedLaunch) -> int:
-    return sum(len(file.content) for file in one.launch.files)
+    return sum(len(file.content) + ENTRY for file in one.launch.files)
 
 
 # -- The runner of launcher ``process`` ----------------------------------------------------------------------
@@ -332,6 +340,8 @@ class ProcessRunner(Runner):
             environment=application.environment(rank),
             working_directory=application.job.working_directory,
             files=application.files.get(rank.component, ()),
+            places=application.places,
+            share=application.share,
             time_limit=float(application.job.walltime),
             warning=application.warning,
             output_files=application.component(rank).output_files,

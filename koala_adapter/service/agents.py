@@ -310,6 +310,10 @@ class Reception(AgentListener):
         """Return where the output of a task goes; None: the task is not that agent's."""
         return self._applications.output_path(placeholder, task)
 
+    def input_path(self, placeholder: PlaceholderId, task: str, content: str) -> Path | None:
+        """Return the path of an input file of a task of that agent."""
+        return self._applications.input_path(placeholder, task, content)
+
     def take_file(self, placeholder: PlaceholderId, piece: FilePiece) -> FileAck:
         """Keep a piece of an output file, or refuse the file. Raises ProtocolError."""
         return self._applications.results.take(placeholder, piece)

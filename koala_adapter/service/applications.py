@@ -7,18 +7,14 @@ agents' tasks, and the archive that keeps the reports of ended jobs in the journ
 
 from __future__ import annotations
 
-import shutil
-import stat
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from koala_adapter.application.shipping import FILE_NAME, library_file
-from koala_adapter.config.jobfile import LARGEST_SUM
 from koala_adapter.errors import JobRefusedError, KoalaError, ProtocolError
 from koala_adapter.host.containment import contained, report_defect
-from koala_adapter.host.regularfile import read_regular
 from koala_adapter.model import EndReason, JobId, Launcher, MpiResize, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.report.values import ATTEMPTS
@@ -35,6 +31,7 @@ from koala_adapter.runners.runner import (
 from koala_adapter.runners.software import ClusterSoftware
 from koala_adapter.runners.workers import SweepRunner, WorkersRunner
 from koala_adapter.scheduler.events import RankEnded, RankMeasured
+from koala_adapter.service.inputfiles import INPUT, InputStore
 from koala_adapter.service.results import Results
 from koala_adapter.vjm.channel import LaunchFile
 
@@ -42,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from koala_adapter.model import Component, Job, PlaceholderId
+    from koala_adapter.model import Job, PlaceholderId
     from koala_adapter.runners.adaptive import AdaptiveRunner
     from koala_adapter.runners.runner import Order
     from koala_adapter.scheduler.actions import Rank
@@ -52,10 +49,6 @@ if TYPE_CHECKING:
     from koala_adapter.service.results import ResultStore
     from koala_adapter.service.sweeps import Sweeps
     from koala_adapter.vjm.channel import TaskReport
-
-
-INPUT = "_input"
-"""Directory below that of a job's output with its input files. No component has such a name."""
 
 
 # -- Output files that cannot be written ---------------------------------------------------------------------
@@ -148,6 +141,7 @@ class Applications:
         self.directory = core.directory / "jobs"
         """Output and input files, a directory for each job."""
         self._sweeps = sweeps
+        self.inputs = InputStore(core.directory, core.journal.instance())
         self._runners: dict[JobId, Runner] = {}
         self._sending = Sending(self._order)
         self.unwritten = UnwrittenOutput()
@@ -166,22 +160,11 @@ class Applications:
         try:
             if self._sweeps is not None:
                 self._sweeps.keep(job)
-            for component in job.components:
-                self._keep(job.id, component)
+            self.inputs.keep(job)
         except OSError as error:
             self.forget(job.id)
             message = f"input file {error.filename}: {error.strerror}"
             raise JobRefusedError(message, hint="check the job file") from error
-
-    def _keep(self, job_id: JobId, component: Component) -> None:
-        left = LARGEST_SUM
-        for number, file in enumerate(component.input_files):
-            target = self._input(job_id, component.name, number)
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            content, mode = read_regular(file.source, left)
-            left -= len(content)
-            target.write_bytes(content)
-            target.chmod(mode & 0o700)
 
     def forget(self, job_id: JobId) -> None:
         """Drop the runner of a job that has ended, and its input files."""
@@ -190,7 +173,7 @@ class Applications:
         self._sending.forget(job_id)
         if self._sweeps is not None:
             self._sweeps.forget(job_id)
-        shutil.rmtree(self.directory / job_id / INPUT, ignore_errors=True)
+        self.inputs.forget(job_id)
 
     def end_attempt(self, job_id: JobId, number: int) -> None:
         """Drop the runner of a job that may run again; its input files stay."""
@@ -337,6 +320,11 @@ class Applications:
             return None
         return self.directory / job_id / rank.component / str(rank.component_rank)
 
+    def input_path(self, placeholder: PlaceholderId, task: str, content: str) -> Path | None:
+        """Return where an input file is, by the digest of its content; None: the task is not that agent's."""
+        job_id = JobId(task.partition(":")[0])
+        return self.inputs.path(job_id, content) if self._owns(placeholder, task) else None
+
     def _rank_directory(self, placeholder: PlaceholderId, task: str) -> Path | None:
         return None if task.endswith(f":{LAUNCHER_TASK}") else self.output_path(placeholder, task)
 
@@ -413,7 +401,9 @@ class Applications:
         """
         job = record.job
         if former is None:
-            files: Mapping[str, tuple[LaunchFile, ...]] = {c.name: self._files(job, c.name) for c in job.components}
+            files: Mapping[str, tuple[LaunchFile, ...]] = {
+                c.name: self.inputs.launch_files(job.id, c) for c in job.components
+            }
         else:
             files = former.files
         library = self._library(job) if former is None else former.library
@@ -433,6 +423,8 @@ class Applications:
             library=library,
             software=software,
             attempt=record.attempts_over + 1,
+            places=(str(self.inputs.contents),),
+            share=self.inputs.share(job.id),
         )
         application.check_software()
         return application
@@ -473,14 +465,6 @@ class Applications:
         if printed.exists():
             self._react(runner.output_of(f"{job_id}:{LAUNCHER_TASK}", "out", 0, printed.read_bytes(), self._core.now()))
 
-    def _files(self, job: Job, component: str) -> tuple[LaunchFile, ...]:
-        files = []
-        for number, file in enumerate(job.component(component).input_files):
-            kept = self._input(job.id, component, number)
-            mode = stat.S_IMODE(kept.stat().st_mode) & 0o700
-            files.append(LaunchFile(target=file.target, mode=mode, content=kept.read_bytes()))
-        return tuple(files)
-
     def _library(self, job: Job) -> tuple[LaunchFile, ...]:
         """Return what a process finds beside its own files. Raises OSError, KoalaError."""
         if job.runner is RunnerName.SWEEP and self._sweeps is not None:
@@ -488,9 +472,6 @@ class Applications:
         if job.runner is not RunnerName.ADAPTIVE:
             return ()
         return (LaunchFile(target=FILE_NAME, mode=0o600, content=library_file().encode()),)
-
-    def _input(self, job_id: JobId, component: str, number: int) -> Path:
-        return self.directory / job_id / INPUT / component / str(number)
 
 
 def _runner_class(job: Job) -> type[Runner]:

@@ -25,6 +25,7 @@ from koala_adapter.host.containment import report_defect
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm import channel
 from koala_adapter.vjm.certificate import digest, matches
+from koala_adapter.vjm.inputs import AT_ONCE, InputSender
 from koala_adapter.vjm.listener import (
     AgentDisconnected,
     AgentEnding,
@@ -92,6 +93,7 @@ class _Agent:
 
     connection: AgentConnection
     output: TaskOutput
+    inputs: InputSender
     tasks: TaskGroup
     """Within which what could not be kept is tried again."""
 
@@ -106,6 +108,7 @@ class ControlCenter:
         self._welcome = channel.Welcome(lease=lease, heartbeat=heartbeat)
         self._silence = SILENT_INTERVALS * heartbeat
         self._files = OutputFiles(listener)
+        self._room = anyio.CapacityLimiter(AT_ONCE)
         self._connected: dict[PlaceholderId, AgentConnection] = {}
         self._unproven = 0
         """Bytes that are kept of peers that have not proved themselves yet."""
@@ -285,7 +288,8 @@ class ControlCenter:
             raise
         is_current = partial(self._is_current, connection)
         output = TaskOutput(self._files, connection, tasks, resends=hello.resends, is_current=is_current)
-        return _Agent(connection=connection, output=output, tasks=tasks)
+        inputs = InputSender(self._listener, connection, tasks, self._room)
+        return _Agent(connection=connection, output=output, inputs=inputs, tasks=tasks)
 
     def _is_current(self, connection: AgentConnection) -> bool:
         return self._connected.get(connection.placeholder) is connection
@@ -317,6 +321,8 @@ class ControlCenter:
                 connection.post(channel.Pong())
             case channel.Output():
                 output.keep(message)
+            case channel.Fetch():
+                agent.inputs.want(message)
             case channel.FilePiece():
                 connection.post(self._listener.take_file(placeholder, message))
             case channel.TaskFiles():

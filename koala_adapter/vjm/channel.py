@@ -35,6 +35,12 @@ LARGEST_FRAME = 9 + 65_536
 FILES_LIMIT = 10_000
 """Most output files of one task."""
 
+INPUT_PIECE = 256 * 1024
+"""Bytes of an input file in one message."""
+
+FETCHES = 8
+"""Pieces of input files that one agent may ask for before they have come."""
+
 
 class StrictBase64(EncoderProtocol):
     """RFC 4648 base64 with nothing else between: Python's default skips what it does not know."""
@@ -70,6 +76,8 @@ Frame: TypeAlias = Annotated[Data, Field(min_length=1, max_length=LARGEST_FRAME)
 StreamName: TypeAlias = Literal["out", "err"]
 FileNumber: TypeAlias = Annotated[int, Field(ge=1, le=FILES_LIMIT)]
 Count: TypeAlias = Annotated[int, Field(ge=0, le=2**50)]
+Digest: TypeAlias = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
+"""SHA-256 of a content."""
 
 
 # -- Messages, and their lines -------------------------------------------------------------------------------
@@ -124,6 +132,8 @@ class Hello:
     version: int = VERSION
     resends: bool = False
     """Understands Resend; agents of earlier versions do not."""
+    fetches: bool = False
+    """Gets files with a digest by itself; agents of earlier versions do not."""
     kind: Literal["hello"] = "hello"
 
 
@@ -182,6 +192,16 @@ class FilePiece:
     offset: Offset
     data: OutputData
     kind: Literal["file"] = "file"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """Asks for a piece of an input file of a task, answered by InputPiece; at most FETCHES are asked for at once."""
+
+    task: Name
+    digest: Digest
+    offset: Offset
+    kind: Literal["fetch"] = "fetch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +287,16 @@ class LaunchFile:
     target: Annotated[str, Field(min_length=1, max_length=4096)]
     """Path below the working directory."""
     mode: Annotated[int, Field(ge=0, le=0o777)]
-    content: Data = field(repr=False)
+    content: Data = field(default=b"", repr=False)
+    """All of it, for a file without a ``digest``."""
+    digest: Digest | None = None
+    """The agent gets a file with one by itself: where it sees it, or by Fetch. Ranks may only read it."""
+    size: Offset = 0
+    """Bytes of such a file."""
+    modified: Offset = 0
+    """Seconds since the epoch."""
+    source: str = ""
+    """Where it was on the host of its submission, which the node may see, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +319,10 @@ class Launch:
     working_directory: str | None = None
     """None: a private directory that is removed afterwards."""
     files: tuple[LaunchFile, ...] = ()
+    places: tuple[str, ...] = ()
+    """Directories in which the nodes may find files by their digests."""
+    share: Annotated[str, Field(pattern=r"\A(koala-[0-9a-f]{32})?\z")] = ""
+    """Name of the directory in which the agents of a job on one node share what they get."""
     time_limit: Duration | None = None
     """Seconds after which the agent itself ends the task."""
     warning: TimeWarning | None = None
@@ -345,6 +378,18 @@ class FileAck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InputPiece:
+    """A piece of an input file: INPUT_PIECE bytes, less at its end; or why it cannot be had."""
+
+    task: Name
+    digest: Digest
+    offset: Offset
+    data: Data
+    refusal: Text = ""
+    kind: Literal["input"] = "input"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FilesAck:
     """What was said of a task's files is safe: the agent may remove them."""
 
@@ -368,10 +413,31 @@ class Pong:
 
 
 AgentMessage: TypeAlias = (
-    Hello | Heartbeat | TaskStarted | Output | Resending | FilePiece | TaskFiles | TaskEnded | Application | Ending
+    Hello
+    | Heartbeat
+    | TaskStarted
+    | Output
+    | Resending
+    | Fetch
+    | FilePiece
+    | TaskFiles
+    | TaskEnded
+    | Application
+    | Ending
 )
 CenterMessage: TypeAlias = (
-    Welcome | Refused | Launch | Signal | Application | OutputAck | Resend | FileAck | FilesAck | Release | Pong
+    Welcome
+    | Refused
+    | Launch
+    | Signal
+    | Application
+    | OutputAck
+    | Resend
+    | InputPiece
+    | FileAck
+    | FilesAck
+    | Release
+    | Pong
 )
 
 M = TypeVar("M")
@@ -398,7 +464,7 @@ def encode(message: AgentMessage | CenterMessage) -> bytes:
     if len(line) > limit:
         raise ProtocolError(
             f"a {message.kind} message of {len(line)} bytes is longer than the channel takes ({limit} bytes)",
-            hint="input files of a rank: at most about 20 MiB in all; put larger ones on a file system of the nodes",
+            hint="fewer input files, or shorter names of them",
         )
     return line
 

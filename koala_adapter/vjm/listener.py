@@ -151,6 +151,15 @@ class AgentListener(ABC):
         """Take in that a peer did not prove itself. Any host that reaches the port can be such a peer."""
         del address, fault
 
+    def input_path(self, placeholder: PlaceholderId, task: str, content: str) -> Path | None:
+        """Return the path of an input file by the digest of its content; None: the task has no such file."""
+        del placeholder, task, content
+        return None
+
+    def on_input_sent(self, task: str, size: int) -> None:
+        """Take in that an agent was sent so many bytes of the input files of a task."""
+        del task, size
+
     def take_file(self, placeholder: PlaceholderId, piece: channel.FilePiece) -> channel.FileAck:
         """Keep a piece of an output file, or refuse the file. Raises ProtocolError for what no agent says."""
         del placeholder

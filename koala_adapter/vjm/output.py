@@ -131,11 +131,18 @@ class AgentConnection:
         self._tasks = tasks
         self._outgoing: list[bytes] = []
         self._writing = False
+        self._written = anyio.Event()
+        """Set when nothing waits to be written, or the connection ends."""
 
     def drop(self, fault: str) -> None:
         """End the connection."""
         self.fault = fault
         self.scope.cancel()
+        self._written.set()
+
+    async def drained(self) -> None:
+        """Wait until all that was posted is written, or the connection ends."""
+        await self._written.wait()
 
     async def receive(self) -> Sequence[AgentMessage]:
         """Return the messages that have come. Raises ProtocolError when it breaks the rules, or is lost."""
@@ -159,6 +166,7 @@ class AgentConnection:
         self._outgoing.append(channel.encode(message))
         if not self._writing:
             self._writing = True
+            self._written = anyio.Event()
             self._tasks.start_soon(self._write)
 
     async def _write(self) -> None:
@@ -169,6 +177,7 @@ class AgentConnection:
                 for start in range(0, len(data), PIECE):
                     await self._stream.send(data[start : start + PIECE])
             self._writing = False
+            self._written.set()
         except LOST as error:
             self.drop(f"connection lost: {error.__cause__ or error}")
 

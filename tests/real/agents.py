@@ -62,6 +62,12 @@ class Site(AgentListener):
         self.bound: dict[PlaceholderId, str] = {}
         self.processes: list[subprocess.Popen[bytes]] = []
         self.results: Results | None = None
+        self.inputs: dict[str, Path] = {}
+        """Input files by the digests of their contents."""
+        self.sent: list[str] = []
+        """A task for each piece of its input files that was sent."""
+        self.after_piece: tuple[int, Callable[[], object]] = 0, lambda: None
+        """What is done after so many of them."""
         self.at_end = AsyncExitStack()
         """Takes what is to be closed before the center goes."""
         self._news = anyio.Event()
@@ -172,6 +178,18 @@ class Site(AgentListener):
         """Return where the output of a task goes."""
         del placeholder
         return self.directory / "output" / task
+
+    def input_path(self, placeholder: PlaceholderId, task: str, content: str) -> Path | None:
+        """Return where an input file is."""
+        del placeholder, task
+        return self.inputs.get(content)
+
+    def on_input_sent(self, task: str, size: int) -> None:
+        """Note a piece that was sent."""
+        del size
+        self.sent.append(task)
+        if len(self.sent) == self.after_piece[0]:
+            self.after_piece[1]()
 
     def take_file(self, placeholder: PlaceholderId, piece: FilePiece) -> FileAck:
         """Hand a piece of a file to the results, if there are any."""

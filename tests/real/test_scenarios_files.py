@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from koala_adapter.config.jobfile import LARGEST_SUM
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_CONFIGURATION, EXIT_WALLTIME
+from koala_adapter.model import LARGEST_SENT
 from koala_adapter.outcome import JobOutcome, JobState
 from tests.real.leftovers import Traces
 from tests.real.lrms import placeholders
@@ -141,20 +141,19 @@ def test_input_files_and_environment_reach_the_ranks(
 
 
 @pytest.mark.real("slurmctld", "slurmd")
-def test_input_files_beyond_the_channel_are_refused(new_user: NewUser, slurm_a: SlurmCluster) -> None:
-    """Just as much as is allowed arrives; a byte more is refused before anything is submitted."""
+def test_input_files_of_any_size(new_user: NewUser, slurm_a: SlurmCluster) -> None:
+    """As much as goes with a launch arrives, and so do a byte more, and a directory."""
     user = new_user(slurm_a)
     traces = Traces(user)
-    sizes = {"large": LARGEST_SUM, "larger": LARGEST_SUM + 1}
+    (user.directory / "d" / "below").mkdir(parents=True)
+    sizes = {"large": LARGEST_SENT, "d/below/larger": LARGEST_SENT + 1}
     for name, size in sizes.items():
         with (user.directory / name).open("wb") as file:
             file.truncate(size)
-    job, outcome = end_of(user, part("a", 2, "wc", "-c", "large", input_files=["large"], environment=traces.mark))
-    assert outcome.exit_code == 0
-    assert user.output_of(job, "c1", 1) == b"%d large\n" % LARGEST_SUM
-    done = user.run("run", str(user.job_file(part("a", 1, "true", input_files=["larger"]))))
-    assert done.code == EXIT_CONFIGURATION
-    assert "allowed are 20 MiB" in done.stderr
+    for source, (name, size) in zip(("large", "d"), sizes.items(), strict=True):
+        job, outcome = end_of(user, part("a", 2, "wc", "-c", name, input_files=[source], environment=traces.mark))
+        assert outcome.exit_code == 0
+        assert user.output_of(job, "c1", 1) == f"{size} {name}\n".encode()
     traces.expect_none()
 
 

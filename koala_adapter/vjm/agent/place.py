@@ -24,7 +24,7 @@ from koala_adapter.vjm.agent.usage import Counts
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from typing import Deque, Iterator, List, Optional, Set, Tuple
+    from typing import Deque, Dict, Iterator, List, Optional, Set, Tuple
 
 
 # -- Private directories: made, claimed, removed -------------------------------------------------------------
@@ -234,6 +234,7 @@ class Guard:
             for session in sessions or {NO_SESSION}:
                 kill_all(session, raw(f"KOALA_STDOUT={directory}/"))
             remove_tree(directory)
+            remove_stale(os.path.dirname(directory))  # what the tasks shared with those of no other agent
         remove_output(output, if_empty=True)
 
 
@@ -260,6 +261,56 @@ def make_private_directory() -> str:
     raise faults[0]
 
 
+class Share:
+    """A directory with the contents of one job: locked by each agent that uses it, removed by the last one."""
+
+    def __init__(self, name: str) -> None:
+        """Make it, or use that of another agent. Raises OSError."""
+        self.users = 0
+        faults: "List[OSError]" = []
+        for place in filter(None, (os.environ.get("TMPDIR"), *OTHER_PLACES)):
+            self.path = os.path.join(place, name)
+            try:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(self.path, 0o700)
+                self._lock = self._locked()
+                return
+            except OSError as error:
+                faults.append(OSError(error.errno, error.strerror, self.path))
+        raise faults[0]
+
+    def _locked(self) -> int:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            self._claim(descriptor)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _claim(self, descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise PermissionError(errno.EPERM, "is not a directory of ours alone")
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails while another agent removes it
+        if not os.path.samestat(os.stat(self.path), status):
+            raise FileNotFoundError(errno.ENOENT, "was removed just now")
+        with contextlib.suppress(FileExistsError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            with os.fdopen(os.open(OWNER, flags, 0o600, dir_fd=descriptor), "wb") as file:
+                file.write(machine())
+
+    def leave(self) -> "Iterator[None]":
+        """Use it no more, and remove it unless another agent does, in steps."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield from Removal(self.path).steps()
+        except OSError:
+            pass
+        finally:
+            os.close(self._lock)
+
+
 class Workplace:
     """Makes directories for tasks, and removes them little by little."""
 
@@ -278,6 +329,7 @@ class Workplace:
         self._lock: "Optional[int]" = None
         self._works: "Deque[Iterator[None]]" = collections.deque()
         self._cleared = False
+        self.shares: "Dict[str, Share]" = {}  # by their names, those that tasks use
 
     def new_directory(self) -> str:
         """Return a new private directory for a task."""

@@ -20,7 +20,7 @@ from koala_adapter.vjm.agent.node import random_name, raw
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
+    from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 
 # -- Finding and ending processes ----------------------------------------------------------------------------
@@ -185,9 +185,21 @@ def file_identity(status: os.stat_result) -> "Tuple[int, int, int]":
 
 
 def write_file(directory: str, target: str, mode: int, content: bytes) -> "Tuple[int, int, int]":
-    """Write an input file below ``directory``, following no link; other ranks may write the same one just now.
+    """Write an input file below ``directory``, and return its identity."""
+    with placed(directory, target) as (place, name):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with os.fdopen(os.open(name, flags, 0o600, dir_fd=place), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(file.fileno(), mode & 0o755)
+            return file_identity(os.fstat(file.fileno()))
 
-    Return its identity.
+
+@contextlib.contextmanager
+def placed(directory: str, target: str) -> "Iterator[Tuple[int, str]]":
+    """Give a directory and a name in it at which an input file is made, which then gets its place below ``directory``.
+
+    No link is followed on the way. Other ranks may make the same file just now.
     """
     parts = target.split("/")
     if "\0" in target or any(part in ("", ".", "..") for part in parts):
@@ -201,14 +213,10 @@ def write_file(directory: str, target: str, mode: int, content: bytes) -> "Tuple
             os.close(place)
             place = inner
         temporary = ".koala-" + random_name()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        with os.fdopen(os.open(temporary, flags, 0o600, dir_fd=place), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fchmod(file.fileno(), mode & 0o755)
-            identity = file_identity(os.fstat(file.fileno()))
+        yield place, temporary
         os.rename(raw(temporary), raw(parts[-1]), src_dir_fd=place, dst_dir_fd=place)
-        return identity
+        with contextlib.suppress(FileNotFoundError):  # two links to one file are not renamed
+            os.unlink(temporary, dir_fd=place)
     except OSError as error:
         raise LaunchError(f"cannot write the input file {target!r} in {directory}: {error.strerror}") from error
     finally:

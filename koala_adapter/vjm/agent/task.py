@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
     from koala_adapter.vjm.agent.application import ApplicationSocket
+    from koala_adapter.vjm.agent.inputs import Inputs
     from koala_adapter.vjm.agent.results import Results
 
 
@@ -59,6 +60,9 @@ class Task:
         self._sources: "List[Source]" = []
         self._directory: "Optional[str]" = None
         self._prompt = False
+        self.inputs: "Optional[Inputs]" = None  # large input files, from the launch to the end
+        self.gathering = False  # they are on their way
+        self.begun = False  # the process was started after the launch, which is still to be told
         self.results: "Optional[Results]" = None  # once the task is over
         self._collect: "Optional[Callable[[], Results]]" = None
         self.application: "Optional[ApplicationSocket]" = None
@@ -105,9 +109,12 @@ class Task:
         return heard and (not good or self._prompt or self.results is None or self.results.said)
 
     def launch(self, message: "Dict[str, Any]") -> None:
-        """Start the process; a failure becomes the task's end."""
+        """Start the process, or get its large input files first; a failure becomes the task's end."""
+        self._attempt(lambda: self._launch(message))
+
+    def _attempt(self, work: "Callable[[], None]") -> None:
         try:
-            self._launch(message)
+            work()
         except LaunchError as error:
             self.fail(str(error), error.code)
         except (OSError, ValueError, TypeError, KeyError) as error:
@@ -117,6 +124,7 @@ class Task:
 
     def fail(self, detail: str, code: "Optional[int]" = None, reason: str = "launch failed") -> None:
         """End a task whose process could not be started."""
+        self.gathering = False
         for source in self._sources:
             source.close()
         self._collect = None
@@ -125,6 +133,8 @@ class Task:
 
     def stop(self, reason: str, detail: str, grace: float) -> None:
         """Ask the process to end, and make it end ``grace`` seconds later."""
+        if self.gathering:
+            self.fail(detail, reason=reason)
         if self.pid is None or self.look():
             return
         if not self._stopping:
@@ -135,6 +145,8 @@ class Task:
     def order(self, number: int) -> None:
         """Send a signal that the control center wants to be sent: an end by it needs no further explanation."""
         self._ordered.add(number)
+        if self.gathering:
+            self.fail(f"got signal {number} before its input files had come", reason="cancelled")
         self.signal(number)
 
     def warn(self, number: int) -> None:
@@ -231,8 +243,43 @@ class Task:
             raise LaunchError(f"the working directory {working_directory} does not exist on {socket.gethostname()}")
         inputs = {}
         for file in message["files"]:
-            content = binascii.a2b_base64(file["content"])
-            inputs[file["target"]] = write_file(working_directory, file["target"], file["mode"], content)
+            if not file.get("digest"):  # a control center of an earlier version says nothing of it
+                content = binascii.a2b_base64(file["content"])
+                inputs[file["target"]] = write_file(working_directory, file["target"], file["mode"], content)
+        if any(file.get("digest") for file in message["files"]):
+            from koala_adapter.vjm.agent.inputs import Inputs
+
+            self.gathering = True
+            self.inputs = Inputs(self._workplace, message, working_directory)
+            self.inputs.get(
+                lambda found, fault: self._begin_late(message, working_directory, {**inputs, **found}, fault)
+            )
+        else:
+            self._begin(message, directory, working_directory, inputs)
+
+    def _begin_late(
+        self,
+        message: "Dict[str, Any]",
+        working_directory: str,
+        inputs: "Dict[str, Tuple[int, int, int]]",
+        fault: str,
+    ) -> None:
+        """Start the process: its large input files have come, or there is a fault."""
+        directory = self._directory
+        if fault or directory is None:
+            self.fail(fault)
+            return
+        self.gathering = False
+        self._attempt(lambda: self._begin(message, directory, working_directory, inputs))
+        self.begun = self.pid is not None
+
+    def _begin(
+        self,
+        message: "Dict[str, Any]",
+        directory: str,
+        working_directory: str,
+        inputs: "Dict[str, Tuple[int, int, int]]",
+    ) -> None:
         if message.get("output_files") or (
             message.get("output_files") is not None and not message["working_directory"]
         ):
@@ -313,6 +360,9 @@ class Task:
         self._sources = []
         if self.application is not None:
             self.application.close()
+        if self.inputs is not None:
+            self.inputs.leave()
+            self.inputs = None
         if self._directory:
             self._workplace.remove(self._directory)
             self._directory = None
@@ -372,7 +422,11 @@ class TaskList:
 
     def reports(self) -> "List[Dict[str, Any]]":
         """Return what a Hello says of each task; what was not acknowledged is sent again after it."""
-        return [self._report(task) for task in self._tasks.values()]
+        for task in self._tasks.values():
+            if task.inputs is not None:
+                task.inputs.rewind()
+        # One whose files are on their way would be taken for one that runs, or did.
+        return [self._report(task) for task in self._tasks.values() if not task.gathering]
 
     def advance(self) -> None:
         """Do for each task what can be done by now."""
@@ -384,6 +438,11 @@ class TaskList:
         for task in self._tasks.values():
             if task.application is not None:
                 self._send_said(task.name, task.application)
+            if task.gathering:
+                self._send_questions(task)
+            if task.begun:
+                task.begun = False
+                self._channel.send({"kind": "task-started", "task": task.name, "pid": task.pid})
             self._send_output(task)
 
     def look(self) -> None:
@@ -408,6 +467,8 @@ class TaskList:
         """Kill all processes and remove what they left."""
         for task in self._tasks.values():
             task.kill()
+            if task.inputs is not None:
+                task.inputs.leave()
         self._workplace.finish()
 
     def progress(self) -> bool:
@@ -466,6 +527,12 @@ class TaskList:
         if task is not None and task.results is not None:
             task.results.acknowledge(int(message["number"]), int(message["offset"]), message["refusal"])
 
+    def on_input(self, message: "Dict[str, Any]") -> None:
+        """Take a piece of an input file."""
+        task = self._tasks.get(message["task"])
+        if task is not None and task.inputs is not None:
+            task.inputs.take(message)
+
     def on_files_ack(self, message: "Dict[str, Any]") -> None:
         """Know that all files of a task are safe."""
         task = self._tasks.get(message["task"])
@@ -491,6 +558,12 @@ class TaskList:
     def _send_said(self, name: str, application: "ApplicationSocket") -> None:
         while application.said and self._channel.queued < QUEUED:
             self._channel.send({"kind": "application", "task": name, "data": base64(application.next())})
+
+    def _send_questions(self, task: Task) -> None:
+        question = task.inputs.next() if task.inputs is not None else None
+        while question is not None:
+            self._channel.send(question)
+            question = task.inputs.next() if task.inputs is not None else None
 
     def _send_output(self, task: Task) -> None:
         for stream, output in task.outputs.items():

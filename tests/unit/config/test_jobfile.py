@@ -15,11 +15,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.config.jobfile import LARGEST_SUM, check_job, job_from_dict, load_job, load_job_text
+from koala_adapter.config.jobfile import check_job, job_from_dict, load_job, load_job_text
 from koala_adapter.config.jobtables import ComponentTable, InputFileTable, JobTable
 from koala_adapter.config.sitefile import NoSettings, NotifyConfig, SiteConfig, load_site_text
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.model import ClusterName, Component, InputFile, Job, JobId, JobKind, Launcher, Retirement, RunnerName
+from koala_adapter.model import (
+    LARGEST_SENT,
+    ClusterName,
+    Component,
+    InputFile,
+    Job,
+    JobId,
+    JobKind,
+    Launcher,
+    Retirement,
+    RunnerName,
+)
 from koala_adapter.slots import Slot
 from tests.unit.config.toml_text import plugin, replaced, toml_file, values
 
@@ -292,8 +303,8 @@ def test_input_files(tmp_path: Path) -> None:
     ("files", "expected"),
     [
         ('["missing"]', r':5: components\[0\].input_files\[0\]: found "missing", allowed is an existing file'),
-        ('["."]', r"input_files\[0\]: .* is a directory"),
-        ('["pipe"]', r"input_files\[0\]: .* is no regular file"),
+        ('["."]', r"input_files\[0\]: .*/pipe: it is neither a regular file, nor a link to one"),
+        ('["pipe"]', r"input_files\[0\]: .* is neither"),
         ('["~/x"]', r"input_files\[0\]: .*~ is not expanded"),
         ('[""]', r"input_files\[0\]: found \"\", allowed is the path of a file"),
         ('["a\\u0000b"]', r"input_files\[0\]: found "),
@@ -307,7 +318,7 @@ def test_input_files(tmp_path: Path) -> None:
         ),
         (
             '[{ source = "a", target = "d/e/f" }, { source = "a", target = "d" }]',
-            r"input_files\[0\]: .*input_files\[1\] is",
+            r"input_files\[0\]: .*input_files\[1\] is called",
         ),
         (f'[{{ source = "a", target = "d/{"n" * 256}" }}]', r"input_files\[0\].target: found .*at most 255 bytes"),
         (f'[{{ source = "a", target = "{"é" * 128}" }}]', r"input_files\[0\].target: found .*at most 255 bytes"),
@@ -346,15 +357,17 @@ def test_output_files(tmp_path: Path) -> None:
     assert "allowed is a list of at most 100" in refusal(f"{HEAD}{COMPONENT}output_files = {['a'] * 101}\n")
 
 
-def test_the_input_files_of_a_component_have_a_largest_sum(tmp_path: Path) -> None:
-    """What one rank can be sent may be given to each component; beyond it the job is refused."""
-    for name in ("a", "b"):
+def test_input_files_that_are_large_together_travel_ahead(tmp_path: Path) -> None:
+    """A component whose files fit into a launch has none that travel by themselves."""
+    (tmp_path / "d" / "below").mkdir(parents=True)
+    for name in ("d/b", "d/below/a"):
         with (tmp_path / name).open("wb") as file:
-            file.truncate(LARGEST_SUM // 2 + 1)
-    one = f'{COMPONENT}input_files = ["a"]\n'
-    assert len(loaded(HEAD + one + one.replace('"a"]', '"b"]'), tmp_path).components) == 2
-    text = HEAD + one.replace('"a"]', '"a", "b"]')
-    assert "components[0].input_files: the input files have 21 MiB, allowed are 20 MiB" in refusal(text, tmp_path)
+            file.truncate(LARGEST_SENT // 2 + 1)
+    one = f'{COMPONENT}input_files = ["d/b"]\n'
+    small, large = loaded(HEAD + one + one.replace("d/b", "./d/"), tmp_path).components
+    assert (small.has_large_files, large.has_large_files) == (False, True)
+    (directory,) = large.input_files
+    assert (directory.target, directory.size) == ("d", 2 * (LARGEST_SENT // 2 + 1))
 
 
 def test_clusters_must_be_those_of_the_site(site: SiteConfig) -> None:

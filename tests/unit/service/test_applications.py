@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.config.jobfile import LARGEST_SUM
 from koala_adapter.errors import JobRefusedError, ProtocolError
-from koala_adapter.model import EndReason, InputFile, JobKind, PlaceholderId, RunnerName, TaskEnd
+from koala_adapter.model import LARGEST_SENT, EndReason, InputFile, JobKind, PlaceholderId, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState, TaskUsage
 from koala_adapter.scheduler.actions import LaunchJob
 from koala_adapter.scheduler.events import RankMeasured
@@ -231,7 +230,7 @@ def test_input_files_that_changed_since_they_were_looked_at_are_refused(tmp_path
     good.touch()
     if change == "grown":
         with bad.open("wb") as file:
-            file.truncate(LARGEST_SUM + 1)
+            file.truncate(LARGEST_SENT + 1)
     elif change == "pipe":
         os.mkfifo(bad)
     files = tuple(InputFile(source=str(path), target=path.name) for path in (good, bad))
@@ -246,7 +245,8 @@ def test_input_files_that_are_gone_end_the_job(tmp_path: Path) -> None:
     source.touch()
     part = replace(component("x", 1, cluster="a"), input_files=(InputFile(source=str(source), target="run"),))
     launched = Launched(tmp_path, job("1", part), connected=False)
-    (tmp_path / "jobs" / "1" / "_input" / "x" / "0").unlink()
+    for kept in (tmp_path / "jobs" / "1" / "_input").iterdir():
+        kept.unlink()
     fresh = Applications(launched.core, ResultStore(per_rank=1, per_job=1))
     fresh.registered(launched.ranks[0], ())
     assert launched.site.outcome("1").reason is EndReason.LAUNCH_FAILED
