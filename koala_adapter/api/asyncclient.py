@@ -13,7 +13,7 @@ import anyio
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from koala_adapter.api import protocol
-from koala_adapter.api.client import AGAIN, LOOK_AGAIN, TIMEOUT, new_submission, unanswered, unavailable
+from koala_adapter.api.client import AGAIN, LOOK_AGAIN, TIMEOUT, new_submission, patience_with, unanswered, unavailable
 from koala_adapter.api.protocol import from_json
 from koala_adapter.api.statedirectory import socket_path
 from koala_adapter.errors import ServiceAbsentError, ServiceUnavailableError
@@ -57,7 +57,7 @@ class AsyncClient:
             await anyio.sleep(LOOK_AGAIN)
 
     async def _submit(self, job: Job, submission: str) -> str:
-        return str((await self._ask(protocol.submission(job, submission)))["job_id"])
+        return str((await self._ask(protocol.submission(job, submission), patience_with(job)))["job_id"])
 
     async def cancel(self, job_id: str) -> JobReport:
         """Cancel a job; returns at once with its report. Raises JobNotFoundError."""
@@ -94,9 +94,9 @@ class AsyncClient:
                 last = reply.last
                 yield reply.result
 
-    async def _ask(self, request: Request) -> Any:  # noqa: ANN401 - JSON of many shapes
+    async def _ask(self, request: Request, patience: float = TIMEOUT) -> Any:  # noqa: ANN401 - JSON of many shapes
         try:
-            with anyio.fail_after(TIMEOUT):
+            with anyio.fail_after(patience):
                 async with await self._connected() as stream:
                     await self._send(stream, request)
                     return (await self._reply(BufferedByteReceiveStream(stream))).result

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 # -- The client ----------------------------------------------------------------------------------------------
 
 TIMEOUT = 30.0
+SLOWEST_COPY = 10 * 1024 * 1024
+"""Bytes of input files that the service copies in a second at least, before it answers a submission."""
 SHORTEST = 0.001
 """Seconds of a time-out that is over already: 0 would mean something else to a socket."""
 LOOK_AGAIN = 0.2
@@ -135,7 +137,7 @@ class Client:
             time.sleep(LOOK_AGAIN)
 
     def _submit(self, job: Job, submission: str) -> str:
-        return str(self._ask(protocol.submission(job, submission))["job_id"])
+        return str(self._ask(protocol.submission(job, submission), timeout=patience_with(job))["job_id"])
 
     def cancel(self, job_id: str) -> JobReport:
         """Cancel a job; returns at once with its report."""
@@ -307,6 +309,12 @@ class Client:
             connection.close()
             raise unavailable(self.directory, error) from error
         return connection
+
+
+def patience_with(job: Job) -> float:
+    """Return the seconds within which the service has taken a job and its input files in."""
+    size = sum(file.size or 0 for component in job.components for file in component.input_files)
+    return TIMEOUT + size / SLOWEST_COPY
 
 
 def new_submission() -> str:

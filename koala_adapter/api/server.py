@@ -267,6 +267,7 @@ class Server:
     async def _prepare(self, request: Request) -> None:
         if request.operation == "submit":
             await self._service.look_for_obstacles()
+            await self._service.take_in_files(self._job(request, JobId("0"), 0.0), request.submission)
         if request.operation in CHANGING:
             await self._service.ready()
 

@@ -316,11 +316,11 @@ class Sending:
 
 
 ENTRY = 256
-"""Bytes of a file's entry in a launch, beside its content."""
+"""Bytes for a file that travels by itself."""
 
 
 def _size(one: AddressedLaunch) -> int:
-    return sum(len(file.content) + ENTRY for file in one.launch.files)
+    return sum(ENTRY if file.digest else len(file.content) for file in one.launch.files)
 
 
 # -- The runner of launcher ``process`` ----------------------------------------------------------------------

@@ -141,7 +141,7 @@ class Applications:
         self.directory = core.directory / "jobs"
         """Output and input files, a directory for each job."""
         self._sweeps = sweeps
-        self.inputs = InputStore(core.directory, core.journal.instance())
+        self.inputs = InputStore(core.directory, core.name_prefix)
         self._runners: dict[JobId, Runner] = {}
         self._sending = Sending(self._order)
         self.unwritten = UnwrittenOutput()

@@ -426,6 +426,7 @@ class Service:
             self.meter = ServiceMeter(core)
             self.sweeps = Sweeps(core)
             self.applications = Applications(core, store, sweeps=self.sweeps)
+            self.applications.inputs.tidy()
             self.sizes = SizeChanges(core, self.applications)
             self._hosts = SiteHosts(self.site.sites, self.directory, lasting=True)
             self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
@@ -548,6 +549,11 @@ class Service:
         with anyio.move_on_after(OBSTACLE_SECONDS):
             for driver in self.clusters.values():
                 await driver.look_for_obstacle()
+
+    async def take_in_files(self, job: Job, submission: str) -> None:
+        """Copy the large input files of a job that is about to be submitted, unless it was: that may take long."""
+        if self._submitted(submission) is None:
+            await self.applications.inputs.take_in(job)
 
     def _require_able(self, job: Job) -> None:
         """Raise JobRefusedError where nothing can be submitted to any cluster that a component may use."""
