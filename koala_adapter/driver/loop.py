@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
 
 class Effector(Protocol):
-    """Does things in the world, real or simulated. What comes of them is reported by events, later or at once.
+    """Carries out the scheduler's actions, in reality or simulation; results come back as events (protocol).
 
     A method may raise JournalBlockedError, and is called again with the same action when the journal can be written.
     """
 
     def submit_placeholders(self, action: act.SubmitPlaceholders) -> None:
-        """Have placeholders submitted; BatchSubmitted, or what else becomes of it."""
+        """Submit placeholders; reported by BatchSubmitted or another event on the submission."""
 
     def end_placeholders(self, action: act.EndPlaceholders) -> None:
-        """Release or cancel placeholders; PlaceholderEnded for each."""
+        """Release or cancel placeholders; reported by PlaceholderEnded for each."""
 
     def stage_files(self, action: act.StageFiles) -> None:
         """Bring input files to a cluster; StagingProgressed, then FilesStaged or StagingFailed."""
@@ -54,37 +54,37 @@ class Effector(Protocol):
         """Have no more input files of a job brought to a cluster."""
 
     def launch_job(self, action: act.LaunchJob) -> None:
-        """Start an application; RankStarted and RankEnded for each rank."""
+        """Start an application; reported by RankStarted and RankEnded for each rank."""
 
     def offer_processors(self, action: act.OfferProcessors) -> None:
-        """Ask an application to grow; OfferAnswered."""
+        """Offer processors to an application; reported by OfferAnswered."""
 
     def request_processors(self, action: act.RequestProcessors) -> None:
-        """Ask an application to shrink; OfferAnswered, then ProcessorsReleased."""
+        """Ask an application for processors; reported by OfferAnswered, then ProcessorsReleased."""
 
     def take_processors(self, action: act.TakeProcessors) -> None:
-        """Start further processes of an application; RankStarted for each."""
+        """Start further processes of an application; reported by RankStarted for each."""
 
     def withdraw_offer(self, action: act.WithdrawOffer) -> None:
-        """Tell an application that what it accepted cannot be had."""
+        """Tell an application that processors it accepted are not available."""
 
     def grant_processors(self, action: act.GrantProcessors) -> None:
-        """Tell an application what it gets of what it asked for."""
+        """Tell an application how many processors it gets of those it asked for."""
 
     def read_output(self, action: act.ReadPlaceholderOutput) -> None:
-        """Find out what a placeholder wrote; PlaceholderSaid."""
+        """Read a placeholder's output; reported by PlaceholderSaid."""
 
     def end_attempt(self, action: act.EndAttempt) -> None:
-        """Take note that a run of a job is over which another one may follow."""
+        """Record the end of an attempt after which another one may follow."""
 
     def finish_job(self, action: act.FinishJob) -> None:
-        """Take note of the outcome of a job."""
+        """Record the outcome of a job."""
 
     def correct_outcome(self, action: act.CorrectOutcome) -> None:
-        """Take note that the outcome of a job is another one."""
+        """Record another outcome of a job that has ended."""
 
     def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
-        """Tell the operator what is wrong with a policy of the site."""
+        """Report an invalid answer of a site's policy to the operator."""
 
 
 def carry_out(action: Action, effector: Effector) -> None:  # noqa: C901, PLR0912 - one plain line per kind of action
@@ -137,7 +137,7 @@ log = structlog.get_logger()
 
 
 class WritableStore(EventStore, Protocol):
-    """A journal as its only writer uses it."""
+    """Journal as seen by its only writer (protocol)."""
 
     def append(self, event: Event) -> int:
         """Store an event and return its number. Raises JournalBlockedError when it cannot: then it never happened."""
@@ -146,7 +146,7 @@ class WritableStore(EventStore, Protocol):
         """Force what was appended to disk. Raises JournalBlockedError."""
 
     def probe(self) -> None:
-        """Write something. Raises JournalBlockedError when that cannot be."""
+        """Test whether the journal can be written. Raises JournalBlockedError."""
 
     def snapshot_in_groups(self, state: State, number: int) -> Generator[None, None, None]:
         """Store the state as of an event, with a pause after each group of records.
@@ -156,35 +156,35 @@ class WritableStore(EventStore, Protocol):
 
 
 class LoopOwner(Protocol):
-    """What runs a loop: it is told of handled events, and of trouble with the journal or the scheduler."""
+    """Owner of a loop, told of handled events and failures (protocol)."""
 
     def handled(self, event: Event) -> None:
-        """Take note of an event that the scheduler has handled; its actions are carried out after this.
+        """Called after an event was handled and before its actions are carried out.
 
         May raise JournalBlockedError.
         """
 
     def settled(self) -> None:
-        """Take note that no event is left to be handled, or all wait for the journal."""
+        """Called after the last received event was handled."""
 
     def halted(self) -> None:
-        """Take note that nothing is done until the journal can be written; then call :meth:`EventLoop.try_again`."""
+        """Called when the journal cannot be written; call :meth:`EventLoop.try_again` later."""
 
     def snapshot_begun(self) -> None:
-        """Take note of a snapshot to be written; call :meth:`EventLoop.write_snapshot_group` until it is complete."""
+        """Called when a snapshot is to be written; call :meth:`EventLoop.write_snapshot_group` until it is complete."""
 
     def state_rebuilt(self, set_aside: Sequence[Event]) -> None:
-        """Take note that events were set aside: ask again for what agents and batch systems had told by them.
+        """Called after events were set aside: repeat what agents and batch systems had told by them.
 
         The first is the latest of all. Where there are more, the state is no longer that in which it happened.
         """
 
     def failed(self, error: KoalaError) -> None:
-        """Take note that the state cannot be built again: nothing more is done; the journal has all events."""
+        """Called when the state cannot be rebuilt: the loop stops, and the journal has all events."""
 
 
 class EventLoop:
-    """Takes events one after the other, each with all its actions before the next. Owns the scheduler."""
+    """Handles events one by one, each with its actions before the next. Owns the scheduler."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class EventLoop:
         snapshot_interval: int = SNAPSHOT_INTERVAL,
         since_snapshot: int = 0,
     ) -> None:
-        """``scheduler``: as built from ``store``; ``make``: how it is made when it has to be built again.
+        """``scheduler``: built from ``store``; ``make``: creates an empty one for rebuilding.
 
         ``snapshot_interval``: events between two snapshots; ``since_snapshot``: so many are in ``store`` already.
         """
@@ -235,16 +235,16 @@ class EventLoop:
 
     @property
     def holding(self) -> bool:
-        """True while events wait: what the state says is not what is known."""
+        """Whether events wait, so that the state may be outdated."""
         return bool(self.trouble) or self.in_snapshot
 
     def post(self, event: Event) -> None:
-        """Take in what has happened: now, or as soon as the journal can be written and no snapshot is being taken."""
+        """Handle an event now, or when the journal can be written and no snapshot is being taken."""
         self._events.append(event)
         self._drain()
 
     def enter(self, event: Event) -> None:
-        """Take in the event of a user's request; it is on disk before this returns.
+        """Handle the event of a user's request; it is on disk before this returns.
 
         What is left of a snapshot is written first, without a pause; callers that can wait do so until
         :attr:`in_snapshot` is false.
@@ -272,12 +272,12 @@ class EventLoop:
             )
 
     def require_journal(self) -> None:
-        """Raise JournalBlockedError while nothing is decided."""
+        """Raise JournalBlockedError while events cannot be handled."""
         if self.trouble:
             raise JournalBlockedError(self.trouble, hint="nothing is accepted until it can; make room, then try again")
 
     def halt(self, error: JournalBlockedError) -> None:
-        """Do nothing more until the journal can be written."""
+        """Stop handling events until the journal can be written."""
         self.trouble = error.message
         if not self._halt_told:
             self._halt_told = True
@@ -285,7 +285,7 @@ class EventLoop:
             self._owner.halted()
 
     def try_again(self) -> None:
-        """Go on if the journal can be written."""
+        """Continue if the journal can be written."""
         if self.stopped:
             return
         try:
@@ -298,7 +298,7 @@ class EventLoop:
             self._halt_told = bool(self.trouble)
 
     def write_snapshot_group(self) -> bool:
-        """Write the next group of a snapshot that has begun; after the last one, take in the events that have waited.
+        """Write the next group of a snapshot; after the last one, handle the events that have waited.
 
         Tell whether there is more to be written. Raises JournalError.
         """
@@ -316,7 +316,7 @@ class EventLoop:
         return self._snapshot is not None
 
     def conclude(self) -> bool:
-        """Leave a snapshot at an orderly end, if there is much that the next process would have to replay.
+        """Write a snapshot at an orderly end, if there is much to replay.
 
         Those that live for one job each would otherwise replay all jobs that there ever were. Tell whether the end is
         orderly: the state is what the journal says, and all that followed from it is done. Raises JournalError.
@@ -383,7 +383,7 @@ class EventLoop:
                 log.warning("the scheduler refused an event", event_type=type(event).__name__, error=error.message)
 
     def _decide(self, number: int, event: Event) -> bool:
-        """Have the scheduler handle an event that is in the journal. False when it failed on it."""
+        """Handle a stored event; return False when the scheduler fails on it."""
         try:
             actions = self.scheduler.handle(event)
         except JobRefusedError:  # raised before anything was changed
@@ -407,7 +407,7 @@ class EventLoop:
         return True
 
     def _set_aside(self, number: int, event: Event, failure: str) -> None:
-        """Go on without an event on which the scheduler failed."""
+        """Exclude an event on which the scheduler failed, and continue."""
         self._store.set_aside(number, event, failure)
         report_defect(number, event, failure)
         self.scheduler, further = rebuild(self._store, self._make)

@@ -39,34 +39,34 @@ log = structlog.get_logger()
 
 
 class EventStore(Protocol):
-    """A journal that a state is built from."""
+    """Journal from which a state is built (protocol)."""
 
     def recover(self) -> tuple[State | None, Generator[tuple[int, Event], None, None]]:
-        """Return the latest snapshot, or None, and the numbered events after it that are not set aside."""
+        """Return the latest snapshot (or None) and the later events, without those set aside."""
 
     def set_aside(self, number: int, event: Event, failure: str) -> None:
-        """Leave an event out from now on, and keep it with the traceback of what it led to.
+        """Exclude an event from the state, and keep it with the traceback of its failure.
 
         Raises JournalBlockedError.
         """
 
     def note_batch(self, batch: NumberedBatch) -> None:
-        """Keep which submission has a name, until a snapshot holds all that came before. Raises JournalBlockedError."""
+        """Record the name of a submission until a snapshot includes it. Raises JournalBlockedError."""
 
     def batches(self) -> list[NumberedBatch]:
-        """Return the submissions that were noted since the latest snapshot, at least, in the order of their numbers."""
+        """Return the submissions recorded since the latest snapshot, and perhaps earlier ones, by number."""
 
     def largest_batch_number(self) -> int:
-        """Return the largest number in the name of a submission that is known here, from whatever is kept."""
+        """Return the largest known number of a submission."""
 
 
 def rebuilt(store: EventStore, make: MakeScheduler) -> Scheduler:
-    """Return the scheduler of :func:`rebuild`."""
+    """Return the scheduler that :func:`rebuild` builds."""
     return rebuild(store, make)[0]
 
 
 def rebuild(store: EventStore, make: MakeScheduler) -> tuple[Scheduler, list[Event]]:
-    """Return the scheduler after snapshot and events, and the events on which it failed.
+    """Build the scheduler from snapshot and events; return it with the events on which it failed.
 
     Each of these is set aside, and all begun anew. Whatever is left out, submissions have the names that they were made
     under, and no other ever gets one of these. Raises RecoveryError when too many fail, and then sets none aside;
@@ -102,7 +102,7 @@ def rebuild(store: EventStore, make: MakeScheduler) -> tuple[Scheduler, list[Eve
 def _replay(
     scheduler: Scheduler, events: Iterable[tuple[int, Event]], recorded: RecordedBatches, made: list[NumberedBatch]
 ) -> tuple[int, Event, str] | None:
-    """Have all events handled; return the first on which the scheduler failed, with how. ``made`` takes submissions."""
+    """Replay events; return the first failure. ``made`` gets the submissions."""
     for number, event in events:
         try:
             made += numbered_batches(scheduler.state, scheduler.handle(event, recorded))
@@ -114,7 +114,7 @@ def _replay(
 
 
 def numbered_batches(state: State, actions: Iterable[Action]) -> list[NumberedBatch]:
-    """Return the submissions among the actions that an event has just led to."""
+    """Return the submissions in the actions of an event."""
     found = (state.batches[one.batch] for one in actions if isinstance(one, SubmitPlaceholders))
     return [
         NumberedBatch(
@@ -130,7 +130,7 @@ def numbered_batches(state: State, actions: Iterable[Action]) -> list[NumberedBa
 
 
 def tellers(state: State, event: Event) -> list[PlaceholderId]:
-    """Return the placeholders whose agents reported an event: they alone can report it again."""
+    """Return the placeholders whose agents reported an event and can report it again."""
     match event:
         case ev.PlaceholderHeld() | ev.PlaceholderSilent() | ev.PlaceholderEnding():
             return [event.placeholder]
@@ -151,7 +151,7 @@ def doubts(
     under_way: Collection[BatchKey],
     in_contact: Callable[[PlaceholderId], bool] = lambda _: False,
 ) -> list[Event]:
-    """Return the events that doubt what only a process knew, or an event that is set aside told.
+    """Return events that put in doubt what only the former process, or an event set aside, knew.
 
     Submissions whose outcome is not known, but for those ``under_way`` that this process is sending, and agents that
     have yet to come back: those that are not ``in_contact``.
@@ -175,7 +175,7 @@ def failure_text(error: Exception) -> str:
 
 
 def report_defect(number: int, event: Event, failure: str) -> None:
-    """Tell the operator of an event that is set aside."""
+    """Log an event that is set aside."""
     log.error(
         "the scheduler failed on an event, which is set aside: a defect of koala, please report it",
         number=number,
@@ -213,7 +213,7 @@ class MemoryStore:
         yield from ()
 
     def set_aside(self, number: int, event: Event, failure: str) -> None:  # noqa: ARG002 - it is in the list
-        """Leave an event out of the state from now on."""
+        """Exclude an event from the state."""
         self.left_out[number] = failure
 
     def note_batch(self, batch: NumberedBatch) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Admission:
-    """Bounds the peers that have connected and not yet proved themselves."""
+    """Limits connections of peers that have not proved themselves yet."""
 
     def __init__(self, *, limit: int, time_limit: float, patience: float) -> None:
         """``limit`` peers at once; each has ``time_limit`` seconds, but only ``patience`` while others must wait."""
@@ -43,7 +43,7 @@ class Admission:
         self._left = anyio.Event()
 
     async def room(self) -> None:
-        """Wait until one more peer may come in."""
+        """Wait until another peer may connect."""
         while len(self._applicants) >= self._limit:
             oldest, since = next(iter(self._applicants.items()))
             wait = since + self._patience - anyio.current_time()
@@ -56,7 +56,7 @@ class Admission:
 
     @contextmanager
     def applicant(self) -> Iterator[anyio.CancelScope]:
-        """Count a peer as not yet proved during the block, which is cancelled when its time is up."""
+        """Count a peer as unproven during the block; cancel the block when its time is up."""
         now = anyio.current_time()
         with anyio.CancelScope(deadline=now + self._time_limit) as scope:
             self._applicants[scope] = now
@@ -82,7 +82,7 @@ PAUSE = 0.1
 
 
 async def serve_streams(listener: Listener[SocketStream], handle: Handle) -> None:
-    """Have each connection handled in a task of its own, until cancelled. What a handler raises ends its connection.
+    """Handle each connection in a task until cancelled; an exception of a handler ends its connection only.
 
     Raises OSError for what does not pass.
     """
@@ -113,7 +113,7 @@ async def _handled(handle: Handle, stream: SocketStream) -> None:
 
 
 async def accepted(listener: SocketListener, *, failed: Callable[[OSError], None] | None = None) -> SocketStream:
-    """Return the next connection. Raises OSError and BrokenResourceError for what does not pass.
+    """Return the next connection. Raises OSError and BrokenResourceError for lasting failures.
 
     ``failed`` is told of each failure that passes, before it is tried again.
     """

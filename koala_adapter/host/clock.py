@@ -28,7 +28,7 @@ def seconds_since_boot() -> float:
 
 
 def boot_id() -> str:
-    """Return the name of this boot of this machine; empty where the kernel tells none, so that no boot is the same."""
+    """Return the kernel's id of this boot; empty where it has none, so that it equals no other."""
     try:
         return BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -37,7 +37,7 @@ def boot_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostClocks:
-    """The clocks of a machine at one moment."""
+    """Readings of a machine's clocks at one moment."""
 
     time_of_day: Callable[[], float] = time.time
     """Seconds since the epoch, as the machine believes; may be set at any time, in either direction."""
@@ -47,13 +47,13 @@ class HostClocks:
 
     @classmethod
     def of_this_machine(cls) -> HostClocks:
-        """Return the clocks of the machine that we run on."""
+        """Read this machine's clocks."""
         return cls(boot=boot_id())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockReading:
-    """All clocks at one moment: with it a later process goes on where this one ends."""
+    """Readings of all clocks at one moment, from which a later process continues the service clock."""
 
     time: float
     """The service clock."""
@@ -63,12 +63,12 @@ class ClockReading:
 
 
 class ServiceClock:
-    """The clock of one service; made anew by each process."""
+    """Clock of a service that never goes back, also over restarts."""
 
     def __init__(
         self, clocks: HostClocks | None = None, *, before: ClockReading | None = None, latest: float | None = None
     ) -> None:
-        """Go on from ``before``, a reading of an earlier process, but never behind ``latest``, the last time noted.
+        """``before``: reading of an earlier process; ``latest``: last recorded time, which is not gone behind.
 
         ``clocks``: None: those of this machine.
         """
@@ -87,12 +87,12 @@ class ServiceClock:
         return found if latest is None else max(found, latest)
 
     def now(self) -> float:
-        """Return the present time in seconds: since the epoch, as long as the time of day is not set."""
+        """Return the time in seconds: that since the epoch as long as the time of day is not set."""
         return self._zero + self._clocks.since_boot()
 
     @property
     def offset(self) -> float:
-        """Seconds to add to a time of this clock for the time of day that people read now.
+        """Seconds to add to a time of this clock to get the present time of day.
 
         It changes only when the time of day is set, so that what is shown of the same time stays the same.
         """
@@ -112,6 +112,6 @@ class ServiceClock:
         )
 
     def step(self) -> float:
-        """Return by how many seconds the time of day was set since the last call; 0.0 when it was not."""
+        """Return by how many seconds the time of day was set since the last call."""
         before, self._told = self._told, self.offset
         return self._told - before

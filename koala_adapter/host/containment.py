@@ -44,13 +44,13 @@ class DefectLog:
             log.error("koala failed on something, and goes on without it", what=what, exc_info=error, **context, **more)
 
     def refused(self, what: str, *, kind: Hashable = None, **context: object) -> None:
-        """Log that a peer was turned away; ``kind``: what is counted by itself beside ``what``."""
+        """Log a refused peer; ``kind``: entries are bounded for each ``what`` and kind."""
         more = self._more((what, kind))
         if more is not None:
             log.warning(what, **context, **more)
 
     def _more(self, kind: Hashable) -> dict[str, int] | None:
-        """Return what an entry of this kind says of earlier ones; None: it is counted, and not logged."""
+        """Return a note on suppressed earlier entries; None when this entry is suppressed, too."""
         now = self._clock()
         if kind not in self._logged and len(self._logged) >= MOST_KINDS:
             oldest, (logged_at, _) = next(iter(self._logged.items()))
@@ -82,7 +82,7 @@ def report_refused(what: str, *, kind: Hashable = None, **context: object) -> No
 
 @contextmanager
 def contained(what: str, **context: object) -> Iterator[None]:
-    """Log whatever the block raises, and go on after it.
+    """Log any exception of the block, and continue after it.
 
     A journal that cannot be written, or read again, is no defect of the block: these errors are raised.
     """

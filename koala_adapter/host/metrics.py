@@ -34,7 +34,7 @@ LONG = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 43_200.0, 86_400.0
 
 
 class Kind(StrEnum):
-    """What a metric is, in the words of OpenMetrics."""
+    """Type of a metric, as OpenMetrics names it."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -55,7 +55,7 @@ class Metric:
 
     @property
     def samples(self) -> tuple[str, ...]:
-        """Names under which Prometheus stores it."""
+        """Names of the metric's samples in Prometheus."""
         match self.kind:
             case Kind.GAUGE:
                 return (self.name,)
@@ -198,7 +198,7 @@ OTHER = "other"
 
 @dataclass(slots=True)
 class Distribution:
-    """How many values lie in each bucket of a histogram, and their sum."""
+    """Numbers of values in a histogram's buckets, and their sum."""
 
     counts: list[int]
     """By bucket, the infinite one last; not cumulative."""
@@ -207,7 +207,7 @@ class Distribution:
 
 @dataclass(slots=True)
 class Series:
-    """The values of one metric by those of its labels."""
+    """Values of a metric by the values of its labels."""
 
     numbers: dict[tuple[str, ...], float] = field(default_factory=dict)
     """Of a gauge or a counter."""
@@ -216,7 +216,7 @@ class Series:
 
 
 class Meter:
-    """What one process counts. Gauges are read when metrics are asked for, see :meth:`read_with`."""
+    """Metrics of one process. Gauges are set when metrics are read, see :meth:`read_with`."""
 
     def __init__(self) -> None:
         """Create a meter without counts."""
@@ -224,11 +224,11 @@ class Meter:
         self._sources: list[Callable[[Meter], None]] = []
 
     def read_with(self, source: Callable[[Meter], None]) -> None:
-        """Have ``source`` set gauges whenever the metrics are read."""
+        """Register ``source`` to set gauges before metrics are read."""
         self._sources.append(source)
 
     def add(self, metric: Metric, *labels: str, amount: float = 1.0) -> None:
-        """Count on. ``labels``: the values, in the order of the metric's labels."""
+        """Increase a counter. ``labels``: values in the order of the metric's labels."""
         numbers = self._of(metric, Kind.COUNTER).numbers
         key = _bounded(numbers, labels)
         numbers[key] = numbers.get(key, 0.0) + amount
@@ -239,7 +239,7 @@ class Meter:
         numbers[_bounded(numbers, labels)] = value
 
     def observe(self, metric: Metric, *labels: str, seconds: float) -> None:
-        """Count a time in its bucket; less than 0, as after a change of the clock, counts as 0."""
+        """Add a duration to a histogram; a negative one, after a change of the clock, counts as 0."""
         distributions = self._of(metric, Kind.HISTOGRAM).distributions
         key = _bounded(distributions, labels)
         found = distributions.setdefault(key, Distribution([0] * (len(metric.bounds) + 1)))
@@ -266,7 +266,7 @@ class Meter:
 
 
 def _bounded(known: Mapping[tuple[str, ...], object], labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the labels themselves, or those of all that is too much."""
+    """Return the labels, or "other" labels when a metric has too many."""
     return labels if labels in known or len(known) < MOST_SERIES else (OTHER,) * len(labels)
 
 
@@ -274,7 +274,7 @@ def _bounded(known: Mapping[tuple[str, ...], object], labels: tuple[str, ...]) -
 
 
 class CountedWindow(Protocol):
-    """How many requests went to a batch system."""
+    """Counts of requests to a batch system (protocol)."""
 
     @property
     def per_minute(self) -> int:
@@ -289,17 +289,17 @@ class CountedWindow(Protocol):
 
 
 class Observable(Protocol):
-    """What runs the commands of a batch system: a CommandRunner."""
+    """A CommandRunner, as far as it reports requests (protocol)."""
 
     observer: Callable[[str, float, str], None]
 
     @property
     def window(self) -> CountedWindow:
-        """Most requests within the window."""
+        """Bound of requests, with its counts."""
 
 
 def process_meter(role: str, *, began_at: float | None = None) -> Meter:
-    """Return a meter that says who counts. ``role``: the command. ``began_at``: seconds since 1970; None: now."""
+    """Return a meter with metrics of the process itself. ``role``: the command; ``began_at``: None: now."""
     meter = Meter()
     began = time.time() if began_at is None else began_at
 
@@ -350,17 +350,17 @@ def openmetrics(meter: Meter) -> bytes:
 
 
 class _Collector:
-    """Hands a meter's families to prometheus-client."""
+    """Passes a meter's metrics to prometheus-client."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
 
     def describe(self) -> list[Family]:
-        """Nothing is read before it is asked for."""
+        """Return nothing: metrics are read only when asked for."""
         return []
 
     def collect(self) -> Iterator[Family]:
-        """Return the families, by name."""
+        """Return all metric families."""
         for metric, series in sorted(self._meter.read().items(), key=lambda item: item[0].name):
             yield _family(metric, series)
 

@@ -40,7 +40,7 @@ class MetricsEndpoint:
         self._admission = Admission(limit=MOST_CONNECTIONS, time_limit=PATIENCE, patience=FAIR_CHANCE)
 
     async def serve(self, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Answer until cancelled; the port is told when it is open. Raises ServiceRunningError when it is taken."""
+        """Serve metrics until cancelled; report the port once it is open. Raises ServiceRunningError when taken."""
         try:
             listener = await anyio.create_tcp_listener(local_host=self._listen, local_port=self._port)
         except OSError as error:

@@ -30,7 +30,7 @@ MOST_LINKS = 40
 
 
 def weakness(path: Path) -> str:
-    """Say what on the way to a path another user could replace; empty when there is nothing, or no such path yet.
+    """Return which part of a path another user could replace; empty when none, or when the path does not exist.
 
     Whose the directory at the end is, and its mode, are left to the caller. Raises OSError.
     """
@@ -76,7 +76,7 @@ def make_directory(path: Path) -> None:
 
 
 def make_private_directory(path: Path) -> None:
-    """Make a directory that only we can enter (mode 0700), also when it is there already. Raises OSError as above."""
+    """Make a directory of mode 0700, or give that mode to an existing one. Raises OSError."""
     make_directory(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -136,7 +136,7 @@ def _require_strong(path: Path) -> None:
 
 
 def _problem_of_directory(directory: Path, *, entry: Path) -> str:
-    """Say who else could replace an entry of a directory, or has put it there."""
+    """Return which other user could replace entries of a directory; empty when none."""
     status = directory.stat()
     if status.st_uid not in {0, os.geteuid()}:
         return f"{directory} belongs to {user_name(status.st_uid)}, who can replace what is in it"

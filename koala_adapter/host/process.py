@@ -60,7 +60,7 @@ class ServiceManager:
 
 
 def _watchdog_limit(environment: Mapping[str, str]) -> float | None:
-    """Return the seconds within which a sign of life is wanted of this process; None: none is."""
+    """Return the watchdog interval of the supervisor in seconds; None when there is no watchdog."""
     if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     try:
@@ -82,7 +82,7 @@ async def stop_on_signal(scope: anyio.CancelScope) -> None:
 
 
 def under_supervision(tasks: TaskGroup, goes_on: Callable[[], bool] = lambda: False) -> ServiceManager:
-    """Give signs of life to systemd while the task group runs, and tell it of the end; return what tells it more.
+    """Notify systemd while the task group runs, and of the end; return the notifier.
 
     ``goes_on``: at the end of the task group, whether another one follows in this process.
     """

@@ -44,7 +44,7 @@ that ask for any port (ip_local_port_range, ip(7)), and below those of control c
 
 
 def lasting_ports() -> list[int]:
-    """Return ports to be tried, in this order, by who must be found at the same one after a restart."""
+    """Return candidate ports in order, for a server that must get the same port after a restart."""
     return random.SystemRandom().sample(LASTING_PORTS, 20)
 
 
@@ -57,7 +57,7 @@ def free_port() -> int:
 
 
 def _tried(port: int) -> int:
-    """Return a port on which nothing listens; 0: any. Raises OSError."""
+    """Bind and release a port (0: any) and return it. Raises OSError."""
     with closing(socket.create_server(("127.0.0.1", port))) as listener:
         return int(listener.getsockname()[1])
 
@@ -85,7 +85,7 @@ def local_tcp_user(client: tuple[str, int], server: tuple[str, int]) -> int | No
 
 
 def _table_forms(host: str, port: int) -> tuple[str, ...]:
-    """Return how an address and port are written in these tables: IPv4 as itself and as an IPv6 address."""
+    """Return an address and port as /proc/net/tcp and tcp6 write them."""
     address = ipaddress.ip_address(host.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     plain = mapped or address
@@ -118,7 +118,7 @@ def checked_path(path: Path) -> Path:
 
 @contextmanager
 def reachable(path: Path) -> Iterator[str]:
-    """Give a name of a socket by which the kernel takes it, however long its path is, while the context lasts.
+    """Yield a path for a socket that is short enough for the kernel, however long the real one is.
 
     A long path is named by a descriptor of its directory (proc(5), /proc/self/fd). Raises OSError when the directory is
     not there.

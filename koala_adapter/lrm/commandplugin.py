@@ -91,46 +91,46 @@ class SubmissionForm(ABC):
 
     @abstractmethod
     def name(self, word: str) -> str:
-        """Return the name of the option that a word begins: ``--partition`` of ``-pdebug``."""
+        """Return the option name at the beginning of a word, such as ``-p`` of ``-pdebug``."""
 
     @abstractmethod
     def is_option(self, words: Sequence[str]) -> bool:
-        """Tell whether words that a site adds begin with an option, not with what is taken for a script's name."""
+        """Return whether words that a site adds begin with an option and not with a script's name."""
 
     @abstractmethod
     def is_one_option(self, words: Sequence[str]) -> bool:
-        """Tell whether words that begin with an option are that one alone, with at most one value."""
+        """Return whether words are one option with at most one value."""
 
     @abstractmethod
     def is_name(self, text: str) -> bool:
-        """Tell whether a text in a directive names an option, as :meth:`is_named` understands it."""
+        """Return whether a text in a directive is the name of an option, as :meth:`is_named` defines it."""
 
     @abstractmethod
     def is_named(self, option: Option, text: str) -> bool:
-        """Tell whether a text of a directive names an option."""
+        """Return whether a text in a directive is the name of an option."""
 
     @abstractmethod
     def renamed(self, option: Option, text: str) -> Option:
         """Return an option with the name that a site gives it, and its value."""
 
     def is_new_name(self, text: str) -> bool:
-        """Tell whether a site may rename an option so."""
+        """Return whether a site may give an option this name."""
         return self.is_name(text)
 
     def is_harmful(self, words: Sequence[str]) -> bool:
-        """Tell whether an option that a site adds would make placeholders impossible to follow."""
+        """Return whether placeholders could not be followed if a site added this option."""
         return self.name(words[0]) in self.ours | self.harmful
 
     def is_part(self, text: str) -> bool:  # noqa: ARG002 - most systems have options alone
-        """Tell whether a mapped argument is no option but a part of what one of ours asks for."""
+        """Return whether a mapped argument is part of the value of one of our options instead of an option."""
         return False
 
     def is_path(self, text: str) -> bool:
-        """Tell whether a directory for output can be said as it is."""
+        """Return whether the submission command can express a directory for output."""
         return text.startswith("/") and text.isprintable()
 
     def written(self, option: Option) -> tuple[str, ...]:
-        """Return an option as arguments."""
+        """Return an option with its value as arguments."""
         return option
 
     def arguments(self, options: Iterable[Option], directives: Directives) -> tuple[str, ...]:
@@ -161,7 +161,7 @@ class SubmissionForm(ABC):
         return obstacle_in(word for text in directives.add for word in shlex.split(text))
 
     def problem_of(self, directives: Directives) -> str:
-        """Return what is wrong with a site's directives, as a sentence; empty when nothing is."""
+        """Return what is wrong with a site's directives as a sentence; empty when they are valid."""
         return next(filter(None, self._problems(directives)), "")
 
     def _problems(self, directives: Directives) -> Iterator[str]:
@@ -203,7 +203,7 @@ class SubmissionForm(ABC):
         return without if self.name(text.split(maxsplit=1)[0]) in self.ours else ""
 
     def divided(self, submission: Submission, slots: frozenset[str], directives: Directives) -> Divided:
-        """Return a submission, divided into what the site maps and what is expressed natively (``slots``).
+        """Divide a submission into arguments that the site maps and options of the command.
 
         Raises LrmRejectedError for one that the command could not take, or would take for another.
         """
@@ -214,7 +214,7 @@ class SubmissionForm(ABC):
         return divide(submission, slots, directives, system=self.system)
 
     def require(self, submission: Submission) -> None:
-        """Raise LrmRejectedError for a submission that the command could not take, or would take for another."""
+        """Raise LrmRejectedError for a submission that the command would refuse or misunderstand."""
         directory, queue, memory = submission.output_directory, submission.queue, submission.memory_mib
         demands = (
             (self.key.fullmatch(submission.key), f"key {submission.key!r} is no usable job name"),
@@ -235,12 +235,12 @@ class SubmissionForm(ABC):
 
 
 def good(subject: str, found: str) -> CheckResult:
-    """Return the result of a check that found things as they should be."""
+    """Return a passed check."""
     return CheckResult(subject=subject, ok=True, found=found)
 
 
 def bad(subject: str, found: str, remedy: str) -> CheckResult:
-    """Return the result of a check that found something to mend."""
+    """Return a failed check, with its remedy."""
     return CheckResult(subject=subject, ok=False, found=found, remedy=remedy)
 
 
@@ -274,10 +274,10 @@ class Checks(ABC):
 
     @abstractmethod
     def steps(self) -> tuple[Step, ...]:
-        """Return the checks, in the order in which a person would look."""
+        """Return the checks in a helpful order."""
 
     async def run(self) -> tuple[CheckResult, ...]:
-        """Return one result for each check; those behind a decisive one that fails are left out."""
+        """Run the checks; those after a decisive failure are left out."""
         results: list[CheckResult] = []
         for subject, step, remedy in self.steps():
             try:
@@ -291,7 +291,7 @@ class Checks(ABC):
         return tuple(results)
 
     def require_answer(self) -> None:
-        """Raise the error of the question that was not answered a moment ago."""
+        """Raise the error of the last question, which was not answered."""
         if self._unanswered is not None:
             raise self._unanswered
 
@@ -348,7 +348,7 @@ class OutsideChecks(ABC):
 
     @abstractmethod
     async def rights(self) -> CheckResult:
-        """Return who starts jobs, and whether we are one of those. Raises LrmError, as do the methods that follow."""
+        """Check who may start jobs, and whether we may. Raises LrmError, as do the methods below."""
 
     @abstractmethod
     async def submit(self) -> LrmJobId:
@@ -356,7 +356,7 @@ class OutsideChecks(ABC):
 
     @abstractmethod
     async def seen(self, job: LrmJobId) -> LrmJob | None:
-        """Return the job as it is listed; None when it is not."""
+        """Return the submitted job as listed; None when it is not listed."""
 
     @abstractmethod
     async def release(self, job: LrmJobId) -> LrmError | None:
@@ -417,10 +417,10 @@ class CommandPlugin(Lrm):
 
     @abstractmethod
     async def learn(self) -> None:
-        """Ask the batch system what it can do. Raises LrmError."""
+        """Find out what the batch system can do. Raises LrmError."""
 
     async def choose_submission(self) -> None:
-        """Verify how placeholders are submitted."""
+        """Choose and verify the way in which placeholders are submitted."""
         await self._submitter.start()
 
     async def close(self) -> None:
@@ -429,7 +429,7 @@ class CommandPlugin(Lrm):
 
     @property
     def submission_way(self) -> str:
-        """How placeholders are submitted, and why."""
+        """The way in which placeholders are submitted, and the reason for it."""
         return str(self._submitter.choice)
 
     @property
@@ -445,11 +445,11 @@ class CommandPlugin(Lrm):
 
     @abstractmethod
     def native(self, submission: Submission) -> tuple[str, ...]:
-        """Return the options of a submission that a DRMAA job template has no attributes for."""
+        """Return the options of a submission for which a DRMAA job template has no attributes."""
 
     @abstractmethod
     def rendered(self, submission: Submission) -> RenderedSubmission:
-        """Return the command that makes a submission."""
+        """Return the submission command with its script."""
 
     @abstractmethod
     async def submit_by_command(self, submission: Submission) -> tuple[LrmJobId, ...]:
@@ -463,7 +463,7 @@ class CommandPlugin(Lrm):
         return drmaa.render(submission, self.native(submission), index_variable=self.index_by_drmaa, equivalent=shown)
 
     async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
-        """Submit by the way that was chosen. After a crash or a time-out the jobs are found by their name."""
+        """Submit in the chosen way. After a crash or time-out the jobs are found by their name."""
         await self._submitter.settle()
         if (drmaa := self._submitter.drmaa) is not None:
             return await drmaa.submit(submission, self.native(submission), index_variable=self.index_by_drmaa)
@@ -484,10 +484,10 @@ class CommandPlugin(Lrm):
 
     @abstractmethod
     async def accounted(self, ids: Sequence[LrmJobId]) -> Sequence[LrmJob]:
-        """Return what accounting tells of jobs; it may tell of others, too. Raises LrmError."""
+        """Return accounting records for jobs; others may be among them. Raises LrmError."""
 
     def require_operator(self, operation: str, ids: Sequence[LrmJobId], *, may: bool) -> None:
-        """Raise LrmUnsupportedError, naming the jobs, for an operation that is left to operators."""
+        """Raise LrmUnsupportedError for an operation on jobs that only operators may do."""
         if not may:
             raise LrmUnsupportedError(
                 f"{self.operators_only} {operation} jobs ({', '.join(ids)})", hint=self.be_operator

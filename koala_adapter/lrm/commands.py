@@ -88,7 +88,7 @@ def login_name() -> str:
 
 @contextmanager
 def _in_memory(data: bytes) -> Iterator[int]:
-    """Have a child read ``data`` from a file that has no name.
+    """Yield a file in memory with ``data``, for a child's standard input.
 
     Not from a pipe: if we were killed while a command reads, it would take the beginning for all of it, and submit the
     first half of a job script.
@@ -130,7 +130,7 @@ async def _communicate(argv: Sequence[str], stdin: bytes, environment: Mapping[s
 
 
 class LocalHost(LrmHost):
-    """This host."""
+    """This host as the place of a batch system's commands and files."""
 
     here = True
 
@@ -214,7 +214,7 @@ class CommandResult:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request that is being made."""
+    """A request to the batch system that is under way."""
 
     name: str
     begun: float
@@ -224,7 +224,7 @@ class _Request:
 
 
 def _unobserved(_name: str, _seconds: float, _failure: str) -> None:
-    """Do nothing with what an observer is told."""
+    """Observer that ignores what it is told."""
 
 
 class CommandRunner:
@@ -280,12 +280,12 @@ class CommandRunner:
         return 0.0 if self._next_at is None else max(0.0, self._next_at - time.monotonic())
 
     def bounded(self, timeout: float) -> float:
-        """Return how long a request may take that is given so many seconds; ``run`` does it by itself."""
+        """Return the time limit of a request that wants ``timeout`` seconds; ``run`` applies it by itself."""
         return timeout if self.patience is None else min(timeout, self.patience)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[_Request]:
-        """Have the observer told of a request by its name; ``run`` does it by itself."""
+        """Report the duration of the block to the observer under a name; ``run`` does that by itself."""
         request = _Request(name, time.monotonic())
         self._under_way.append(request)
         try:
@@ -305,7 +305,7 @@ class CommandRunner:
 
     @property
     def awaited(self) -> tuple[str, float] | None:
-        """The request that has been under way for the longest time, with its seconds; None: none is."""
+        """The oldest request under way, with its seconds so far; None when there is none."""
         if not self._under_way:
             return None
         first = self._under_way[0]
@@ -377,7 +377,7 @@ def complaints(kind: type[LrmError], texts: Mapping[str, str]) -> tuple[Complain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComplaintTable:
-    """What the complaints of a batch system mean: the first that is contained decides, so "no answer" goes first."""
+    """Meanings of a batch system's error texts: the first that is contained counts, "no answer" before others."""
 
     system: str
     """Its name, with which messages begin."""
@@ -398,7 +398,7 @@ class ComplaintTable:
         return otherwise(message) if found is None else found.kind(message, hint=found.hint)
 
     def cancel_error(self, result: CommandResult, *, gone: Collection[str] = (), marked: str = "") -> LrmError | None:
-        """Return the worst error among what is said of each job; None when all are cancelled or were gone.
+        """Return the worst error of a cancellation; None when all jobs are cancelled or were gone.
 
         ``gone``: further texts (in lower case) that say so. ``marked``: text that complaints have and no other line
         has; empty: there is none.
@@ -413,7 +413,7 @@ class ComplaintTable:
 
 
 def worst(errors: Iterable[LrmError]) -> LrmError | None:
-    """Return the error to raise of several: no answer is worse than a refusal, because nothing is known after it."""
+    """Return the error to raise of several: no answer is worse than a refusal, as the outcome is unknown."""
     found = list(errors)
     return next((error for error in found if isinstance(error, LrmUnavailableError)), found[0] if found else None)
 
@@ -537,7 +537,7 @@ def parsed(parse: Callable[[str], T], text: str, *, source: str) -> T:
 
 
 def only_id(text: str, pattern: re.Pattern[str]) -> str:
-    """Return the one line that is an id: sites print banners.
+    """Return the only line that is a job id; other lines are banners.
 
     Raises LrmUnavailableError for none and for several: the submission is then looked for by its name.
     """
@@ -548,7 +548,7 @@ def only_id(text: str, pattern: re.Pattern[str]) -> str:
 
 
 def portions(arguments: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
-    """Yield arguments in portions that fit one command line, or that the command can take."""
+    """Yield arguments in portions, each within the limits of a command line and of the command."""
     for start in range(0, len(arguments), size):
         yield tuple(arguments[start : start + size])
 

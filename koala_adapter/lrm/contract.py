@@ -238,7 +238,7 @@ class Lrm(ABC):
         return ""
 
     async def look_for_obstacle(self) -> None:  # noqa: B027 - most plugins know of none
-        """Find out whether what ``submission_obstacle`` says still holds. Raises nothing."""
+        """Check again whether ``submission_obstacle`` is still true. Raises nothing."""
 
     async def start(self) -> None:  # noqa: B027 - most plugins need nothing here
         """Make ready (start a helper process, open a session). Called once before any other method."""
@@ -413,7 +413,7 @@ class Lrm(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginDefinition:
-    """What an entry point of the group ``koala_adapter.plugins`` names."""
+    """Definition of a plugin, the target of an entry point of group ``koala_adapter.plugins``."""
 
     name: str
     """Same as the entry point's name; the word after ``plugin =`` in a site file."""
@@ -464,7 +464,7 @@ def expressible(capabilities: Capabilities, directives: Directives) -> frozenset
 
 @cache
 def installed_entry_points() -> metadata.EntryPoints:
-    """Return them all, once for each process, as a file of every distribution is read. Nothing is imported."""
+    """Return the entry points of all plugins, read once for each process, without importing them."""
     # Up to 3.11 it is said to be a mapping, which can be selected from likewise.
     return cast("metadata.EntryPoints", metadata.entry_points())
 
@@ -502,7 +502,7 @@ class InstalledPlugins(Mapping[str, PluginDefinition]):
         return name in self._entry_points
 
     def __iter__(self) -> Iterator[str]:
-        """Go through the names, without importing anything."""
+        """Iterate over the names, without importing anything."""
         return iter(self._entry_points)
 
     def __len__(self) -> int:
@@ -511,7 +511,7 @@ class InstalledPlugins(Mapping[str, PluginDefinition]):
 
 
 def load_plugins(entry_points: Iterable[metadata.EntryPoint] | None = None) -> Mapping[str, PluginDefinition]:
-    """Return all installed plugins by name; which of them are loaded is up to who looks them up (InstalledPlugins)."""
+    """Return all installed plugins by name; each is imported when it is looked up (InstalledPlugins)."""
     installed = installed_entry_points().select(group=ENTRY_POINT_GROUP)
     return InstalledPlugins(installed if entry_points is None else entry_points)
 

@@ -43,7 +43,7 @@ class FoundCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """Something that was seen and cannot be used as it is."""
+    """Something that was found and cannot be used, with the reason."""
 
     what: str
     why: str
@@ -52,7 +52,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
-    """All that a plugin found."""
+    """Result of a plugin's search."""
 
     clusters: tuple[FoundCluster, ...] = ()
     left_out: tuple[LeftOut, ...] = ()

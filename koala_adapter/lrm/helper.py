@@ -129,7 +129,7 @@ class HelperProcess:
         return LrmUnavailableError(message, hint=f"it is started again; its log is {self._log}")
 
     def last_words(self) -> str:
-        """Return the last line that it wrote to stderr."""
+        """Return the last line on its stderr."""
         try:
             text = self._log.read_bytes()[-LOG_TAIL:].decode("utf-8", "replace")
         except OSError:
@@ -178,7 +178,7 @@ class HelperClient(ABC, Generic[RequestT, ResultT]):
 
     @property
     def deaths(self) -> int:
-        """Helpers that died or were given up, one after another, since a request was last answered."""
+        """Number of helpers lost in a row since the last answered request."""
         return self._deaths
 
     async def close(self) -> None:
@@ -193,7 +193,7 @@ class HelperClient(ABC, Generic[RequestT, ResultT]):
 
     @abstractmethod
     def _launched(self) -> tuple[Sequence[str], Mapping[str, str]]:
-        """Return the command line of the helper and its whole environment."""
+        """Return command line and environment of the helper."""
 
     @abstractmethod
     def _encode(self, number: int, request: RequestT) -> bytes:
@@ -205,25 +205,25 @@ class HelperClient(ABC, Generic[RequestT, ResultT]):
 
     @abstractmethod
     def _forget_session(self) -> None:
-        """Drop what was true of the helper that has just ended."""
+        """Reset what was known of the helper that has just ended."""
 
     @abstractmethod
     def _opens(self, request: RequestT) -> bool:
-        """Tell whether a request only opens the library; its success does not show that a helper lives."""
+        """Return whether a request only opens the library, which does not prove that the helper works."""
 
     @abstractmethod
     def _operation(self, request: RequestT) -> str:
-        """Return what a request asks for, in a word for messages."""
+        """Return the name of a request for messages."""
 
     def _further_seconds(self, request: RequestT) -> float:  # noqa: ARG002 - subclasses look at it
-        """Return by how much longer than others a request may take."""
+        """Return the additional time that a request may take."""
         return 0.0
 
     # -- asking --------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Have the helper to oneself.
+        """Hold the lock of the helper during the block.
 
         A library may take 18 s to find that its system does not answer. Who waited for his turn meanwhile is told what
         was found, with LrmUnreachableError because nothing was sent, instead of waiting as long again.
@@ -241,7 +241,7 @@ class HelperClient(ABC, Generic[RequestT, ResultT]):
                 raise
 
     async def _running(self) -> None:
-        """Return when a helper runs. Raises LrmUnavailableError during the pause after several have died."""
+        """Wait for a running helper. Raises LrmUnavailableError during the pause after repeated failures."""
         if self._helper is not None and not self._helper.is_running():
             await self._give_up()
         if self._helper is None:
@@ -287,7 +287,7 @@ class HelperClient(ABC, Generic[RequestT, ResultT]):
         return result
 
     async def _give_up(self) -> None:
-        """End a helper that failed. The first may be followed by another at once, later ones after growing pauses."""
+        """Kill a failed helper. The first is replaced at once, later ones after growing pauses."""
         await self._stop()
         self._deaths += 1
         if self._deaths > 1:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
-    """What a listing holds of ours."""
+    """Jobs of a listing divided into our placeholders and others."""
 
     jobs: Mapping[PlaceholderId, LrmJob]
     """The job of each placeholder that is listed."""
@@ -49,22 +49,22 @@ class Attribution:
 
 
 def is_users(job: LrmJob, user: str) -> bool:
-    """Tell whether a job certainly belongs to a user."""
+    """Return whether a job certainly belongs to a user."""
     return bool(user) and job.user == user
 
 
 def possibly_ours(listing: Iterable[LrmJob], *, user: str, name_prefix: str) -> tuple[LrmJob, ...]:
-    """Return the jobs that have names of ours and are not certainly another user's."""
+    """Return the jobs with names of our placeholders that are not certainly another user's."""
     return tuple(job for job in listing if job.name.startswith(name_prefix) and _may_be_users(job, user))
 
 
 def placeholder_of(job: LrmJob) -> PlaceholderId:
-    """Return which placeholder a job is by its name, if it is one of ours."""
+    """Return the identity of the placeholder that a job is by its name; None when it is none."""
     return PlaceholderId(batch=BatchKey(job.name), index=job.array_index or 1)
 
 
 def attribute(listing: Iterable[LrmJob], known: Mapping[PlaceholderId, LrmJobId | None], *, user: str) -> Attribution:
-    """Find the jobs of known placeholders in a listing. ``known``: their ids in the LRM; None or empty: not told yet.
+    """Find known placeholders in a listing. ``known``: their LRM ids; None or empty when not known yet.
 
     Of several jobs that could be the same placeholder, one that has not ended comes first, then the latest submitted.
     """
@@ -81,7 +81,7 @@ def attribute(listing: Iterable[LrmJob], known: Mapping[PlaceholderId, LrmJobId 
 
 
 def tells_of(job: LrmJob, placeholder: PlaceholderId, lrm_id: LrmJobId, *, user: str) -> bool:
-    """Tell whether a record of accounting is about a placeholder: ids are used again after years."""
+    """Return whether an accounting record belongs to a placeholder: LRMs reuse ids after years."""
     return job.id == lrm_id and job.name in {placeholder.batch, ""} and _may_be_users(job, user)
 
 
@@ -105,7 +105,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """What the batch system showed at one time."""
+    """Jobs and nodes of a batch system at one time."""
 
     read_at: float
     """When it was asked for, by our own clock, which nobody sets: what came later cannot be in it."""
@@ -120,26 +120,26 @@ class Listing:
 
     @property
     def time_of_day(self) -> float:
-        """When it was asked for, in the words of the batch system."""
+        """Time of the request as the batch system's clock shows it."""
         return self.read_at + self.offset
 
     def moment(self, time_of_day: float) -> float:
-        """Return the time by our clock of what the batch system dates so, as the time of day is set now."""
+        """Convert a time of the batch system to our clock, by the present time of day."""
         return time_of_day - self.offset
 
     @property
     def processors(self) -> int:
-        """Jobs of one processor that all nodes take, whatever their state: their processors, or fewer (Node.places)."""
+        """Number of one-processor jobs that all nodes take, up or not: their processors or fewer (Node.places)."""
         return sum(node.places(self.queue) for node in self.nodes)
 
     @property
     def idle(self) -> int:
-        """Jobs of one processor that could start now: idle processors, or fewer (Node.places_idle)."""
+        """Number of one-processor jobs that could start now: idle processors or fewer (Node.places_idle)."""
         return sum(node.places_idle(self.queue) for node in self.nodes)
 
     @property
     def largest_idle(self) -> int:
-        """Most processors that a job could get now on one node."""
+        """Most processors that one job could get on one node now."""
         return max((node.processors_idle for node in self.nodes), default=0)
 
     @property
@@ -155,12 +155,12 @@ class Listing:
 
     @property
     def down(self) -> int:
-        """Processors that nobody has and nobody could get now, as their nodes are not up."""
+        """Unused processors of nodes that are not up, which no job can get now."""
         return sum(-(-node.processors_out_of_service // node.grain_in(self.queue)) for node in self.nodes)
 
 
 def is_another(job: LrmJob, submitted_at: float | None) -> bool:
-    """Tell whether a batch system has given the number of a former job to this one.
+    """Return whether a batch system has reused a former job's number for this job.
 
     One that was queued again has a new time of submission.
     """
@@ -169,7 +169,7 @@ def is_another(job: LrmJob, submitted_at: float | None) -> bool:
 
 @contextmanager
 def answering(cluster: str) -> Iterator[None]:
-    """Take a defect of a plugin for an LRM that does not answer: it costs that cluster's jobs time, not the service.
+    """Turn unexpected exceptions of a plugin into LrmUnavailableError: a defect of one must not end the service.
 
     Raises LrmUnavailableError for whatever is raised in the block and is no LrmError.
     """
@@ -185,7 +185,7 @@ def answering(cluster: str) -> Iterator[None]:
 async def read_listing(
     lrm: Lrm, *, cluster: str, read_at: float, offset: float = 0.0, name_prefix: str = "", to_schedule: bool = False
 ) -> Listing:
-    """Read the jobs whose names begin so, then the nodes. Raises LrmError.
+    """List the jobs whose names begin with a prefix, then the nodes. Raises LrmError.
 
     ``to_schedule``: all jobs, for a scheduler from outside.
 
@@ -206,7 +206,7 @@ MOST_TOLD = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What ours hold of a node."""
+    """What our placeholders hold on a node."""
 
     processors: int = 0
     memory_mib: int | None = 0
@@ -216,7 +216,7 @@ class Held:
 
 
 def held_on_nodes(jobs: Iterable[LrmJob], slots: Mapping[LrmJobId, Slot], *, memory_mib: int | None) -> dict[str, Held]:
-    """Return what jobs of ours hold of each node, by its name. ``slots``: of each of them, where that is known.
+    """Return what our placeholders hold on each node. ``slots``: of each placeholder, where known.
 
     ``memory_mib``: of those whose slot does not say it; None: not known.
     """
@@ -244,7 +244,7 @@ def processors_wanted(
     queue: str | None = None,
     ours: Mapping[str, Held] = MappingProxyType({}),
 ) -> tuple[int, ...]:
-    """Return the places (of jobs of one processor) that each waiting job will take, in the order of the listing.
+    """Return how many places (of one-processor jobs) each waiting job will take, in listing order.
 
     At most MOST_TOLD. ``queue``: the one by which places are counted. ``ours``: what is ours of nodes, by their names.
 
@@ -270,7 +270,7 @@ def _waits_for_processors(job: LrmJob, time_of_day: float) -> bool:
 
 
 def _places_taken(job: LrmJob, node: Node, queue: str | None) -> int:
-    """Return how many places a job takes that runs on nodes like this one."""
+    """Return how many places a job takes on nodes like this one."""
     if not node.processors:
         return job.processors
     whole = job.exclusive or job.queue in node.whole_queues
@@ -281,7 +281,7 @@ def _places_taken(job: LrmJob, node: Node, queue: str | None) -> int:
 
 
 def _may_run_on(job: LrmJob, node: Node) -> bool:
-    """Tell whether a node is one of those on which a job may run; what is not told does not exclude any."""
+    """Return whether a job may run on a node; unknown properties exclude nothing."""
     queues = [name for name in job.queue.split(",") if name]  # Slurm: the job may run in any of them
     if queues and node.queues and not set(queues) & set(node.queues):
         return False
@@ -291,19 +291,19 @@ def _may_run_on(job: LrmJob, node: Node) -> bool:
 
 
 def _is_particular(job: LrmJob) -> bool:
-    """Tell whether a job needs more of a node than processors."""
+    """Return whether a job needs more than processors of a node."""
     memory = job.memory_per_node_mib or job.memory_per_processor_mib
     return bool(job.features or job.any_feature or memory or job.gpus_per_node)
 
 
 def _may_be_helped(job: LrmJob, nodes: Collection[Node], ours: Mapping[str, Held]) -> bool:
-    """Tell whether nodes would have room for a job without ours; what is not told is there."""
+    """Return whether nodes would have room for a job if our placeholders left; unknown values do not exclude."""
     free = (_free_without(node, ours.get(node.name, Held()), job) for node in nodes if _may_run_on(job, node))
     return sum(free) >= job.processors
 
 
 def _free_without(node: Node, ours: Held, job: LrmJob) -> int:
-    """Return the processors that a job could have on a node without ours, with what else it needs of a node."""
+    """Return how many processors a job could have on a node without our placeholders, given its other needs."""
     if node.state is not NodeState.UP:
         return 0
     features = set(node.features)
@@ -330,7 +330,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Look(Generic[T]):
-    """One look, begun and perhaps over."""
+    """One reading of a batch system, begun and perhaps finished."""
 
     begun: float
     over: anyio.Event = field(default_factory=anyio.Event)
@@ -342,7 +342,7 @@ class Look(Generic[T]):
 
 
 class Watcher(Generic[T]):
-    """Looks when somebody asks: one look at a time, whose result serves all who wait for it.
+    """Reads a batch system on demand, one reading at a time, shared by all who wait for it.
 
     While `run` runs, a look that was begun comes to its end, whatever becomes of those who wait for it: who asks with
     little patience, again and again, has it in the end.
@@ -355,7 +355,7 @@ class Watcher(Generic[T]):
         breaker: CircuitBreaker,
         on_trouble: Callable[[LrmError | None], None],
     ) -> None:
-        """``read`` asks the batch system and raises LrmError when it does not answer.
+        """``read``: reads the batch system; raises LrmError when it does not answer.
 
         ``on_trouble`` hears when it stops answering (why), and when it answers again (None).
         """
@@ -375,20 +375,20 @@ class Watcher(Generic[T]):
 
     @property
     def resting(self) -> bool:
-        """Tell whether it is left alone now, because it has failed again and again."""
+        """Return whether the batch system is not asked at present, after repeated failures."""
         return not self.breaker.may_ask(anyio.current_time())
 
     @property
     def begun_at(self) -> float:
-        """When the last look that was answered was begun (monotonic); before everything when none was."""
+        """Start of the last answered reading (monotonic); -inf when there was none."""
         return self._begun_at
 
     def invalidate(self) -> None:
-        """Say that something was done to the batch system: no look begun before now will do."""
+        """Require a new reading: the batch system was changed, so one that began before is outdated."""
         self._changed_at = anyio.current_time()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Have looks outlive those who ask for them, until cancelled."""
+        """Run readings in the background until cancelled, so that they outlive their requests."""
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
@@ -398,7 +398,7 @@ class Watcher(Generic[T]):
             self._tasks = None
 
     async def look(self) -> T:
-        """Look now. Raises LrmError."""
+        """Read now. Raises LrmError."""
         while True:
             while self.under_way is not None:
                 await self.under_way.over.wait()
@@ -409,7 +409,7 @@ class Watcher(Generic[T]):
                 return look.found
 
     async def fresh(self, *, within: float, now: bool = False) -> None:
-        """Return when a look begun within the last so many seconds, and since the last change, has been answered.
+        """Wait for a reading that began within the given seconds and after the last change.
 
         ``now``: one begun from now on, even while the batch system is left alone. Raises LrmError.
         """
@@ -427,7 +427,7 @@ class Watcher(Generic[T]):
                 raise look.error
 
     async def _seen(self) -> Look[T]:
-        """Look, and return it when it is over; nobody else looks now."""
+        """Read, as the only one at a time."""
         look: Look[T] = Look(begun=anyio.current_time())
         self.under_way = look
         if self._tasks is None:

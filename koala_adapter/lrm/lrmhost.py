@@ -39,7 +39,7 @@ class Measurement:
     """Seconds of a round trip."""
 
     def __str__(self) -> str:
-        """Say what was found, for people."""
+        """Result in words."""
         return f"{self.size / self.seconds / 1024**2:.3g} MiB/s, round trip {1000 * self.latency:.1f} ms"
 
 
@@ -67,7 +67,7 @@ class LrmHost(ABC):
         return None
 
     def relay_agents_to(self, host: str, port: int) -> None:  # noqa: B027 - this host relays nothing
-        """Have the connections of agents there go to a control center of this host."""
+        """Connect agents that contact the door to the control center of this host."""
 
     def relay_to(self, port: int) -> None:  # noqa: B027 - likewise
         """Let programs there connect to another port of this host, too, which they name first."""
@@ -82,7 +82,7 @@ class LrmHost(ABC):
         return None
 
     async def close(self) -> None:  # noqa: B027 - this host keeps nothing
-        """Give everything back. Nothing is asked for after it."""
+        """Release all resources; no request follows."""
 
     @abstractmethod
     async def facts(self) -> HostFacts:
@@ -100,7 +100,7 @@ class LrmHost(ABC):
 
     @abstractmethod
     async def programs(self, names: Sequence[str], directory: str = "") -> Mapping[str, str]:
-        """Return where programs are, by name, with links followed nowhere; missing ones are left out.
+        """Return the paths of programs, links not followed; missing ones are left out.
 
         ``directory``: the only ones in which to look, divided by colons as in PATH; empty: those of PATH.
         """
@@ -134,7 +134,7 @@ class LrmHost(ABC):
         """Remove a file; no error when it is gone. Where the host is elsewhere, that is done later."""
 
     async def text(self, path: str) -> str:
-        """Return the text of a file; nothing of one that is not there or not ours to read."""
+        """Return the text of a file; empty when it is missing or not readable for us."""
         try:
             return (await self.read(path)).decode("utf-8", "replace")
         except (OSError, ValueError):

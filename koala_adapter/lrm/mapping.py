@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Braces:
-    """Words in braces that stand for the values of a key."""
+    """Placeholders in braces for the values of a key, such as ``{gpus}``."""
 
     required: str
     """The word without which the arguments would not ask for the key; empty: there is no value."""
@@ -62,7 +62,7 @@ _FIRST = ("-", ":")
 
 
 def arguments_of(text: str) -> tuple[str, ...]:
-    """Return the arguments in the value of a key of ``[clusters.map]``: each is an option, with its value if any.
+    """Split the value of a key of ``[clusters.map]`` into arguments: options with their values.
 
     Raises ValueError, with what is allowed, for a text that cannot be divided so.
     """
@@ -106,7 +106,7 @@ _VALUE_WORDS = "one word of letters, digits and . _ - = / @ # %, that begins wit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divided:
-    """A submission in two parts: what the plugin expresses natively, and arguments for the rest."""
+    """A submission divided into native keys and arguments for the rest."""
 
     rest: Submission
     """The submission without what is mapped, and without the directives of its slot."""
@@ -121,12 +121,12 @@ class Divided:
 
     @property
     def directives(self) -> Directives:
-        """The changes of the site; after what it adds come the mapped arguments, then the directives of the slot."""
+        """Directives of site and slot in order: added words, mapped arguments, directives of the slot."""
         return replace(self.site, add=(*self.site.add, *self.arguments, *self.own))
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The arguments that these directives add to a command line."""
+        """Arguments that the directives add to a command line."""
         return tuple(word for text in self.directives.add for word in shlex.split(text))
 
 
@@ -163,12 +163,12 @@ def divide(submission: Submission, native: frozenset[str], directives: Directive
 
 
 def sample(text: str) -> str:
-    """Return an argument of ``[clusters.map]`` with samples in place of its braces, by which it can be checked."""
+    """Return a mapped argument with sample values, for checking."""
     return _filled(text, {"n": "1", "mib": "1", "kind": "kind", "name": "name"})
 
 
 def _asked(submission: Submission) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """Yield the keys of MAP_KEYS that a submission sets, and the values for each time that they are asked for."""
+    """Yield each mapped key that a submission sets, with its values."""
     slot = submission.slot
     if submission.memory_mib is not None:
         yield "memory", [{"mib": str(submission.memory_mib)}]

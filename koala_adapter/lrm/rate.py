@@ -71,7 +71,7 @@ class RequestWindow:
 
 
 class PollPace:
-    """How long to wait between polls while something is about to change: the first come soon, many come seldom.
+    """Pauses between polls while something is about to change: short at first, then growing.
 
     In the long run they use no more than half of the ordinary requests, in any 60 seconds at most three quarters.
     """
@@ -86,7 +86,7 @@ class PollPace:
         self._times.append(now)
 
     def pause(self, now: float) -> float:
-        """Return the seconds to wait before the next one."""
+        """Return the seconds to the next poll."""
         while self._times and self._times[0] <= now - WINDOW:
             self._times.popleft()
         # As many in a window as may last are as far apart as may last; fewer are nearer to each other by so much.
@@ -140,7 +140,7 @@ SUFFIX = ".requests"
 
 
 def window_path(directory: Path, *identity: str) -> Path:
-    """Return the file in ``directory`` for the batch system that ``identity`` tells from all others.
+    """Return the file in ``directory`` that counts requests to the batch system called ``identity``.
 
     Times count from the boot of a host, so that each boot of each host has files of its own.
     """
@@ -255,7 +255,7 @@ class SharedWindow:
         return 0.0
 
     def _go_alone(self, why: str) -> None:
-        """Keep within the bound without the others, until the file can be used again."""
+        """Count only this process's requests, within the whole bound, until the file can be used again."""
         if not self._alone:
             import structlog  # noqa: PLC0415 - every command that reads the site imports this module
 
@@ -267,7 +267,7 @@ class SharedWindow:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int | None]:
-    """Give the open file while nobody else has it; None when another process has it. Raises OSError."""
+    """Open and lock the file; None when another process has the lock. Raises OSError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         try:

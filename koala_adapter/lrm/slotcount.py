@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def count_slots(nodes: Iterable[Node], slot: Slot, *, queue: str | None) -> SlotCount:
-    """Return how many slots of a shape there are on nodes, of which jobs that name no queue use those of ``queue``."""
+    """Return how many slots of a shape nodes have. ``queue``: that of jobs which name none."""
     wanted = slot.queue or queue
     serving = [node for node in nodes if _serves(node, wanted)]
     holding = [(node, ever) for node in serving if (ever := slots_ever(node, slot, wanted))]
@@ -74,7 +74,7 @@ def slots_idle(node: Node, slot: Slot, queue: str | None) -> int:
 
 
 def _serves(node: Node, queue: str | None) -> bool:
-    """Tell whether jobs of a queue, or of any of several, may run on a node; what is not told excludes none."""
+    """Return whether a node takes jobs of a queue or list of queues; unknown queues exclude nothing."""
     return not queue or not node.queues or not set(queue.split(",")).isdisjoint(node.queues)
 
 
@@ -87,7 +87,7 @@ def _gpus(node: Node, kind: str) -> int:
 
 
 def _lacking(node: Node, slot: Slot) -> Iterator[str]:
-    """Yield what a slot needs that a node never has, each with what it has; what is not told is not lacking."""
+    """Yield each need of a slot that a node can never meet, with what the node has."""
     if node.processors < slot.threads:
         yield f"{slot.threads} processors (it has {node.processors})"
     if node.memory_mib is not None and node.memory_mib < slot.memory_mib:
@@ -103,7 +103,7 @@ def _lacking(node: Node, slot: Slot) -> Iterator[str]:
 
 
 def _lack(nodes: list[Node], slot: Slot, queue: str | None) -> str:
-    """Say why no node holds a slot, by the node that lacks least."""
+    """Return why no node can hold a slot, for the node that lacks least."""
     if not nodes:
         return f"no node serves queue {queue!r}"
     lacks = [(node, list(_lacking(node, slot))) for node in nodes]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginalRequest:
-    """What of a job a batch system may show differently once we have tied it to nodes."""
+    """Properties of a job that a batch system may show differently once the job is tied to nodes."""
 
     processors: int
     requested_nodes: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class OriginalRequest:
 
     @classmethod
     def of(cls, job: LrmJob) -> OriginalRequest:
-        """Return those of a job that is not tied."""
+        """Return the properties of an untied job."""
         return cls(
             processors=job.processors,
             requested_nodes=job.requested_nodes,
@@ -65,7 +65,7 @@ class OriginalRequest:
         )
 
     def restored(self, job: LrmJob) -> LrmJob:
-        """Return a job as it was before it was tied."""
+        """Return a job with the properties that it had before it was tied."""
         return replace(
             job,
             processors=self.processors,
@@ -79,7 +79,7 @@ class OriginalRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """What is on record of a start before it is asked for, so that a kill at any time loses and doubles nothing."""
+    """Record of a start, written before the start is requested, so that it survives a kill at any time."""
 
     job_id: LrmJobId
     submitted_at: float | None
@@ -105,7 +105,7 @@ class Pin:
 
     @property
     def start(self) -> PinnedStart:
-        """The start as a plugin takes it."""
+        """The start in the form that plugins take."""
         return PinnedStart(job=self.job_id, nodes=entries_of(self.nodes), original=self.original)
 
 
@@ -141,11 +141,11 @@ class StartLog:
 
     @property
     def pins(self) -> tuple[Pin, ...]:
-        """What is on record."""
+        """The recorded starts."""
         return tuple(self._stored.values())
 
     def note_clock(self, reading: ClockReading) -> None:
-        """Keep how the clocks stand, so that a later process goes on from there. Raises JournalError."""
+        """Record the clocks, for the next process. Raises JournalError."""
         self._write(
             "INSERT OR REPLACE INTO clock VALUES (1, ?)", (adapter_of(ClockReading).dump_json(reading).decode(),)
         )
@@ -161,7 +161,7 @@ class StartLog:
         self.store({**self._stored, pin.job_id: pin})
 
     def store(self, pins: Mapping[LrmJobId, Pin]) -> None:
-        """Make the record equal to ``pins``; on return that is on disk. Raises JournalError: then nothing changed."""
+        """Replace the record on disk by ``pins``. Raises JournalError: then nothing changed."""
         gone = [job for job in self._stored if job not in pins]
         new = [pin for job, pin in pins.items() if self._stored.get(job) != pin]
         if not gone and not new:
@@ -207,7 +207,7 @@ REQUEUED = "it was queued again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long to wait for a start to show, and how long to leave a job alone that did not start (seconds)."""
+    """Limits in seconds: for a start to show, and for keeping back a job that did not start."""
 
     start: float = PATIENCE
     backoff: float = BACKOFF
@@ -215,13 +215,13 @@ class Patience:
     longest: float = LONGEST_BACKOFF
 
     def after(self, failures: int, *, refused: bool) -> float:
-        """Return the pause after so many failed starts."""
+        """Return the pause after ``failures`` failed starts."""
         least = self.refused if refused else 0.0
         return min(self.longest, max(least, self.backoff * 2.0 ** min(failures - 1, 20)))
 
 
 class Stage(StrEnum):
-    """How far a start has come."""
+    """Progress of a start."""
 
     DECIDED = "decided"
     ASKED = "asked for"
@@ -247,7 +247,7 @@ OVER = frozenset({Stage.REFUSED, Stage.CONFIRMED, Stage.TAKEN_BACK})
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One start."""
+    """A start under way."""
 
     nodes: Layout
     stage: Stage = Stage.DECIDED
@@ -265,7 +265,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a start has failed."""
+    """Reason of a failed start."""
 
     reason: str
     at: float
@@ -273,10 +273,10 @@ class Failure:
 
 
 class Starts:
-    """The starts under way, and what is to be on record of them; times are of one clock that nobody sets."""
+    """Starts under way and their records; times are of a clock that is never set."""
 
     def __init__(self, patience: Patience | None = None, *, pins: Iterable[Pin] = ()) -> None:
-        """``pins``: what an earlier process has left on record."""
+        """``pins``: recorded by an earlier process."""
         self.patience = patience or Patience()
         self.pins = {pin.job_id: pin for pin in pins}
         """To be on disk before anything is asked for."""
@@ -286,7 +286,7 @@ class Starts:
     # -- what is done ------------------------------------------------------------------------------------------------
 
     def begin(self, pin: Pin, *, until: float | None = None) -> None:
-        """Take note of a start that was decided. What the job asked for before its first one stays on record."""
+        """Register a decided start. What the job asked for before its first start stays recorded."""
         former = self.pins.get(pin.job_id)
         tied_before = former is not None and former.wishes is not None
         if former is not None and tied_before:
@@ -295,11 +295,11 @@ class Starts:
         self.attempts[pin.job_id] = Attempt(nodes=pin.nodes, until=until, tied_before=tied_before)
 
     def resume(self, pin: Pin, stage: Stage) -> None:
-        """Go on with a start that an earlier process had asked for."""
+        """Register a start that an earlier process requested."""
         self.attempts[pin.job_id] = Attempt(nodes=pin.nodes, stage=stage, since=pin.at)
 
     def advance(self, job_id: LrmJobId, stage: Stage, now: float, *, error: LrmError | None = None) -> None:
-        """Take note of what was done, or answered.
+        """Set the stage of a start.
 
         What a listing has told meanwhile stays: that the job runs, or is gone.
         """
@@ -316,7 +316,7 @@ class Starts:
         attempt.since = now
 
     def observe(self, jobs: Iterable[LrmJob], read_at: float) -> Mapping[LrmJobId, Failure]:
-        """Judge all starts by a listing, for a caller without a picture of the queue; return those that have failed."""
+        """Judge all starts by a listing and return the failed ones; for callers without a mirror of the queue."""
         self._observed_at = read_at
         failures: dict[LrmJobId, Failure] = {}
         listed = by_id(jobs)
@@ -342,7 +342,7 @@ class Starts:
         return failures
 
     def is_over(self, job_id: LrmJobId) -> bool:
-        """Tell whether a start has come to its end; what was taken back is when a later listing has shown it.
+        """Return whether a start is finished; one taken back is when a later listing shows it.
 
         Then it is certain that the job has not started meanwhile. A start of which nothing is known is over.
         """
@@ -354,7 +354,7 @@ class Starts:
     # -- what is listed ----------------------------------------------------------------------------------------------
 
     def pin_of(self, job: LrmJob) -> Pin | None:
-        """Return what is on record of a job's start; that of an earlier job of the same number is dropped."""
+        """Return the record of a job's start; that of an earlier job with the same number is dropped."""
         pin = self.pins.get(job.id)
         if pin is None or not is_another(job, pin.submitted_at):
             return pin
@@ -362,14 +362,14 @@ class Starts:
         return None
 
     def as_asked(self, job: LrmJob) -> LrmJob:
-        """Return a job as its user asked for it, also when it waits again after we had tied it to nodes."""
+        """Return a job as its user submitted it, even while it is tied to nodes."""
         pin = self.pin_of(job)
         if pin is None or job.state not in WAITING:
             return job
         return replace(job if pin.wishes is None else pin.wishes.restored(job), tied=self.is_tied(job.id))
 
     def failure(self, job: LrmJob, now: float) -> Failure | None:
-        """Return why the start of a job that was listed at ``now`` as waiting has failed; None while it may show."""
+        """Return why a waiting job's start has failed; None while it may still show."""
         attempt = self.attempts.get(job.id)
         if attempt is None:
             return None
@@ -390,12 +390,12 @@ class Starts:
         return Failure(reason=f"{waited} ({job.reason})" if job.reason else waited, at=now)
 
     def due(self, job_id: LrmJobId) -> float:
-        """Return by when a start that was accepted must show."""
+        """Return the time by which an accepted start must show."""
         attempt = self.attempts[job_id]
         return attempt.since + self.patience.start if attempt.until is None else attempt.until
 
     def failed(self, job_id: LrmJobId, failure: Failure) -> float:
-        """Take note that a start has failed; return for how long (seconds) the job is left alone."""
+        """Register a failed start; return for how many seconds the job is kept back."""
         pin, attempt = self.pins[job_id], self.attempts.get(job_id)
         failures = pin.failures + 1
         pause = self.patience.after(failures, refused=failure.refused)
@@ -406,7 +406,7 @@ class Starts:
         return pause
 
     def shown(self, job: LrmJob, now: float) -> None:
-        """Take note that a job of ours was listed as running; on other nodes than it should, it is to be sent back."""
+        """Register that a job runs; if on the wrong nodes, it is to be sent back."""
         pin = self.pins.get(job.id)
         if pin is None:
             return
@@ -423,7 +423,7 @@ class Starts:
             self.pins[job.id] = replace(pin, started=True, failures=0, not_before=0.0, failure="")
 
     def requeued(self, job_id: LrmJobId, now: float) -> bool:
-        """Take note that a job that ran waits again; tell whether it was us who had started it."""
+        """Register that a running job waits again; return whether koala had started it."""
         pin = self.pins.get(job_id)
         if pin is None:
             return False
@@ -433,7 +433,7 @@ class Starts:
         return True
 
     def over(self, job: LrmJob, now: float) -> None:
-        """Take note that a job was listed as over: the start of one that has run is confirmed as if it still ran."""
+        """Register that a listed job is over; its start is confirmed as for a running one."""
         attempt = self.attempts.get(job.id)
         if attempt is not None and attempt.stage is Stage.RUNS:
             return
@@ -446,7 +446,7 @@ class Starts:
             self.pins[job.id] = replace(pin, started=True, failures=0, not_before=0.0, failure="")
 
     def gone(self, job_id: LrmJobId) -> None:
-        """Take note that a job is over, or not there any more."""
+        """Register that a job is over or no longer listed."""
         self.pins.pop(job_id, None)
         attempt = self.attempts.get(job_id)
         if attempt is None or attempt.stage is Stage.GONE:
@@ -457,35 +457,35 @@ class Starts:
             attempt.stage = Stage.GONE
 
     def dismiss(self, job_id: LrmJobId) -> None:
-        """Drop a start that was refused; what an earlier one has left stays on record."""
+        """Drop a refused start; the record of an earlier one stays."""
         self.attempts.pop(job_id, None)
         pin = self.pins.get(job_id)
         if pin is not None and pin.wishes is None:
             del self.pins[job_id]
 
     def forget(self, job_id: LrmJobId) -> None:
-        """Drop all of a start: the job is held, or is another one of the same number."""
+        """Drop all of a start: the job is held, or its number was reused."""
         self.pins.pop(job_id, None)
         self.attempts.pop(job_id, None)
 
     # -- what is to be done ------------------------------------------------------------------------------------------
 
     def is_decided(self, job_id: LrmJobId) -> bool:
-        """Tell whether a start was decided, and neither asked for nor refused yet."""
+        """Return whether a start is decided and not requested or refused yet."""
         attempt = self.attempts.get(job_id)
         return attempt is not None and attempt.stage is Stage.DECIDED
 
     def in_stage(self, *stages: Stage) -> list[LrmJobId]:
-        """Return the jobs whose starts have come so far."""
+        """Return the jobs with starts in a stage."""
         return [job_id for job_id, attempt in self.attempts.items() if attempt.stage in stages]
 
     def is_tied(self, job_id: LrmJobId) -> bool:
-        """Tell whether a job that waits is still to be taken back."""
+        """Return whether a waiting job must still be untied."""
         attempt = self.attempts.get(job_id)
         return attempt is not None and attempt.stage is Stage.FAILED
 
     def in_hand(self, read_at: float) -> set[str]:
-        """Return the nodes that a listing begun at ``read_at`` may show reserved for a start of ours."""
+        """Return nodes that a listing begun at ``read_at`` may show as reserved for our starts."""
         return {
             name
             for attempt in self.attempts.values()
@@ -495,7 +495,7 @@ class Starts:
 
 
 def up_for_us(nodes: Iterable[Node], in_hand: Container[str]) -> tuple[Node, ...]:
-    """Return nodes as they are without our starts.
+    """Return the nodes; those that take no jobs only because our starts reserve them count as up.
 
     A plugin may reserve processors for a job until it runs (Slurm's does, for different numbers on several nodes), and
     the batch system then shows the nodes as if they took no jobs.
@@ -507,7 +507,7 @@ def up_for_us(nodes: Iterable[Node], in_hand: Container[str]) -> tuple[Node, ...
 
 
 def placed_elsewhere(job: LrmJob, nodes: Layout) -> str:
-    """Return how a running job was placed, when that is not what was asked for; empty when it is, or is not told.
+    """Return where a job runs if not on the requested nodes; empty when it does, or that is not known.
 
     A job that has its nodes for itself has more processors there than it asked for.
     """
@@ -521,7 +521,7 @@ def placed_elsewhere(job: LrmJob, nodes: Layout) -> str:
 
 
 def entries_of(nodes: Layout) -> tuple[str, ...]:
-    """Return one entry for each processor."""
+    """Return a list with one node name for each processor."""
     return tuple(name for name, count in nodes for _ in range(count))
 
 
@@ -546,10 +546,10 @@ log = structlog.get_logger()
 
 
 class Starter:
-    """Does to one batch system what its starts need."""
+    """Carries out starts on one batch system."""
 
     def __init__(self, system: Lrm, starts: Starts, record: StartLog, *, clock: Callable[[], float]) -> None:
-        """``clock``: that of ``starts`` and of the listings by which they are judged."""
+        """``clock``: that of ``starts`` and of listings."""
         self._system = system
         self.starts = starts
         self._record = record
@@ -559,11 +559,11 @@ class Starter:
         """Jobs about which the system is being told or asked something."""
 
     def note(self) -> None:
-        """Put all starts on record; on return that is on disk. Raises JournalError: then nothing may be asked for."""
+        """Record all starts on disk. Raises JournalError: then none may be requested."""
         self._record.store(self.starts.pins)
 
     async def put_on_record(self, starting: Sequence[LrmJobId]) -> list[LrmJobId]:
-        """Have starts on disk, with all that undoing them needs; return those that may be asked for.
+        """Record starts with all that undoing them needs; return those that may be requested.
 
         The others count as refused.
         """
@@ -581,7 +581,7 @@ class Starter:
         return left
 
     async def _know_original(self, job_id: LrmJobId) -> None:
-        """Keep what undoing a start needs, unless it is known from an earlier start of the job."""
+        """Record what undoing a start needs, unless an earlier start of the job did."""
         if self.starts.pins[job_id].original:
             return
         try:
@@ -595,7 +595,7 @@ class Starter:
                 self.starts.pins[job_id] = replace(self.starts.pins[job_id], original=original)
 
     async def ask(self, job_id: LrmJobId) -> tuple[Stage, LrmError | None]:
-        """Ask for a start that is on record; return whether it is accepted, perhaps accepted, or refused, and why."""
+        """Request a recorded start; return the new stage and the error of a refusal."""
         # So it stands when it is waited for no longer.
         stage: Stage = Stage.REFUSED
         error: LrmError | None = LrmUnavailableError("too many starts are asked for at once")
@@ -626,7 +626,7 @@ class Starter:
         return Stage.ACCEPTED, None
 
     async def undo_start(self, job_id: LrmJobId) -> bool:
-        """Hold a job and free it from its nodes; return False when that is to be tried again."""
+        """Hold and untie a job; return False when that must be repeated."""
         if job_id in self._in_hand:
             return False
         self._in_hand.add(job_id)
@@ -644,17 +644,17 @@ class Starter:
         return True
 
     def _start_of(self, job_id: LrmJobId) -> PinnedStart:
-        """Return a start as it was asked for; of a job that is gone only where that was."""
+        """Return the recorded start of a job; where none is recorded, the start that was last attempted."""
         pin, attempt = self.starts.pins.get(job_id), self.starts.attempts.get(job_id)
         nodes = () if attempt is None else entries_of(attempt.nodes)
         return PinnedStart(job=job_id, nodes=nodes) if pin is None else pin.start
 
     def to_confirm(self) -> list[LrmJobId]:
-        """Return the jobs that were seen to run and are not being confirmed yet."""
+        """Return running jobs whose starts are not confirmed yet."""
         return [job_id for job_id in self.starts.in_stage(Stage.RUNS) if job_id not in self._in_hand]
 
     async def confirm(self, *job_ids: LrmJobId) -> None:
-        """End starts whose jobs run, all in one go; one that runs elsewhere than it should is sent back."""
+        """Confirm starts of running jobs together; a job on the wrong nodes is sent back."""
         async with self._limit:
             mine = [job_id for job_id in job_ids if job_id not in self._in_hand]
             if not mine:
@@ -686,7 +686,7 @@ class Starter:
         self.starts.advance(job_id, Stage.CONFIRMED, self._clock())
 
     def _to_be_told_again(self, job_id: LrmJobId, error: LrmError | None) -> bool:
-        """Tell whether a plugin is to be told something of a running job again."""
+        """Return whether the confirmation of a job must be repeated."""
         if isinstance(error, LrmUnavailableError):
             log.warning("the start of a job cannot be ended yet", job=job_id, error=str(error))
             return True
@@ -698,7 +698,7 @@ class Starter:
     # -- for callers without a picture of the queue --------------------------------------------------------------------
 
     async def settle(self, jobs: Sequence[LrmJob], read_at: float) -> tuple[bool, Mapping[LrmJobId, Failure]]:
-        """Judge all starts by a listing and do what follows.
+        """Judge all starts by a listing and carry out what follows.
 
         Returns whether any job was taken back, and the starts that have failed. Also jobs that had run and were queued
         again are held and freed, before anybody sees them wait. What jobs that are gone have left is for `give_back`.
@@ -714,13 +714,13 @@ class Starter:
         return bool(back), failures
 
     async def give_back(self) -> None:
-        """Give back what was reserved for starts whose jobs are not there any more; nobody waits for that."""
+        """Release reservations of starts whose jobs are gone, in the background."""
         for job_id in self.starts.in_stage(Stage.GONE):
             if job_id in self.starts.attempts:  # another look may have done so while we were at the one before it
                 await self.undo_start(job_id)
 
     def note_later(self) -> None:
-        """Put on record what has become of starts; where that fails the next process finds it out by a listing."""
+        """Record finished starts; if that fails, the next process finds them by a listing."""
         try:
             self.note()
         except JournalError as error:
@@ -729,7 +729,7 @@ class Starter:
     # -- leaving -------------------------------------------------------------------------------------------------------
 
     async def leave(self) -> None:
-        """End what is under way as well as that can be done at once: nobody will look any more."""
+        """Finish starts as far as possible at once, as no listing will follow."""
         unfinished = self.starts.in_stage(Stage.ASKED, *SHOWS_SOON, *UNDONE_LATER)
         running = self.starts.in_stage(Stage.RUNS)
         with anyio.CancelScope(shield=True), anyio.move_on_after(TO_LEAVE):

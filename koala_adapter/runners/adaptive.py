@@ -47,7 +47,7 @@ SLACK = 1.0
 
 
 class WalltimeNotices:
-    """What the processes of one job are told of the end of its walltime."""
+    """Messages to the processes of one job about the end of their walltime."""
 
     def __init__(self, warn_before: float) -> None:
         """``warn_before``: seconds before the end at which it is near; 0: never."""
@@ -57,7 +57,7 @@ class WalltimeNotices:
         self._tells: list[Tell] = []
 
     def ends(self, at: float, ranks: Iterable[int], now: float) -> None:
-        """Take in when the first process is ended as its time is over, and which processes there are."""
+        """Set the time at which the first process is ended, and the processes."""
         self._hearing.intersection_update(ranks)
         known = self._monitor.ends_at
         if known is None or abs(known - at) >= SLACK:
@@ -66,23 +66,23 @@ class WalltimeNotices:
             self._tell(self._hearing, now)
 
     def heard_hello(self, rank: int, hello: Note, now: float) -> None:
-        """Take in that a process is in contact, or in contact again."""
+        """Register that a process is in contact."""
         self._hearing.discard(rank)
         if hello.words.get("ends") == "1":
             self._hearing.add(rank)
             self._tell((rank,), now)
 
     def lost(self, rank: int) -> None:
-        """Take in that a process is out of contact, or over."""
+        """Register that a process is out of contact or over."""
         self._hearing.discard(rank)
 
     def time_passed(self, now: float) -> None:
-        """Tell all when the end has come near."""
+        """Create the messages that are due."""
         if self._monitor.observe(now) is not None:
             self._tell(self._hearing, now)
 
     def next_deadline(self) -> float | None:
-        """Return when `time_passed` is to be called at the latest; None: not for now."""
+        """Return the next time at which `time_passed` must be called; None: not before another event."""
         return self._monitor.due
 
     def take_tells(self) -> list[Tell]:
@@ -92,7 +92,7 @@ class WalltimeNotices:
 
     @property
     def warned(self) -> int:
-        """How many processes in contact know that the end is near."""
+        """Number of processes in contact that know of the near end."""
         return len(self._hearing) if self._monitor.near else 0
 
     def _tell(self, ranks: Iterable[int], now: float) -> None:
@@ -109,7 +109,7 @@ class WalltimeNotices:
 
 
 def signature(record: JobRecord) -> object:
-    """Return what tells whether anything has happened to a job's sizes; cheap, as it is asked after each event."""
+    """Return a cheap value that changes with every change of a job's sizes."""
     changes = tuple(
         (change.number, change.phase, change.accepted, change.done, change.adaptation, change.made)
         for change in record.changes.values()
@@ -118,7 +118,7 @@ def signature(record: JobRecord) -> object:
 
 
 def membership_of(record: JobRecord, component: str) -> Membership:
-    """Return the processes of one component of a job, and what the scheduler wants of them."""
+    """Return a component's processes and the change that the scheduler wants of them."""
     ranks = [one for one in record.ranks if one.component == component and one.rank not in record.departed]
     claims = [claim for claim in record.claims if claim.component == component]
     changes = [one for one in record.changes.values() if one.component == component and one.phase in _MOVING]
@@ -149,7 +149,7 @@ _MOVING = (ChangePhase.TAKING, ChangePhase.RELEASING)
 
 
 def able_to_leave(members: Sequence[Rank], cluster: str) -> list[int]:
-    """Return which of the processes of a component may leave a cluster: the first one bears the others."""
+    """Return the processes of a component that may leave a cluster: all but the first, which bears the others."""
     return [one.rank for one in members[1:] if one.cluster == cluster]
 
 
@@ -184,7 +184,7 @@ def _place(rank: Rank, clusters: dict[str, str]) -> Place:
 
 
 class AdaptiveRunner(GrowingRunner):
-    """Starts a process for each rank, each with the application library and a way to speak with koala."""
+    """Runner with one process for each rank, each with the application library and a link to koala."""
 
     speaks = True
 
@@ -203,7 +203,7 @@ class AdaptiveRunner(GrowingRunner):
         self._signature: object = None
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
-        """Return the processes of a placeholder that are to be launched."""
+        """Return the processes of a placeholder that are to be started."""
         launches = super().launches_in(rank)
         if rank.component not in self.coordinators:
             return launches
@@ -211,7 +211,7 @@ class AdaptiveRunner(GrowingRunner):
         return [replace(one, launch=replace(one.launch, application=True, library=library)) for one in launches]
 
     def follow(self, record: JobRecord, now: float) -> bool:
-        """Take in what the scheduler's records say now; tell whether anything was new."""
+        """Update the coordinators from the scheduler's records; return whether anything changed."""
         known = signature(record)
         if known == self._signature:
             return False
@@ -222,5 +222,5 @@ class AdaptiveRunner(GrowingRunner):
         return True
 
     def component_of(self, rank: int) -> str | None:
-        """Return the component of a process that may speak with koala; None: it is none of these."""
+        """Return the component of a process with a link to koala; None for other processes."""
         return next((name for name, one in self.memberships.items() if rank in one.places), None)

@@ -85,11 +85,11 @@ class Process:
     """It is about to exit."""
 
     def in_change(self, number: int, *stands: Stand) -> bool:
-        """Tell whether it is in one of these stands for a change."""
+        """Return whether the process is in one of these states of a change."""
         return self.change == number and self.stand in stands
 
     def past(self, number: int) -> bool:
-        """Tell whether a change has ended for it."""
+        """Return whether the process has finished a change."""
         return self.stand in {Stand.RUNNING, Stand.LEFT} and self.change >= number
 
     def move(self, stand: Stand, change: int, at: int = 0) -> None:
@@ -98,7 +98,7 @@ class Process:
 
 
 def process_of(hello: Note) -> Process:
-    """Return what a process says of itself in its first note. Raises ProtocolError."""
+    """Create a process from its first message. Raises ProtocolError."""
     if hello.number("version") != VERSION:
         raise ProtocolError(f"hello has version={hello.text('version')}: koala speaks {VERSION}")
     try:
@@ -159,7 +159,7 @@ class ChangeUnderWay:
     """The process that is taken as lost for that."""
 
     def ready(self, membership: Membership, processes: Mapping[int, Process]) -> bool:
-        """Tell whether all members compute and all newcomers have come, so that a point can be agreed upon."""
+        """Return whether all members compute and all new processes are in contact, so that a point can be set."""
         members = [processes.get(rank) for rank in membership.speakers]
         newcomers = [processes.get(rank) for rank in membership.awaited(self.wanted)]
         return all(one is not None and one.stand in _ACTIVE for one in members) and all(
@@ -167,7 +167,7 @@ class ChangeUnderWay:
         )
 
     def all_at_point(self, membership: Membership, processes: Mapping[int, Process]) -> bool:
-        """Tell whether all members stand at its point, and all newcomers are in contact."""
+        """Return whether all members wait at the point and all new processes are in contact."""
         members = [processes.get(rank) for rank in membership.speakers]
         newcomers = (processes.get(rank) for rank in membership.awaited(self.wanted))
         return None not in newcomers and all(
@@ -175,11 +175,11 @@ class ChangeUnderWay:
         )
 
     def all_stand(self) -> AllStand:
-        """Return what the scheduler is told when all stand at the point."""
+        """Return the report to the scheduler that all processes wait at the point."""
         return AllStand(number=self.wanted.number, adaptation=self.number, point=self.at, leaving=self.wanted.leaving)
 
     def unfinished(self, membership: Membership, processes: Mapping[int, Process]) -> list[int]:
-        """Return for whom it waits: to be in contact and, once it was told, to be done."""
+        """Return the processes that the change waits for."""
         waited_for = []
         for rank in (*membership.speakers, *membership.awaited(self.wanted)):
             process = processes.get(rank)
@@ -191,7 +191,7 @@ class ChangeUnderWay:
         return waited_for
 
     def problem(self, membership: Membership, processes: Mapping[int, Process]) -> str:
-        """Return why a change that no process knows of yet cannot be made; nothing when it can."""
+        """Return why a change that no process knows of cannot be made; empty when it can."""
         if self.at > LARGEST_NUMBER:
             return f"its processes count more than {LARGEST_NUMBER} adaptation points"
         for rank in membership.speakers:
@@ -203,7 +203,7 @@ class ChangeUnderWay:
         return ""
 
     def held_up_by(self, membership: Membership, processes: Mapping[int, Process]) -> str:
-        """Return the ranks that have kept the change from being made in time."""
+        """Return the ranks for which a change could not be made in time."""
         for rank in membership.speakers:
             if rank not in processes:
                 return f"process {rank} was out of contact, and has not come back"
@@ -213,13 +213,13 @@ class ChangeUnderWay:
         return f"{who_has(self.late(membership, processes))} not reached an adaptation point"
 
     def late(self, membership: Membership, processes: Mapping[int, Process]) -> list[int]:
-        """Return those of the old members in contact that do not stand at its point."""
+        """Return the old members in contact that have not reached the point."""
         there = [rank for rank in membership.speakers if rank in processes]
         return [rank for rank in there if not (processes[rank].in_change(self.number, Stand.WAITING) and self.number)]
 
 
 def who_has(ranks: Sequence[int]) -> str:
-    """Return the beginning of a sentence on processes."""
+    """Return the beginning of a sentence about processes, such as "rank 3 has"."""
     return f"process {ranks[0]} has" if len(ranks) == 1 else f"processes {', '.join(map(str, ranks))} have"
 
 
@@ -254,7 +254,7 @@ class Coordinator:
     # ---- what happens ---------------------------------------------------------------------------------------------
 
     def update(self, membership: Membership, now: float) -> None:
-        """Take in what the scheduler's records say."""
+        """Take over the scheduler's records."""
         if membership == self._membership:
             return
         self._membership = membership
@@ -266,7 +266,7 @@ class Coordinator:
         self._go_on(now)
 
     def heard(self, rank: int, said: Note, now: float) -> None:
-        """Take in what a process says. Raises ProtocolError when it says what it may not say."""
+        """Process a message of a process. Raises ProtocolError for one that is not allowed now."""
         if said.verb == "hello":
             self._processes[rank] = process = process_of(said)
             self._highest = max(self._highest, process.change)
@@ -283,23 +283,23 @@ class Coordinator:
         self._go_on(now)
 
     def lost(self, rank: int) -> None:
-        """The agent of a process is out of contact: where it is will be known when it comes back."""
+        """Register that the agent of a process is out of contact; the process reports itself when it is back."""
         self._processes.pop(rank, None)
         self._away.add(rank)
 
     def back(self, rank: int, now: float) -> None:
-        """The agent of a process is in contact, perhaps anew: the process is about to say where it is."""
+        """Register that the agent of a process is in contact again; the process will report itself."""
         self._processes.pop(rank, None)
         self._away.discard(rank)
         if self._current is not None and self._current.stage is Stage.CHANGING:
             self._current.since = now
 
     def time_passed(self, now: float) -> None:
-        """Give a change up whose time is over."""
+        """Give up the change whose time is over."""
         self._go_on(now)
 
     def next_deadline(self) -> float | None:
-        """Return when `time_passed` is to be called at the latest; None: not for now."""
+        """Return the next time at which `time_passed` must be called; None: not before another event."""
         current = self._current
         if current is None or current.stage in {Stage.RECORDING, Stage.CLOSING}:
             return None
@@ -317,23 +317,23 @@ class Coordinator:
         return tells
 
     def take_reports(self) -> list[Report]:
-        """Return what the scheduler must know, once."""
+        """Return and clear the reports for the scheduler."""
         reports, self._reports = self._reports, []
         return reports
 
     @property
     def joined(self) -> bool:
-        """Tell whether all members are in contact and take part."""
+        """Return whether all members are in contact and take part."""
         known = [self._processes.get(rank) for rank in self._membership.speakers]
         return bool(known) and all(one is not None and one.stand is not Stand.NEW for one in known)
 
     @property
     def changing(self) -> bool:
-        """Tell whether processes are being brought to another size."""
+        """Return whether a change of size is under way."""
         return self._current is not None
 
     def process(self, rank: int) -> Process | None:
-        """Return what is known of a process; None: it is out of contact."""
+        """Return the state of a process; None when it is out of contact."""
         return self._processes.get(rank)
 
     # ---- what a process says --------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ class Coordinator:
             self._tells.append(Tell(rank, note("stop", change=current.number, at=current.at)))
 
     def _set_point(self, current: ChangeUnderWay, reached: int) -> None:
-        """Set the point of a change beyond the largest count, and tell the members if the number can be told."""
+        """Set the point of a change beyond all counts, and tell the members if all can know it in time."""
         current.at = reached + current.distance
         if current.at <= LARGEST_NUMBER:
             self._say(self._membership.speakers, note("stop", change=current.number, at=current.at))
@@ -390,7 +390,7 @@ class Coordinator:
     # ---- what a process has to know -------------------------------------------------------------------------------
 
     def _remind(self, rank: int, process: Process) -> None:
-        """Tell a process what it may have missed."""
+        """Repeat to a process what it may have missed."""
         current = self._current
         number = current.number if current is not None and current.stage > Stage.GATHERING else 0
         if process.stand in {Stand.ARMED, Stand.WAITING} and process.change != number:
@@ -409,7 +409,7 @@ class Coordinator:
             self._tell_change(current, rank, process)
 
     def _report_again(self) -> None:
-        """Say once more what the records do not have: it may have been set aside; twice does no harm."""
+        """Repeat a report that the records do not show; repeating does no harm."""
         self._reports.extend(GivenUp(number=number, reason=reason) for number, reason in self._given_up.items())
         current = self._current
         if current is not None and current.stage is Stage.RECORDING:
@@ -441,7 +441,7 @@ class Coordinator:
         self._tells.extend(Tell(rank, said) for rank in ranks if rank in self._processes)
 
     def _welcome(self) -> None:
-        """Begin with the first members when all of them have come; tell those that missed it again."""
+        """Start the program when all first members are in contact; repeat that to those who missed it."""
         members = self._membership.speakers
         known = [self._processes[rank] for rank in members if rank in self._processes]
         if len(known) + len(self._membership.ended.intersection(members)) < len(members):
@@ -475,7 +475,7 @@ class Coordinator:
             self._await_done(current, now)
 
     def _follow_records(self, now: float) -> None:
-        """Take note of what the records say of the change that is under way."""
+        """Take over the change that the records show as under way."""
         current = self._current
         if current is None:
             return
@@ -501,7 +501,7 @@ class Coordinator:
             self._highest = max(self._highest, wanted.adaptation)
 
     def _step(self, current: ChangeUnderWay, now: float) -> bool:
-        """Go on by one stage; False: something must happen first."""
+        """Advance the change by one stage; return False when it waits for something."""
         everybody = (*self._membership.speakers, *self._membership.awaited(current.wanted))
         match current.stage:
             case Stage.GATHERING:
@@ -541,7 +541,7 @@ class Coordinator:
         return True
 
     def _await_done(self, current: ChangeUnderWay, now: float) -> None:
-        """Say who holds a change up; then take it as lost, and its part of the data with it."""
+        """Report who holds the change up; then give up that process as lost, with its data."""
         due = self.next_deadline()
         if due is None or now < due:
             return
@@ -558,7 +558,7 @@ class Coordinator:
         self._say(everybody, note("error", text=f"{text}; its part of the data is lost, and the job ends"))
 
     def _close(self, current: ChangeUnderWay) -> None:
-        """Let the processes go on: those that stay first."""
+        """Let the processes continue after a change, remaining ones first."""
         self._current = None
         leaving = set(current.wanted.leaving)
         for rank, process in sorted(self._processes.items(), key=lambda one: (one[0] in leaving, one[0])):
@@ -574,7 +574,7 @@ class Coordinator:
         self._release(current)
 
     def _release(self, current: ChangeUnderWay) -> None:
-        """Let all processes go on as if nothing had been asked."""
+        """Let all processes continue as if no change had been asked for."""
         self._current = None
         if current.stage is Stage.GATHERING:
             return

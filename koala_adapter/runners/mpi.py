@@ -76,7 +76,7 @@ _RANK_END = re.compile(r"koala: rank (?P<rank>\d+) ended with (?P<status>\d+)\s*
 
 
 class MpiRunner(Runner):
-    """Starts mpiexec in the first placeholder, and in all of them the proxies that it asks for."""
+    """Runner that starts mpiexec in the first placeholder, and in all of them the proxies that mpiexec asks for."""
 
     def __init__(self, application: Application, *, spawns: bool = False) -> None:
         """Make the runner of a job. ``spawns``: the first rank is started alone, and spawns the others."""
@@ -100,7 +100,7 @@ class MpiRunner(Runner):
         """How mpiexec has ended well, while such proxies are awaited."""
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
-        """Return the proxy of a rank, once mpiexec has asked for it; for rank 0 also mpiexec."""
+        """Return the proxy of a rank once mpiexec has asked for it; for rank 0 also mpiexec."""
         command = self._commands.get(self._proxy_of(rank.rank))
         proxies = [] if command is None else [self._proxy(rank, command)]
         return [self._launcher(rank), *proxies] if rank.rank == 0 else proxies
@@ -128,7 +128,7 @@ class MpiRunner(Runner):
         return AddressedLaunch(placeholder=first.placeholder, launch=launch)
 
     def output_of(self, task: str, stream: str, offset: int, data: bytes, now: float) -> Reaction:
-        """Read mpiexec's stdout: proxies to be started, and how ranks ended."""
+        """Parse mpiexec's output: requests for proxies, and ends of ranks."""
         if not task.endswith(f":{LAUNCHER_TASK}") or stream != "out" or offset > self._read:
             return Reaction()
         fresh = data[self._read - offset :]
@@ -166,12 +166,12 @@ class MpiRunner(Runner):
         return RankEnded(time=now, job_id=self.application.job.id, rank=rank, end=end)
 
     def _asked_for(self, proxy: tuple[int, int]) -> Sequence[AddressedLaunch]:
-        """Return a proxy that can be started now: its command and its rank are known."""
+        """Return a proxy that can be started: mpiexec has asked for it, and its rank is known."""
         rank, command = self._rank_at(proxy), self._commands.get(proxy)
         return [] if rank is None or command is None else [self._proxy(rank, command)]
 
     def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:
-        """Return what the end of mpiexec or of a proxy means.
+        """Handle the end of mpiexec or of a proxy.
 
         A rank that has ended well, and mpiexec, have ended when the agents of such ranks have told of their proxies'
         ends, which they do after their output. The end of a proxy means nothing by itself, unless it never ran.
@@ -194,7 +194,7 @@ class MpiRunner(Runner):
         return events
 
     def _true_end(self, end: TaskEnd) -> TaskEnd:
-        """Return the end of mpiexec with the signal of which it has told."""
+        """Return the end of mpiexec with the signal that its output tells."""
         signal = self._killed_by if end.exit_code else self._given_up_for
         if end.reason is not EndReason.EXITED or signal is None:
             return end
@@ -225,7 +225,7 @@ class MpiRunner(Runner):
 
 
 def mpiexec_command(ranks: Sequence[Rank], shell: str = RANK_SHELL) -> tuple[str, ...]:
-    """Return the command of mpiexec for the ranks of an application: one made-up host each, one section per component.
+    """Return the mpiexec command for an application: a made-up host for each rank, a section for each component.
 
     The sections differ in nothing but their size; they give each component its own MPI_APPNUM (MPI standard, 11.10.3).
     """
@@ -253,7 +253,7 @@ def _shell_end(status: int) -> TaskEnd:
 
 
 class AdaptiveMpiRunner(AdaptiveRunner):
-    """Starts mpiexec and the first process; follows the coordinator, and mpiexec for the processes that are spawned."""
+    """Runner that starts mpiexec and the first process; others are spawned by the program."""
 
     def __init__(self, application: Application) -> None:
         """Make the runner of a job."""
@@ -261,26 +261,26 @@ class AdaptiveMpiRunner(AdaptiveRunner):
         self._mpi = MpiRunner(application, spawns=True)
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
-        """Return the processes of a placeholder that are to be launched."""
+        """Return the processes of a placeholder that are to be started."""
         return [self._speaking(one) for one in self._mpi.launches_in(rank)]
 
     def grow(self, application: Application, ranks: Collection[int]) -> Sequence[AddressedLaunch]:
-        """Take new ranks in; nothing is started for them until the program spawns them."""
+        """Add new ranks; their processes are started when the program spawns them."""
         del ranks
         self.application = self._mpi.application = application
         return ()
 
     def output_of(self, task: str, stream: str, offset: int, data: bytes, now: float) -> Reaction:
-        """Return where the output of a process goes."""
+        """Handle output of a process."""
         reaction = self._mpi.output_of(task, stream, offset, data, now)
         return replace(reaction, launches=tuple(self._speaking(one) for one in reaction.launches))
 
     def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:
-        """Take note that a process has ended."""
+        """Handle the end of a process."""
         return self._mpi.ended(task, end, now)
 
     def _speaking(self, one: AddressedLaunch) -> AddressedLaunch:
-        """Let the processes of ranks reach koala, though only the first does."""
+        """Give processes a link to koala, although only the first one uses it."""
         if one.launch.task.endswith(f":{LAUNCHER_TASK}"):
             return one
         return replace(one, launch=replace(one.launch, application=True, library=self.application.library))

@@ -42,13 +42,13 @@ class Note:
     words: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def text(self, key: str) -> str:
-        """Return a word. Raises ProtocolError when it is missing."""
+        """Return a word of the message. Raises ProtocolError when it is missing."""
         if key not in self.words:
             raise ProtocolError(f"{self.verb} lacks {key}=")
         return self.words[key]
 
     def number(self, key: str) -> int:
-        """Return a word that is a number of 0 to 2147483647. Raises ProtocolError."""
+        """Return a word of the message as a number up to 2147483647. Raises ProtocolError."""
         text = self.text(key)
         if not _NUMBER.fullmatch(text) or int(text) > LARGEST_NUMBER:
             raise ProtocolError(f"{self.verb} has {key}={text[:40]}, which is no number")
@@ -56,12 +56,12 @@ class Note:
 
 
 def note(verb: str, **words: object) -> Note:
-    """Return the message for these values."""
+    """Return a message from its verb and words."""
     return Note(verb, MappingProxyType({key: str(value) for key, value in words.items()}))
 
 
 def payload_of(said: Note) -> bytes:
-    """Return what stands in the frame of a note. Raises ProtocolError when it is too large."""
+    """Return a message as the payload of a frame. Raises ProtocolError when it is too large."""
     line = " ".join([said.verb, *(f"{key}={quote(value, safe=_SAFE)}" for key, value in said.words.items())])
     if len(line) > LARGEST_NOTE:
         raise ProtocolError(f"{said.verb} of {len(line)} bytes is too large for the application to read")
@@ -69,7 +69,7 @@ def payload_of(said: Note) -> bytes:
 
 
 def parse_note(payload: bytes) -> Note:
-    """Return the note that stands in a frame. Raises ProtocolError."""
+    """Parse the payload of a frame. Raises ProtocolError."""
     verb, *rest = payload.decode("ascii", "replace").split(" ")
     if not payload.isascii() or not _VERB.fullmatch(verb):
         raise ProtocolError(f"this is no note: {payload[:60]!r}")
@@ -87,7 +87,7 @@ def parse_note(payload: bytes) -> Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a process is, and how the others reach it."""
+    """Host of a process and how other processes reach it."""
 
     rank: int
     cluster: str
@@ -97,7 +97,7 @@ class Place:
 
 
 def listed(places: Iterable[Place]) -> str:
-    """Return processes as the value of a word."""
+    """Return processes in the form of a message's word."""
     return ",".join(
         "@".join(quote(one, safe=_SAFE_IN_FIELD) for one in (str(p.rank), p.cluster, p.address, p.contact))
         for p in places
@@ -109,7 +109,7 @@ def listed(places: Iterable[Place]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedChange:
-    """A change of size that the scheduler's records say is under way."""
+    """A change of size that is under way by the scheduler's records."""
 
     number: int
     """The scheduler's."""
@@ -127,7 +127,7 @@ class WantedChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """A component as the scheduler's records have it."""
+    """Members and wanted change of a component by the scheduler's records."""
 
     members: tuple[int, ...]
     """Ranks of its processes in the order of their positions, before the changes in ``wanted`` that are not made."""
@@ -145,11 +145,11 @@ class Membership:
 
     @property
     def speakers(self) -> tuple[int, ...]:
-        """Return the members that speak with koala."""
+        """Return the members that have a link to koala."""
         return self.members[:1] if self.first_only else self.members
 
     def awaited(self, wanted: WantedChange) -> tuple[int, ...]:
-        """Return the newcomers that must have joined before a change."""
+        """Return the new processes that a change waits for."""
         return () if self.first_only else wanted.joining
 
 
@@ -163,7 +163,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllStand:
-    """All old members stand at the point, and all newcomers have joined: the change can be made."""
+    """Report: all old members wait at the point, all new ones have joined, so the change can be made."""
 
     number: int
     adaptation: int
@@ -173,14 +173,14 @@ class AllStand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllDone:
-    """All processes have carried the change out, and wait to be told that they may go on."""
+    """Report: all processes have made the change and wait to continue."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUp:
-    """The change is not made: the application goes on as it is."""
+    """Report: the change is not made, and the application continues as before."""
 
     number: int
     reason: str
@@ -188,7 +188,7 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complaint:
-    """A process says that a call was wrong, or says itself what it may not say."""
+    """Report: a process made a wrong call or sent a message that is not allowed."""
 
     rank: int
     text: str
@@ -196,7 +196,7 @@ class Complaint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overdue:
-    """A process has not carried the change out in its time: it is taken as lost, and its part of the data with it."""
+    """Report: a process did not make the change in time; it counts as lost, with its data."""
 
     rank: int
     reason: str
@@ -209,12 +209,12 @@ Report: TypeAlias = AllStand | AllDone | GivenUp | Complaint | Overdue
 
 
 def after(membership: Membership, wanted: WantedChange) -> tuple[int, ...]:
-    """Return the members after a change, in the order of their positions."""
+    """Return the members after a change, in order of position."""
     return (*(rank for rank in membership.members if rank not in wanted.leaving), *wanted.joining)
 
 
 def welcome_note(membership: Membership, contacts: Mapping[int, str], rank: int) -> Note:
-    """Return what a first member is told when all of them have come."""
+    """Return the message that starts the program in a first member."""
     return note(
         "welcome",
         rank=rank,
@@ -227,7 +227,7 @@ def welcome_note(membership: Membership, contacts: Mapping[int, str], rank: int)
 
 
 def change_note(membership: Membership, wanted: WantedChange, contacts: Mapping[int, str], rank: int) -> Note:
-    """Return what each process is told of a change, for which all stand at the point."""
+    """Return the message that describes a change to a process."""
     members = after(membership, wanted)
     return note(
         "change",

@@ -155,7 +155,7 @@ exit $status
 
 
 class RestartedMpiRunner(AdaptiveRunner):
-    """Starts a keeper for each rank, which take care of all that is to be started anew with a change."""
+    """Runner with a keeper process for each rank; the keepers restart mpiexec with each change of size."""
 
     def __init__(self, application: Application) -> None:
         """Make the runner of a job. Raises ConfigurationError for a job without a working directory."""
@@ -165,11 +165,11 @@ class RestartedMpiRunner(AdaptiveRunner):
         self._first = application.ranks
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
-        """Return the processes of a placeholder that are to be launched."""
+        """Return the processes of a placeholder that are to be started."""
         return [self._kept(one) for one in super().launches_in(rank)]
 
     def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:
-        """Take note that a process has ended. The first keeper ran mpiexec: with it the application is over."""
+        """Handle the end of a process; the application ends with the first keeper, which runs mpiexec."""
         events = super().ended(task, end, now)
         if self.rank_of(task) != self._first[0].rank or not end.ok:
             return events
@@ -193,5 +193,5 @@ class RestartedMpiRunner(AdaptiveRunner):
 
 
 def rank_key(first: Rank) -> str:
-    """Return what tells this job's directory from that of a job of the same number of another state directory."""
+    """Return a key for this job's directory that differs between state directories."""
     return str(first.placeholder.batch)

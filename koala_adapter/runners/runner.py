@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def process_ends_at(
     record: JobRecord, rank: Rank, placeholders: Mapping[PlaceholderId, PlaceholderRecord], now: float
 ) -> float:
-    """Return when a process is ended: with the walltime of its job, or before its own placeholder, as agents do."""
+    """Return the time at which a process is ended: the end of the job's walltime or of its placeholder."""
     launched_at = now if record.launched_at is None else record.launched_at
     placeholder = placeholders.get(rank.placeholder)
     own = None if placeholder is None else placeholder.ends_at
@@ -62,7 +62,7 @@ OPENMP_THREADS = "OMP_NUM_THREADS"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressedLaunch:
-    """A launch and the placeholder whose agent is to do it."""
+    """A launch with its placeholder."""
 
     placeholder: PlaceholderId
     launch: Launch
@@ -70,7 +70,7 @@ class AddressedLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressedSignal:
-    """A signal and the placeholder whose agent is to send it."""
+    """A signal with its placeholder."""
 
     placeholder: PlaceholderId
     signal: Signal
@@ -81,14 +81,14 @@ Order: TypeAlias = "AddressedLaunch | AddressedSignal"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaction:
-    """What the output of a task leads to: launches and events."""
+    """Launches and events that follow from a task's output."""
 
     launches: tuple[AddressedLaunch, ...] = ()
     events: tuple[Event, ...] = ()
 
 
 def by_placeholder(ranks: Iterable[Rank]) -> Mapping[PlaceholderId, Sequence[Rank]]:
-    """Return ranks by the placeholders that they run in."""
+    """Return ranks by placeholder."""
     found: dict[PlaceholderId, list[Rank]] = {}
     for rank in ranks:
         found.setdefault(rank.placeholder, []).append(rank)
@@ -97,7 +97,7 @@ def by_placeholder(ranks: Iterable[Rank]) -> Mapping[PlaceholderId, Sequence[Ran
 
 @dataclass(frozen=True, kw_only=True)
 class Application:
-    """A job as it was placed: what all its runners' answers derive from."""
+    """A placed job with all that its runner needs to know."""
 
     job: Job
     ranks: tuple[Rank, ...]
@@ -141,7 +141,7 @@ class Application:
         return by_placeholder(self.ranks)
 
     def environment(self, rank: Rank) -> tuple[tuple[str, str], ...]:
-        """Return what a rank finds in its environment beside the node's own."""
+        """Return the variables that koala adds to a rank's environment."""
         component = self.job.component(rank.component)
         threads = str(component.slot.threads_of_rank)
         own = {
@@ -168,28 +168,28 @@ class Application:
 
     @property
     def warning(self) -> TimeWarning | None:
-        """The signal that tells ranks to save their state before the walltime is over."""
+        """Signal that tells ranks to save their state before the walltime ends."""
         job = self.job
         if not job.checkpoint_signal:
             return None
         return TimeWarning(signal=job.checkpoint_signal, after=float(job.walltime - job.warn_before))
 
     def setup(self, rank: Rank) -> tuple[str, ...]:
-        """Return the lines that a shell runs before a rank."""
+        """Return the shell lines that run before a rank."""
         return self._software(rank).setup_of(self.component(rank))
 
     def container(self, rank: Rank) -> tuple[str, ...]:
-        """Return what stands before a command of a rank to run it in its container; empty: it has none."""
+        """Return the words before a rank's command that run it in a container; empty without one."""
         component = self.component(rank)
         given = dict([(OPENMP_THREADS, ""), *self.job.environment, *component.environment])
         return self._software(rank).container_of(component, tuple(given))
 
     def program(self, rank: Rank) -> tuple[str, ...]:
-        """Return the command of a rank."""
+        """Return a rank's command."""
         return (*self.container(rank), *self.component(rank).command)
 
     def check_software(self) -> None:
-        """Raise ConfigurationError when a cluster has not what its ranks need: its site file was changed meanwhile."""
+        """Raise ConfigurationError when a cluster lacks software of its ranks, as its site file has changed."""
         for rank in {(one.cluster, one.component): one for one in self.ranks}.values():
             component, found = self.component(rank), self._software(rank)
             lack = lacking(component, found.software, found.container_runtime)
@@ -204,7 +204,7 @@ class Application:
 
 
 class Runner(ABC):
-    """Translates between the scheduler's records and the processes of one job. Pure."""
+    """Translates between the scheduler's records and the processes of one job; pure."""
 
     speaks: ClassVar[bool] = False
     """Whether its processes say something of themselves, in notes and templates."""
@@ -218,32 +218,32 @@ class Runner(ABC):
         """Return what is to be started in a rank's placeholder as far as is known now."""
 
     def launches(self) -> Iterator[AddressedLaunch]:
-        """Return everything that is to be started as far as is known now; starting a task twice is harmless."""
+        """Return all that can be started now; starting a task twice is harmless."""
         for rank in self.application.ranks:
             yield from self.launches_in(rank)
 
     def asked_again(self, rank: Rank, now: float) -> Sequence[Order]:
-        """Return what is to be repeated to the agent of a rank that came into contact again."""
+        """Return what must be repeated to the agent of a rank that is in contact again."""
         del rank, now
         return ()
 
     def grow(self, application: Application, ranks: Collection[int]) -> Sequence[AddressedLaunch]:
-        """Take new ranks in, which ``application`` has beside the former ones; return what is to be started."""
+        """Add new ranks (``application`` has them all); return what is to be started."""
         del application, ranks
         return ()
 
     def output_of(self, task: str, stream: str, offset: int, data: bytes, now: float) -> Reaction:
-        """Take in output of a task, which begins at ``offset``; what was taken in before may come again."""
+        """Process output of a task from ``offset`` on; earlier output may be repeated."""
         del task, stream, offset, data, now
         return Reaction()
 
     def started(self, task: str, now: float) -> Sequence[Event]:
-        """Return what the start of a task means."""
+        """Return the event that follows from a task's start."""
         rank = self.rank_of(task)
         return () if rank is None else (RankStarted(time=now, job_id=self.application.job.id, rank=rank),)
 
     def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:
-        """Return what the end of a task means."""
+        """Return the event that follows from a task's end."""
         return (RankEnded(time=now, job_id=self.application.job.id, rank=self.rank_of(task), end=end),)
 
     def task_of(self, rank: int) -> str:
@@ -251,7 +251,7 @@ class Runner(ABC):
         return f"{self.application.job.id}:{rank}"
 
     def rank_of(self, task: str) -> int | None:
-        """Return the rank a task id stands for; None for the application's launcher."""
+        """Return the rank of a task; None for the application's launcher."""
         _, _, tail = task.partition(":")
         return int(tail) if tail.isdecimal() else None
 
@@ -265,10 +265,10 @@ IN_FLIGHT = 64 * 1024 * 1024
 
 
 class Sending:
-    """The launches that wait to be sent, and those with files that were sent and have not arrived."""
+    """Queue of launches, which bounds how many with files are on their way."""
 
     def __init__(self, order: Callable[[AddressedLaunch], bool]) -> None:
-        """``order`` sends one launch; False when its agent is not connected: it is then sent when that registers."""
+        """``order``: sends a launch; returns False when its agent is not connected."""
         self._order = order
         self._waiting: deque[AddressedLaunch] = deque()
         self._under_way: dict[str, tuple[PlaceholderId, int]] = {}
@@ -281,15 +281,15 @@ class Sending:
         self._pump()
 
     def arrived(self, task: str) -> None:
-        """An agent has a launch: there is room for others."""
+        """Register that an agent has received a launch."""
         self._drop([task])
 
     def lost(self, placeholder: PlaceholderId) -> None:
-        """An agent is out of contact, and what was on its way to it is gone."""
+        """Register that an agent is out of contact; launches on their way to it are lost."""
         self._drop([task for task, (whose, _) in self._under_way.items() if whose == placeholder])
 
     def forget(self, job_id: JobId) -> None:
-        """A job is over: none of its launches is wanted any more."""
+        """Drop all launches of a job that is over."""
         prefix = f"{job_id}:"
         self._waiting = deque(one for one in self._waiting if not one.launch.task.startswith(prefix))
         self._drop([task for task in self._under_way if task.startswith(prefix)])
@@ -328,7 +328,7 @@ def _size(one: AddressedLaunch) -> int:
 
 
 class ProcessRunner(Runner):
-    """Starts one process for each rank; they find each other by KOALA_ADDRESSES if they need to."""
+    """Runner of one process for each rank."""
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
         """Return the processes of a placeholder that are to be launched."""

@@ -38,7 +38,7 @@ _ALWAYS = ("KOALA_*", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONPATH")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSoftware:
-    """What a site file says of the software on the nodes of a cluster."""
+    """Software of a cluster by its site file: names, setup lines, containers."""
 
     setup: tuple[str, ...] = ()
     """Lines that run before each rank."""
@@ -48,12 +48,12 @@ class ClusterSoftware:
     """Program that runs containers; empty: none does."""
 
     def setup_of(self, component: Component) -> tuple[str, ...]:
-        """Return the lines that run before a rank of a component."""
+        """Return the shell lines that run before a component's ranks."""
         named = [line for name in component.software for line in self.software[name]]
         return (*self.setup, *named, *component.setup)
 
     def container_of(self, component: Component, variables: tuple[str, ...]) -> tuple[str, ...]:
-        """Return what stands before a command to run it in the container of a component; empty: it has none.
+        """Return the words before a command that run it in the component's container; empty without one.
 
         ``variables``: names of those that are set for it.
         """

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """The scheduler would like the application to change its size."""
+    """Base of events that ask the application to change."""
 
     component: str
     cluster: ClusterName
@@ -45,24 +45,24 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowOffer(Observation):
-    """An offer of processors to a component of workers."""
+    """Offer of processors to a component of workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShrinkRequest(Observation):
-    """Processors are wanted back; the request is to be met as far as the minimum allows."""
+    """Request for processors, to be met as far as the minimum allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class WalltimeNear:
-    """The processes of the application are about to be ended, as their time is over. Its size stays as it is."""
+    """Event: the application's processes will soon be ended at the end of their walltime."""
 
     seconds_left: float
 
 
 @dataclass(slots=True)
 class WalltimeMonitor:
-    """Sees how far the end of the time of an application is; all times are of one clock, in seconds."""
+    """Tells once when the end of the walltime is near; all times are of one clock."""
 
     warn_before: float
     """So long before the end, the end is near; 0: it never is."""
@@ -72,12 +72,12 @@ class WalltimeMonitor:
     """That the end is near was observed, and it has not moved away since."""
 
     def move(self, ends_at: float, now: float) -> None:
-        """Note that the processes are ended at another time than was known."""
+        """Set another end of the walltime."""
         self.ends_at = ends_at
         self.near = self.near and ends_at - self.warn_before <= now
 
     def observe(self, now: float) -> WalltimeNear | None:
-        """Return the event, once it has come, and then only once."""
+        """Return the event when it is due, once only."""
         if self.ends_at is None or self.due is None or now < self.due:
             return None
         self.near = True
@@ -85,7 +85,7 @@ class WalltimeMonitor:
 
     @property
     def due(self) -> float | None:
-        """When to look next; None: not before the end moves."""
+        """Time at which to call `observe`; None: not before the end is moved."""
         if self.ends_at is None or self.near or not self.warn_before:
             return None
         return self.ends_at - self.warn_before
@@ -96,14 +96,14 @@ class WalltimeMonitor:
 
 @dataclass(frozen=True, slots=True)
 class StartProcess:
-    """Start the process of a new rank in the placeholder that holds its processor."""
+    """Plan step: start the process of a new rank."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class RetireProcess:
-    """Ask the process of a rank to end, wait for that, and kill it when it takes too long."""
+    """Plan step: ask a process to end, wait, and kill it if it takes too long."""
 
     rank: int
 
@@ -113,17 +113,17 @@ Plan: TypeAlias = "tuple[StartProcess | RetireProcess, ...]"
 
 
 def growth(ranks: Iterable[int]) -> Plan:
-    """Return the plan that takes new ranks in."""
+    """Return the plan for adding ranks."""
     return tuple(StartProcess(rank) for rank in ranks)
 
 
 def farewell(ranks: Iterable[int]) -> Plan:
-    """Return the plan that takes all of some workers out, because their walltime is near."""
+    """Return the plan for retiring workers whose walltime is near."""
     return tuple(RetireProcess(rank) for rank in sorted(ranks))
 
 
 def shrinkage(ranks: Collection[int], count: int, *, leaving: Collection[int] = ()) -> Plan:
-    """Return the plan that takes ``count`` of some ranks out: those that came last go first.
+    """Return the plan for retiring ``count`` ranks, latest first.
 
     ``leaving``: ranks that are on their way out for another reason, which are not asked again.
     """
@@ -137,21 +137,21 @@ def shrinkage(ranks: Collection[int], count: int, *, leaving: Collection[int] = 
 
 @dataclass(slots=True)
 class Retirements:
-    """The processes that were asked to end and have not; times in seconds."""
+    """Processes asked to end that have not ended; times in seconds."""
 
     grace: float
     """Time that each has before it is killed."""
     _until: dict[int, float] = field(default_factory=dict)
 
     def begin(self, rank: int, now: float) -> bool:
-        """Note that a process is asked to end now; False when it has been asked before."""
+        """Register that a process is asked to end; return False when it was before."""
         if rank in self._until:
             return False
         self._until[rank] = now + self.grace
         return True
 
     def ended(self, rank: int) -> None:
-        """Note that the process of a rank is over, or lost."""
+        """Register that a process is over or lost."""
         self._until.pop(rank, None)
 
     @property
@@ -160,17 +160,17 @@ class Retirements:
         return frozenset(self._until)
 
     def overdue(self, now: float) -> tuple[int, ...]:
-        """Return those whose time is over, which are to be killed."""
+        """Return the processes that are to be killed, as their time is over."""
         return tuple(rank for rank, until in self._until.items() if until <= now)
 
     def killed(self, rank: int, now: float) -> None:
-        """Note that a process was killed: should it still be there after the same time again, it is killed again."""
+        """Register a kill; after the same time it is repeated."""
         if rank in self._until:
             self._until[rank] = now + max(1.0, self.grace)
 
     @property
     def next_due(self) -> float | None:
-        """When the next one is to be killed; None: there is none."""
+        """Time of the next kill; None: none is planned."""
         return min(self._until.values(), default=None)
 
 
@@ -178,7 +178,7 @@ class Retirements:
 
 
 class GrowingRunner(ProcessRunner):
-    """Starts a process for each rank, also for those that come later."""
+    """Runner of one process for each rank, also for ranks added later."""
 
     def grow(self, application: Application, ranks: Collection[int]) -> Sequence[AddressedLaunch]:
         """Take new ranks in, which ``application`` has beside the former ones; return what is to be started."""
@@ -193,7 +193,7 @@ KILL = 9
 
 
 class WorkersRunner(GrowingRunner):
-    """Starts a process for each rank, and ends those of workers one by one."""
+    """Runner that starts one process for each rank and retires workers one by one."""
 
     def __init__(self, application: Application) -> None:
         """Make the runner of a job."""
@@ -203,7 +203,7 @@ class WorkersRunner(GrowingRunner):
         """Ranks whose processes have ended, or are no longer part of the job: they cannot be asked for anything."""
 
     def accepted(self, observation: Observation, rules: SizeRules = OWN_SIZES) -> Decision:
-        """Decide how many processors are taken, or given up; ``rules``: those that there are."""
+        """Return how many processors are accepted or given up; ``rules``: known size rules."""
         name = self.application.job.component(observation.component).sizes
         amount = observation.processors if isinstance(observation, GrowOffer) else -observation.processors
         if not amount:
@@ -211,7 +211,7 @@ class WorkersRunner(GrowingRunner):
         return rules.decide(name, observation.size, amount, observation.minimum, observation.maximum)
 
     def shrink(self, request: ShrinkRequest, count: int, now: float) -> Sequence[Order]:
-        """Ask ``count`` workers to end; return what is to be sent to their agents.
+        """Retire ``count`` workers; return the orders for their agents.
 
         Those that are on their way out already count: asking for so many again asks no others.
         """
@@ -222,7 +222,7 @@ class WorkersRunner(GrowingRunner):
 
     @property
     def staying(self) -> Sequence[Rank]:
-        """The workers that are there and have not been asked to end."""
+        """Workers that have not been asked to end."""
         job = self.application.job
         return [
             rank
@@ -233,7 +233,7 @@ class WorkersRunner(GrowingRunner):
         ]
 
     def retire(self, ranks: Collection[int], now: float) -> Sequence[Order]:
-        """Ask workers to end as their walltime is near; return what is to be sent to their agents."""
+        """Retire workers whose walltime is near; return the orders for their agents."""
         mine = {rank.rank: rank for rank in self.staying if rank.rank in ranks}
         orders: list[Order] = []
         for step in farewell(mine):
@@ -272,7 +272,7 @@ class WorkersRunner(GrowingRunner):
         return AddressedSignal(placeholder=rank.placeholder, signal=Signal(task=self.task_of(rank.rank), signal=number))
 
     def asked_again(self, rank: Rank, now: float) -> Sequence[Order]:
-        """Return what is to be repeated to the agent of a rank that came into contact again."""
+        """Return what must be repeated to the agent of a rank that is in contact again."""
         retiring = self._retiring[rank.component]
         if rank.rank not in retiring.ranks:
             return ()
@@ -281,7 +281,7 @@ class WorkersRunner(GrowingRunner):
         return self._ask(rank)
 
     def kills(self, now: float) -> Sequence[Order]:
-        """Return the signals for workers that were asked to end and have not in their time."""
+        """Return kill signals for workers that did not end in time."""
         orders: list[Order] = []
         for rank in self.application.ranks:
             retiring = self._retiring[rank.component]
@@ -291,7 +291,7 @@ class WorkersRunner(GrowingRunner):
         return orders
 
     def departed(self, ranks: Collection[int]) -> None:
-        """Note that some ranks are no longer part of the job, whether their processes told of their end or not."""
+        """Register that ranks have left the job, reported or not."""
         self._over.update(ranks)
         for retiring in self._retiring.values():
             for rank in retiring.ranks & set(ranks):
@@ -299,12 +299,12 @@ class WorkersRunner(GrowingRunner):
 
     @property
     def next_kill(self) -> float | None:
-        """When `kills` is to be asked next; None: not before something else happens."""
+        """Time of the next call of `kills`; None: not before another event."""
         times = (one.next_due for one in self._retiring.values())
         return min((time for time in times if time is not None), default=None)
 
     def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:
-        """Take note that a process has ended."""
+        """Handle the end of a process."""
         rank = self.rank_of(task)
         if rank is not None:
             self.departed((rank,))
@@ -335,7 +335,7 @@ KILLED_LATER = 10
 
 
 class SweepRunner(WorkersRunner):
-    """Starts a launcher for each rank, and has launchers leave one by one."""
+    """Runner that starts a launcher for each rank and retires launchers one by one."""
 
     def __init__(self, application: Application) -> None:
         """Make the runner of a job."""
@@ -352,6 +352,6 @@ class SweepRunner(WorkersRunner):
         ]
 
     def _ask(self, rank: Rank) -> Sequence[Order]:
-        """Ask by a signal that the task, which gets it, too, does not notice."""
+        """Ask a launcher to leave by a signal that its task, which also gets it, ignores."""
         asked = Signal(task=self.task_of(rank.rank), signal=URGENT)
         return [AddressedSignal(placeholder=rank.placeholder, signal=asked)]

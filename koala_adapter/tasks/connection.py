@@ -25,7 +25,7 @@ PIECE = 1 << 20
 
 
 def connected(host: str, port: int, fingerprint: str, *, asking_for: int = 0) -> ssl.SSLSocket:
-    """Return a connection. Raises ssl.SSLError when another server answers.
+    """Connect by TLS and return the connection. Raises ssl.SSLError for another server's certificate.
 
     ``asking_for``: port of the server, where host and port are those of a gateway; 0: they are the server's own.
     """
@@ -49,13 +49,13 @@ def connected(host: str, port: int, fingerprint: str, *, asking_for: int = 0) ->
 
 
 def received(connection: ssl.SSLSocket) -> "Optional[bytes]":
-    """Return the next frame; None when there will be none."""
+    """Return the next frame; None at the end of the connection."""
     head = exactly(connection, LENGTH.size)
     return None if head is None else exactly(connection, LENGTH.unpack(head)[0])
 
 
 def exactly(connection: ssl.SSLSocket, size: int) -> "Optional[bytes]":
-    """Return so many bytes; None when the connection ends before."""
+    """Return exactly ``size`` bytes; None at the end of the connection."""
     data = bytearray()
     while len(data) < size:
         try:
@@ -69,7 +69,7 @@ def exactly(connection: ssl.SSLSocket, size: int) -> "Optional[bytes]":
 
 
 def sent(connection: ssl.SSLSocket, frame: bytes) -> bool:
-    """Send a frame; return False when the connection has ended."""
+    """Send a frame; return False at the end of the connection."""
     try:
         connection.sendall(LENGTH.pack(len(frame)) + frame)
     except OSError:

@@ -45,7 +45,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Launcher:
-    """One launcher: its connection, the task that it runs, and the answer that was not acknowledged."""
+    """Program on a node that runs tasks of a sweep: connection, current task, unacknowledged answer."""
 
     def __init__(self, settings: "Dict[str, Any]", before: "Sequence[str]" = ()) -> None:
         self._settings = settings
@@ -61,7 +61,7 @@ class Launcher:
         self._sending = False
 
     def run(self) -> int:
-        """Do tasks until there are no more, or until asked to leave; return the exit status."""
+        """Run tasks until there are no more or the launcher is to leave; return the exit status."""
         self._adopts = adopt_orphans()
         signal.signal(signal.SIGURG, self._leave)
         signal.signal(signal.SIGALRM, self._kill)
@@ -89,7 +89,7 @@ class Launcher:
         return 0
 
     def _connect(self) -> bool:
-        """Connect, for as long as the settings allow; return False when no server is found."""
+        """Connect to the server; return False when it is not found in time."""
         until = time.monotonic() + self._settings["patience"]
         pause = FIRST_PAUSE
         while True:
@@ -112,7 +112,7 @@ class Launcher:
         return True
 
     def _address(self) -> "Tuple[str, int, int]":
-        """Return host and port of the server and 0; or those of its gateway, and the server's port."""
+        """Return (host, port, 0) of the server, or gateway's host and port with the server's port."""
         cluster, hosts, port = os.environ.get("KOALA_CLUSTER", ""), self._settings["hosts"], self._settings["port"]
         if cluster in self._settings["doors"]:
             door = self._settings["doors"][cluster]
@@ -130,7 +130,7 @@ class Launcher:
             self._say(self._answer)
 
     def _say(self, frame: bytes) -> None:
-        """Send a frame if there is a connection; what matters is sent again."""
+        """Send a frame if connected; important ones are repeated after a reconnection."""
         if self._connection is not None:
             self._sending = True
             if not sent(self._connection, frame):
@@ -140,7 +140,7 @@ class Launcher:
     # ---- signals ----------------------------------------------------------------------------------------------------
 
     def _leave(self, _number: int, _frame: "Optional[FrameType]") -> None:
-        """Leave when the task is over, which has so many seconds; at once when there is none."""
+        """Leave after the current task, which has so many seconds left; at once without a task."""
         if self._leaving:
             return
         self._leaving = True
@@ -160,7 +160,7 @@ class Launcher:
             kill_group(self._process.pid)
 
     def _end(self, _number: int, _frame: "Optional[FrameType]") -> None:
-        """Leave at once: all processes here are about to be ended, and another launcher repeats the task."""
+        """Leave at once, as all processes are about to be ended; another launcher repeats the task."""
         self._leaving = self._ended = True
         if not self._sending:
             self._say(LEAVING)
@@ -170,7 +170,7 @@ class Launcher:
     # ---- a task -----------------------------------------------------------------------------------------------------
 
     def _done(self, task: "Dict[str, Any]") -> "Optional[bytes]":
-        """Run a task; return what is to be told of it, None: nothing, as it was not its own end."""
+        """Run a task; return its result for the server, or None when the task was ended by the launcher."""
         begun = time.monotonic()
         try:
             files = scratch_file(), scratch_file()
@@ -231,14 +231,14 @@ def environment_of_tasks() -> "Dict[str, str]":
 def started(
     argv: "List[str]", environment: "Dict[str, str]", out: "IO[bytes]", err: "IO[bytes]"
 ) -> "subprocess.Popen[bytes]":
-    """Start a process in a session, and so a process group, of its own."""
+    """Start a process in a new session."""
     return subprocess.Popen(
         argv, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
     )
 
 
 def scratch_file() -> "IO[bytes]":
-    """Return a file for the output of a task, where temporary files are, or else where the launcher is."""
+    """Return a temporary file for a task's output."""
     try:
         return tempfile.TemporaryFile()
     except OSError:  # a node's prolog has set TMPDIR and made none, or somebody has removed it
@@ -246,13 +246,13 @@ def scratch_file() -> "IO[bytes]":
 
 
 def kill_group(pid: int) -> None:
-    """Kill what is left of a task."""
+    """Kill the rest of a task's process group."""
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def adopt_orphans() -> bool:
-    """Become the parent of what tasks leave behind (prctl(2)); False where the system cannot do or show that."""
+    """Become the parent of processes that tasks leave behind (prctl(2)); False where that is not supported."""
     if not os.path.exists(CHILDREN.format(os.getpid())):
         return False
     try:
@@ -264,7 +264,7 @@ def adopt_orphans() -> bool:
 
 
 def end_children() -> None:
-    """Kill what a task has left behind in other process groups, such as daemons, until there is no more of it."""
+    """Kill processes that a task left in other process groups, such as daemons, until none is left."""
     until = time.monotonic() + ENDING_TIME
     while time.monotonic() < until:
         with open(CHILDREN.format(os.getpid())) as file:
@@ -279,7 +279,7 @@ def end_children() -> None:
 
 
 def read(file: "IO[bytes]") -> bytes:
-    """Return what a task has written, as far as it is kept."""
+    """Return a task's output, as far as it is kept."""
     file.seek(0)  # what was written here is in the file then
     if not os.fstat(file.fileno()).st_size:
         return b""
@@ -290,7 +290,7 @@ def read(file: "IO[bytes]") -> bytes:
 
 
 def main() -> int:
-    """Run with the settings that are beside this file."""
+    """Run a launcher with the settings beside this file."""
     with open(os.path.join(HERE, SETTINGS), encoding="ascii") as file:
         return Launcher(json.load(file), sys.argv[1:]).run()
 

@@ -39,7 +39,7 @@ def output_file(number: int, suffix: str) -> Path:
 
 
 def entry_of(line: bytes) -> tuple[int, Entry, str]:
-    """Return what a line of the results says: the task, what became of it, and the job that resumes the sweep, if any.
+    """Parse a line of the results: task, entry, and the resuming job if any.
 
     Of a sweep with a million lines, what is not needed is not parsed. Raises ValueError, KeyError or TypeError for what
     is no entry.
@@ -54,7 +54,7 @@ def entry_of(line: bytes) -> tuple[int, Entry, str]:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What became of a task that is done, or has failed as often as it may."""
+    """Result of a task that is done or has failed for good."""
 
     task: int
     """Its number, from 0."""
@@ -75,28 +75,28 @@ class TaskResult:
 
     @property
     def ok(self) -> bool:
-        """Whether it exited with 0."""
+        """Whether the task exited with status 0."""
         return self.status == 0
 
     @property
     def stdout(self) -> str:
-        """What it wrote to standard output. What is no UTF-8 is replaced."""
+        """Standard output of the task, decoded as UTF-8 with replacements."""
         return _read(self.stdout_file).decode("utf-8", "replace")
 
     @property
     def stderr(self) -> str:
-        """What it wrote to standard error, in the same way."""
+        """Standard error of the task, decoded as UTF-8 with replacements."""
         return _read(self.stderr_file).decode("utf-8", "replace")
 
     @property
     def last_line(self) -> str:
-        """The last line of its standard output that is not empty."""
+        """Last line of the task's standard output that is not empty."""
         lines = _read(self.stdout_file, last=LAST).decode("utf-8", "replace").split("\n")
         return next((line.rstrip() for line in reversed(lines) if line.strip()), "")
 
 
 def _read(path: Path | None, *, last: int | None = None) -> bytes:
-    """Return what is in a file; ``last``: so many bytes of it at most, the last ones."""
+    """Return the content of a file; ``last``: only so many bytes from its end."""
     if path is None:
         return b""
     with suppress(FileNotFoundError), path.open("rb") as file:
@@ -107,7 +107,7 @@ def _read(path: Path | None, *, last: int | None = None) -> bytes:
 
 
 def read_results(directory: Path) -> Iterator[TaskResult]:
-    """Yield the results of the tasks of a sweep that are over by now, in order of their numbers.
+    """Yield the results of a sweep's finished tasks by number.
 
     Raises KoalaError for a line that is no entry.
     """
@@ -122,7 +122,7 @@ def read_results(directory: Path) -> Iterator[TaskResult]:
 
 
 def _places(lines: Iterator[bytes], path: Path) -> dict[int, int]:
-    """Return where the line with the result of each task begins."""
+    """Return the position of each task's last line in the results."""
     places: dict[int, int] = {}
     failed: set[int] = set()
     begin = 0
@@ -168,7 +168,7 @@ COLUMNS = ("task", "status", "seconds", "attempt", "cluster", "host", "output")
 
 
 def row_of(result: TaskResult) -> dict[str, Any]:
-    """Return the values of a result by column; ``output``: the last line.
+    """Return a result as a row: values by column, with the last line of output.
 
     A parameter that has the name of a column is ``parameter_NAME``.
     """

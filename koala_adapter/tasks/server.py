@@ -28,7 +28,7 @@ CONNECTION_FILE = "koala_pull.py"
 
 
 def node_files(package: str, module: str, name: str) -> dict[str, bytes]:
-    """Return the text of a module of a package as file ``name``, and that of the connection, by their names."""
+    """Return the files of a program for nodes: a module as ``name``, and the connection module."""
     text = resources.files(package).joinpath(f"{module}.py").read_text(encoding="utf-8")
     alone = text.replace("koala_adapter.tasks.connection", CONNECTION_FILE.removesuffix(".py"))
     connection = resources.files("koala_adapter.tasks").joinpath("connection.py").read_bytes()
@@ -54,7 +54,7 @@ BACKLOG = 4096
 
 @dataclass(slots=True, eq=False)
 class Puller:
-    """A client that wants work, or is at it."""
+    """A connected client that waits for work or has some."""
 
     writer: asyncio.StreamWriter
     work: object = None
@@ -64,19 +64,19 @@ class Puller:
 
 
 class Board(Protocol):
-    """Has the work, and is told of clients."""
+    """Source of work for clients, told of their messages (protocol)."""
 
     def came(self, puller: Puller) -> None:
-        """Take note of a client that has shown the token; call ``PullServer.free`` to have work sent to it."""
+        """Called when a client has shown the token; call ``PullServer.free`` to have work sent to it."""
 
     def heard(self, puller: Puller, frame: bytes) -> None:
-        """Take note of a frame from a client."""
+        """Called with each frame from a client."""
 
     def gone(self, puller: Puller) -> None:
-        """Take note that the connection of a client has ended."""
+        """Called when the connection of a client has ended."""
 
     def work_for(self, puller: Puller) -> bytes | None:
-        """Return the frame with work for a client that waits; None: there is none now."""
+        """Return a frame of work for a waiting client; None: there is none now."""
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class _Present:
 
 
 class PullServer:
-    """Accepts clients that have the token, and sends them work when they wait for it."""
+    """TLS server that sends work to clients that have the token."""
 
     def __init__(self, board: Board, token: bytes, *, largest_frame: int | None = None) -> None:
         """``largest_frame``: bytes; the connection of a client that sends a larger one is ended. None: no bound."""
@@ -103,24 +103,24 @@ class PullServer:
 
     @property
     def pullers(self) -> set[Puller]:
-        """Clients that are connected and have shown the token."""
+        """Connected clients that have shown the token."""
         return self._present.proven
 
     def listen(self, listening: socket.socket, certificate: Certificate, loop: asyncio.AbstractEventLoop) -> None:
-        """Accept connections on a listening socket, which is closed with this, while a loop runs. Raises OSError."""
+        """Accept connections on a listening socket, which is closed with the server. Raises OSError."""
         self._tls.load_cert_chain(certificate.path)
         listening.setblocking(False)  # noqa: FBT003 - its only parameter has no name
         self._accepting = loop.create_task(self._accept(listening))
         self._accepting.add_done_callback(lambda _: listening.close())
 
     def free(self, puller: Puller) -> None:
-        """Take note that a client waits for work; saying so again changes nothing."""
+        """Register that a client waits for work; may be called again."""
         if not puller.leaving and puller not in self._present.idle:
             self._present.idle.append(puller)
             self.dispatch()
 
     def dispatch(self) -> None:
-        """Send work to clients that wait, as far as there is any."""
+        """Send work to waiting clients as long as there is some."""
         idle = self._present.idle
         while idle:
             frame = self._board.work_for(idle[0])
@@ -170,7 +170,7 @@ class PullServer:
             await asyncio.wait([oldest], timeout=wait)
 
     def _end(self, connection: socket.socket, conversation: asyncio.Task[None]) -> None:
-        """Let go of a connection, also of one whose conversation was cancelled before its first word."""
+        """Close a connection, also one that was cancelled before its first message."""
         self._present.conversing.discard(conversation)
         self._present.unproven.pop(conversation, None)
         connection.close()
@@ -202,7 +202,7 @@ class PullServer:
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     async def _hear(self, puller: Puller, reader: asyncio.StreamReader) -> None:
-        """Receive the frames of a client until it leaves. Raises OSError, EOFError and TimeoutError."""
+        """Process the frames of a client until it leaves. Raises OSError, EOFError and TimeoutError."""
         async with asyncio.timeout(PROVING):
             shown = await reader.readexactly(TOKEN_BYTES)
         if not hmac.compare_digest(shown, self._token):

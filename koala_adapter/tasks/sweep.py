@@ -36,7 +36,7 @@ _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def range_axis(name: str, text: str) -> SweepAxis | None:
-    """Return the values of ``FIRST..LAST`` or ``FIRST..LAST..STEP``, both ends included; None: it is no range.
+    """Parse ``FIRST..LAST`` or ``FIRST..LAST..STEP`` into values, ends included; None for other texts.
 
     Raises ValueError, with what is allowed, for one that has no end or no values.
     """
@@ -67,7 +67,7 @@ _INDICES = re.compile(r"(?P<first>[0-9]{1,9})(?:-(?P<last>[0-9]{1,9})(?::(?P<ste
 
 
 def array_axis(text: str) -> tuple[SweepAxis, int | None]:
-    """Return the indices of an array, and how many of its tasks may run at once; None: any number.
+    """Parse the indices of an array and its bound on tasks at a time (None: unbounded).
 
     Raises ValueError with what is allowed.
     """
@@ -89,7 +89,7 @@ def array_axis(text: str) -> tuple[SweepAxis, int | None]:
 
 
 def lines_of(content: bytes) -> list[str]:
-    """Return the values in a file: one on each line, but for empty ones.
+    """Return the values in a file: one for each line that is not empty.
 
     Lines end at LF or CRLF alone, so that a value may have any other character. Raises UnicodeDecodeError for what is
     not UTF-8.
@@ -99,12 +99,12 @@ def lines_of(content: bytes) -> list[str]:
 
 
 def places_in(command: Sequence[str]) -> set[str]:
-    """Return the names in braces in a command, whether they are parameters or not."""
+    """Return all names in braces in a command."""
     return {name for argument in command for name in _PLACE.findall(argument)}
 
 
 def count_tasks(axes: Sequence[SweepAxis], *, together: bool) -> int:
-    """Return how many tasks there are: each value with each other one, or the first with the first and so on."""
+    """Return the number of tasks: the product of the axes, or their common length when zipped."""
     counts = [axis.count for axis in axes]
     return min(counts, default=0) if together else prod(counts)
 
@@ -127,7 +127,7 @@ class Expansion:
         return self._total
 
     def row(self, task: int) -> dict[str, str]:
-        """Return the parameters of a task."""
+        """Return the parameter values of a task."""
         values: dict[str, str] = {}
         rest = task
         for axis in reversed(self._sweep.axes):
@@ -144,7 +144,7 @@ class Expansion:
 
 
 def filled(command: Sequence[str], row: Mapping[str, str]) -> Iterator[str]:
-    """Yield the arguments of a task: each name of a parameter in braces gives way to its value, others stay."""
+    """Yield a task's arguments, with parameters in braces replaced by values."""
     for argument in command:
         yield _PLACE.sub(lambda found: row.get(found[1], found[0]), argument)
 
@@ -157,7 +157,7 @@ WINDOW = 200
 
 
 class Pace:
-    """Estimate of the duration of tasks."""
+    """Estimate of remaining time from durations of tasks."""
 
     def __init__(self) -> None:
         """Create an estimate without data."""
@@ -186,7 +186,7 @@ MOST_LOSSES = 10
 
 
 class Entry(StrEnum):
-    """What is written down of a task, in this order of a sweep's life; the whole book follows from these."""
+    """Kinds of lines in a sweep's results, from which its state is rebuilt."""
 
     DONE = "done"
     REPEATED = "repeated"
@@ -210,7 +210,7 @@ class Assignment:
 
 @dataclass(slots=True)
 class _Open:
-    """A task that is not over; most never get one of these before they are handed out."""
+    """State of an unfinished task, created when it is handed out."""
 
     attempt: int = 0
     failures: int = 0
@@ -241,12 +241,12 @@ class Book:
 
     @property
     def out(self) -> int:
-        """Number of tasks that launchers have."""
+        """Number of tasks at launchers."""
         return self._out
 
     @property
     def over(self) -> bool:
-        """Whether every task is done, or has failed for good."""
+        """Whether every task is done or has failed for good."""
         return self.done + len(self.failed) == self.total
 
     @property
@@ -255,7 +255,7 @@ class Book:
         return self.total - self.done - len(self.failed)
 
     def take(self) -> Assignment | None:
-        """Hand out a task; None: there is none to be had now."""
+        """Hand out a task; None when there is none now."""
         while self._waiting:
             task = self._waiting.popleft()
             if not self._over[task] and not self._open[task].out:
@@ -278,25 +278,25 @@ class Book:
     # ---- what is to be written down: first that, then `note` ---------------------------------------------------------
 
     def entry_of_success(self, task: int) -> Entry | None:
-        """Return what it means that a task is done; None: that it is over was known, and this result is none."""
+        """Return the entry for a task's success; None when the task is already over."""
         return Entry.DONE if 0 <= task < self.total and not self._over[task] else None
 
     def entry_of_failure(self, given: Assignment) -> Entry | None:
-        """Return what it means that a task failed; None: it is over, or another launcher has it by now."""
+        """Return the entry for a task's failure; None when it is over or at another launcher."""
         known = self._current(given)
         if known is None:
             return None
         return Entry.REPEATED if known.failures < self.repeats else Entry.FAILED
 
     def entry_of_loss(self, given: Assignment) -> Entry | None:
-        """Return what it means that a task was lost with its launcher; None: as for a failure."""
+        """Return the entry for a task lost with its launcher; None when it is over or at another launcher."""
         known = self._current(given)
         if known is None:
             return None
         return Entry.LOST if known.losses + 1 < MOST_LOSSES else Entry.FAILED
 
     def given_back(self, given: Assignment) -> None:
-        """Hand a task out again that its launcher has left, for a reason that has nothing to do with it."""
+        """Make a task available again that its launcher gave back without fault of its own."""
         known = self._current(given)
         if known is not None:
             self._back(given.task, known)
@@ -340,7 +340,7 @@ class Book:
         self.failed.clear()
 
     def restored(self, entries: Iterable[tuple[int, Entry]]) -> None:
-        """Enter what was written down. What was handed out then may still be done: it is handed out again last."""
+        """Apply recorded entries. Tasks that were handed out may still be done, so they come last."""
         latest = -1
         for task, entry in entries:
             self.note(task, entry)
@@ -350,7 +350,7 @@ class Book:
         self._doubt(doubtful, latest + 1)
 
     def _doubt(self, tasks: list[int], following: int) -> None:
-        """Put tasks behind those that were never handed out."""
+        """Move tasks behind those that were never handed out."""
         fresh = [task for task in range(following, self.total) if task not in self._open] if tasks else []
         self._open.update((task, _Open()) for task in fresh)
         self._waiting.extend((*fresh, *tasks))

@@ -174,14 +174,14 @@ class Choice:
     library: Path | None = None
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Choice and reason in one line."""
         if self.by == "commands":
             return f"by commands: {self.reason}"
         return f"through DRMAA, {self.library or 'libdrmaa.so'}: {self.reason}"
 
 
 def choose(settings: SubmissionSettings, found: FoundLibrary | None, expected: Library, *, obstacle: str) -> Choice:
-    """Return the choice by files.
+    """Choose library or commands, by the files that are there.
 
     ``obstacle``: why submissions of this cluster cannot go through DRMAA, if so. Where the site wants DRMAA all the
     same, each submission is refused with that reason.
@@ -277,7 +277,7 @@ class Submitter:
 
     @property
     def drmaa(self) -> DrmaaTransport | None:
-        """The library, where placeholders go through one."""
+        """The DRMAA transport in use; None when placeholders are submitted by commands."""
         return self._drmaa if self.choice.by == "drmaa" else None
 
     async def start(
@@ -286,7 +286,7 @@ class Submitter:
         nodes_are_here: Callable[[], Awaitable[bool]] | None = None,
         misfit: Callable[[Path], Awaitable[str]] | None = None,
     ) -> None:
-        """Verify the choice, as far as the batch system answers.
+        """Verify the choice, as far as the batch system answers now.
 
         ``nodes_are_here`` tells whether this host is all nodes; None: it makes no difference, because without DRMAA
         the nodes would have to see the same file. ``misfit`` tells why the batch system would not understand a library,
@@ -305,7 +305,7 @@ class Submitter:
         await self.settle(patient=True)
 
     async def settle(self, *, patient: bool = False) -> None:
-        """Verify the choice, if that was not done yet, or if a submission has failed since.
+        """Verify the choice if that has not been done, or a submission has failed since.
 
         Raises LrmError, unless ``patient``, where it cannot be verified, or a library must be used that is wrong.
         """
@@ -321,7 +321,7 @@ class Submitter:
             self._settled, drmaa.doubtful, self.obstacle = True, False, ""
 
     async def _verify(self, drmaa: DrmaaTransport, *, patient: bool) -> str | None:
-        """Return what is wrong with a library that need not be used; None where that is not known yet.
+        """Return why a library that may be passed over fails; None when that is not known yet.
 
         Raises LrmError as `settle`.
         """
@@ -352,7 +352,7 @@ class Submitter:
         return self._problem_of(opened) if replaceable else ""
 
     def _note_obstacle(self, problem: str) -> None:
-        """Keep what is wrong with a library that must be used, and log it once."""
+        """Store and log why the required library fails."""
         obstacle = f"{self.choice.library or 'libdrmaa.so'} cannot be used: {problem} ({self._remedy})"
         if obstacle != self.obstacle:
             log.warning("placeholders cannot be submitted", cluster=self._context.cluster, reason=obstacle)
@@ -371,7 +371,7 @@ class Submitter:
                 await self.settle(patient=True)
 
     def _problem_of(self, opened: Opened) -> str:
-        """Return why a library that works is not to be trusted with submissions."""
+        """Return why submissions through a working library are not safe."""
         least = self._expected.least_version
         found = re.search(r"(\d+)\.(\d+)\.(\d+)[^.0-9]*$", opened.implementation)
         if least and found and tuple(map(int, found.groups())) < least:
@@ -379,7 +379,7 @@ class Submitter:
         return ""
 
     async def _give_up(self, problem: str, *, instead: FoundLibrary | None = None) -> None:
-        """Go on with another library, or with commands."""
+        """Switch to another library or to commands."""
         if self._drmaa is not None:
             await self._drmaa.close()
         library = str(self.choice.library)
@@ -393,7 +393,7 @@ class Submitter:
             self._drmaa = self._transport(instead.path)
 
     async def check(self) -> tuple[CheckResult, ...]:
-        """Say what the choice is; with DRMAA, ask the LRM through the library, and look at the folder of scripts."""
+        """Report the choice; with DRMAA also try the library and check the directory of scripts."""
         await self.settle(patient=True)
         if self.obstacle:
             return (CheckResult(subject="placeholders", ok=False, found=self.obstacle, remedy=self._remedy),)
@@ -415,7 +415,7 @@ def one_text(words: Sequence[str]) -> str:
 
 
 def obstacle_in(words: Iterable[str]) -> str:
-    """Return why arguments cannot be a native specification; empty when they can."""
+    """Return why arguments do not fit a native specification; empty when they do."""
     for word in words:
         if not word or any(character.isspace() for character in word):
             return f"{word!r} cannot go through DRMAA: a native specification is divided at blanks"

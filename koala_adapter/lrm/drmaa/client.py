@@ -64,7 +64,7 @@ class _Line(BaseModel, extra="forbid"):
 
 
 def decode_result(line: bytes) -> NumberedResult:
-    """Return the result of one line. Raises ProtocolError."""
+    """Parse the result in a line. Raises ProtocolError."""
     try:
         found = _Line.model_validate_json(line)
     except ValidationError as error:
@@ -87,7 +87,7 @@ _STATIC_TLS = re.compile(r"(\S+): cannot allocate memory in static TLS block")
 
 
 class Loading(StrEnum):
-    """How the dynamic loader is made to take libdrmaa."""
+    """Ways in which the dynamic loader finds libdrmaa."""
 
     TUNABLES = "tunables"
     """GLIBC_TUNABLES=glibc.rtld.optional_static_tls=4096 (glibc 2.33 or newer; ignored by older ones)."""
@@ -131,7 +131,7 @@ class HelperLaunch:
         return environment
 
     def after(self, complaint: str) -> HelperLaunch | None:
-        """Return the launch to try after the library could not be loaded; None when nothing is left to try."""
+        """Return the next way to try after the library failed to load; None when all were tried."""
         found = _STATIC_TLS.search(complaint)
         if found is None or self.loading is Loading.PRELOAD:
             return None
@@ -239,11 +239,11 @@ class DrmaaClient(HelperClient["Request", "Result"]):
             return (await self._ask(request, Listed)).batches
 
     async def reach(self) -> None:
-        """Return when the LRM has answered something."""
+        """Return once the LRM has answered a request without effect."""
         await self._ask(ReachLrm(), Done)
 
     async def abandon(self, keys: Sequence[str]) -> None:
-        """Stop reporting batches of unknown outcome."""
+        """Drop batches of unknown outcome from the ledger's reports."""
         await self._ask(AbandonBatches(keys=tuple(keys)), Done, urgent=True)
 
     # -- the helper ----------------------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ class HelperSession:
         return Submitted(ids=tuple(ids))
 
     def _take_back(self, key: str, ids: list[str]) -> None:
-        """End the jobs of a submission that was refused in the middle; they are listed until they have ended."""
+        """End the jobs of a partly refused submission; they stay listed until they have ended."""
         self._settle(key)
         if ids:
             self._control(ControlJobs(action=ControlAction.TERMINATE, ids=tuple(ids)))
@@ -238,7 +238,7 @@ class HelperSession:
         return Controlled(refusals=tuple(refusals))
 
     def _note_ends(self, ids: Iterable[str]) -> None:
-        """Remember the end of jobs that need no ending any more, although the library shows them as not begun.
+        """Record the ends of jobs that the library still shows as not begun.
 
         slurm-drmaa does so for ever with elements of a bulk that were cancelled while they waited.
         """
@@ -298,7 +298,7 @@ class HelperSession:
             raise
 
     def _end(self, id_: str, status: JobStatus) -> JobEnd:
-        """Ask for the end of a job; jobs of an earlier session have none. Success is never taken from `wait` alone."""
+        """Return how a job ended; the library knows nothing of jobs of an earlier session."""
         at, failed = time.time(), status is JobStatus.FAILED
         try:
             info = self._session.wait(id_, NO_WAIT)
@@ -319,7 +319,7 @@ class HelperSession:
         )
 
     def _believed(self, *, failed: bool) -> bool:
-        """Tell whether exit code 0 can be believed."""
+        """Return whether exit code 0 can be trusted."""
         return self._library.tells_success and not failed
 
     def _add(self, key: str, ids: Iterable[str]) -> None:
@@ -390,7 +390,7 @@ def main() -> int:
 
 
 def _claim_stdout() -> BinaryIO:
-    """Keep stdout for results alone: what libdrmaa prints goes to stderr."""
+    """Reserve stdout for results; libdrmaa's own output goes to stderr."""
     descriptor = os.dup(1)
     os.dup2(2, 1)
     return os.fdopen(descriptor, "wb")

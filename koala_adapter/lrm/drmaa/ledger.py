@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS slots (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnd:
-    """What is known of a job's end."""
+    """Recorded end of a job."""
 
     at: float
     """Time at which we saw that it had ended."""
@@ -56,7 +56,7 @@ class JobEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerBatch:
-    """One submission."""
+    """A recorded submission with its jobs."""
 
     key: str
     count: int
@@ -71,7 +71,7 @@ class LedgerBatch:
         return tuple(id_ for id_ in self.ids if id_ not in self.ends)
 
     def forgettable(self, now: float) -> bool:
-        """Tell whether this batch will not be asked for any more."""
+        """Return whether the batch is complete and no longer of use."""
         if len(self.ids) < self.count:
             return now - self.submitted_at > KEEP_UNKNOWN_SECONDS
         return not self.live() and all(now - end.at > KEEP_SECONDS for end in self.ends.values())
@@ -110,7 +110,7 @@ class Ledger:
             self._database.executemany("INSERT INTO jobs (key, position, id) VALUES (?, ?, ?)", rows)
 
     def settle(self, keys: Iterable[str]) -> None:
-        """Record that there are no more jobs of these batches than have ids; one that has none is forgotten."""
+        """Mark batches as complete: they have no further jobs. One without jobs is dropped."""
         with self._database:
             self._database.execute("BEGIN IMMEDIATE")
             for key in keys:
@@ -159,7 +159,7 @@ class Ledger:
         }
 
     def tidy(self, now: float) -> None:
-        """Forget, at first and then once in TIDIED_EVERY seconds, what is not asked for any more."""
+        """Drop batches of no further use, at most once in TIDIED_EVERY seconds."""
         if self._tidied_at is not None and 0 <= now - self._tidied_at < TIDIED_EVERY:
             return
         self._tidied_at = now

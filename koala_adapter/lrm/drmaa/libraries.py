@@ -26,7 +26,7 @@ INDEX_VARIABLE = "KOALA_INDEX"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """One library, and what is to be known of it."""
+    """A DRMAA library with its known properties."""
 
     name: str
     system: str
@@ -66,7 +66,7 @@ class Library:
 
     @property
     def bulk(self) -> bool:
-        """Whether placeholders may go as one bulk where the library alone tells of them."""
+        """Whether placeholders may be submitted as one bulk job when only the library tells of their ends."""
         return self.index_variable is not None and self.tells_elements
 
 
@@ -184,7 +184,7 @@ LIBRARIES = (SLURM, PBS, GRID_ENGINE, OTHER)
 
 
 def library_of(*words: str) -> Library:
-    """Return the library that calls itself so, or lies there; OTHER for one that is not known."""
+    """Return the known library with this contact or path; OTHER for an unknown one."""
     text = " ".join(words).lower()
     return next(library for library in LIBRARIES if re.search(library.mark, text))
 
@@ -196,7 +196,7 @@ def library_of(*words: str) -> Library:
 
 
 class FailureKind(StrEnum):
-    """What kind of refusal it was: the four LRM errors, and a library that cannot be loaded."""
+    """Kinds of failures: the four LRM errors, and a library that cannot be loaded."""
 
     UNAVAILABLE = "unavailable"
     REJECTED = "rejected"
@@ -333,13 +333,13 @@ def kind_of_exception(name: str, text: str) -> FailureKind:
 
 
 def is_ending(text: str) -> bool:
-    """Tell whether a complaint about ending a job says that it ends already, or has ended."""
+    """Return whether an error of ending a job means that it is ending or has ended."""
     lowered = text.lower()
     return any(phrase in lowered for phrase in ENDING_PHRASES)
 
 
 class LibraryLoadError(LrmUnavailableError):
-    """The library is not there, or cannot be loaded."""
+    """The library is missing or cannot be loaded."""
 
 
 def error_of(kind: FailureKind, message: str) -> LrmError:

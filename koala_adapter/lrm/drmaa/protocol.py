@@ -63,7 +63,7 @@ class _Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template(_Message):
-    """The attributes of a DRMAA job template that we use."""
+    """Attributes of a DRMAA job template that koala uses."""
 
     name: str
     remote_command: str
@@ -120,7 +120,7 @@ class ListBatches(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachLrm(_Message):
-    """Ask the LRM something that changes nothing, to see whether it answers."""
+    """Send the LRM a request without effect, to see whether it answers."""
 
     op: Literal["reach"] = "reach"
 
@@ -138,7 +138,7 @@ Request: TypeAlias = OpenSession | SubmitJobs | ControlJobs | ListBatches | Aban
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened(_Message):
-    """The session is open."""
+    """Reply to OpenSession: library and system."""
 
     result: Literal["opened"] = "opened"
     system: str
@@ -149,7 +149,7 @@ class Opened(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted(_Message):
-    """The ids of jobs, in the order of their indices."""
+    """Reply to SubmitJobs: the job ids in the order of indices."""
 
     result: Literal["submitted"] = "submitted"
     ids: tuple[str, ...]
@@ -157,7 +157,7 @@ class Submitted(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal(_Message):
-    """One job of a control request with which it did not work."""
+    """A job for which a control action failed."""
 
     id: str
     kind: FailureKind
@@ -166,7 +166,7 @@ class Refusal(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Controlled(_Message):
-    """A control request was carried out for all jobs but these."""
+    """Reply to ControlJobs: the jobs for which it failed."""
 
     result: Literal["controlled"] = "controlled"
     refusals: tuple[Refusal, ...] = ()
@@ -174,7 +174,7 @@ class Controlled(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedJob(_Message):
-    """One job of a batch."""
+    """A job of a listed batch, with its status."""
 
     id: str
     status: JobStatus
@@ -186,7 +186,7 @@ class ListedJob(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedBatch(_Message):
-    """One submission of the ledger. Of jobs that are not listed, nobody knows whether their submission got through."""
+    """A batch of the ledger. For jobs that are missing it is not known whether they were submitted."""
 
     key: str
     count: int
@@ -198,7 +198,7 @@ class ListedBatch(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed(_Message):
-    """Batches of the ledger."""
+    """Reply to ListBatches."""
 
     result: Literal["listed"] = "listed"
     batches: tuple[ListedBatch, ...]
@@ -206,14 +206,14 @@ class Listed(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done(_Message):
-    """Carried out; nothing to tell."""
+    """Reply to a request without a result."""
 
     result: Literal["done"] = "done"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure(_Message):
-    """The request failed as a whole."""
+    """Reply to a failed request."""
 
     result: Literal["failure"] = "failure"
     kind: FailureKind
@@ -225,7 +225,7 @@ Result: TypeAlias = Opened | Submitted | Controlled | Listed | Done | Failure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberedRequest(_Message):
-    """A request as it goes over the line."""
+    """A request with its number, as sent to the helper."""
 
     number: int
     request: Request
@@ -233,7 +233,7 @@ class NumberedRequest(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberedResult(_Message):
-    """A result as it goes over the line."""
+    """A result with the number of its request, as sent by the helper."""
 
     number: int
     result: Result
@@ -249,7 +249,7 @@ def _fields_of(message: object) -> dict[str, object]:
 
 
 def not_understood(what: str) -> ProtocolError:
-    """Return the error for a line that is none of these."""
+    """Return the error for a malformed line."""
     message = f"line of the DRMAA helper not understood: {what}"
     return ProtocolError(message, hint="plugin and helper must be of one version")
 
@@ -270,7 +270,7 @@ REQUESTS: Mapping[str, type[Request]] = {
 
 
 def decode_request(line: bytes) -> NumberedRequest:
-    """Return the request of one line. Raises ProtocolError."""
+    """Parse the request in a line. Raises ProtocolError."""
     try:
         found = _of_type(dict, json.loads(line))
         request = dict(_of_type(dict, found.pop("request")))

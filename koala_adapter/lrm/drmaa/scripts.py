@@ -91,7 +91,7 @@ class ScriptStore:
 
     @asynccontextmanager
     async def submitted(self, key: BatchKey, script: str, delivery: ScriptDelivery) -> AsyncIterator[None]:
-        """Have a script on disk for a submission, and delete it when it will not be read: refused, or copied by now."""
+        """Keep a script on disk during a submission; delete it when it was refused or copied by the system."""
         await self.write(key, script)
         try:
             yield

@@ -40,7 +40,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def apply_directives(native: Iterable[str], directives: Directives, library: Library) -> tuple[str, ...]:
-    """Return native options with a site's changes.
+    """Return native options after a site's changes.
 
     An option is one text such as ``-r n`` or ``-l h_rt=3600``. A site names it by its flag (``-r``, ``-l``: all of
     that flag) or by flag and resource (``-l h_rt``).
@@ -101,7 +101,7 @@ def job_template(
 
 
 def render_template(template: Template, count: int, index_variable: str | None = None) -> tuple[str, ...]:
-    """Return what goes to the library as words that a person can read: the DRMAA 1.0 names of call and attributes.
+    """Return the request to the library in readable words: the DRMAA 1.0 names of call and attributes.
 
     ``index_variable``: as for DrmaaTransport.submit; the first of several calls is shown then.
     """
@@ -170,7 +170,7 @@ class DrmaaTransport:
         index_variable: str | None,
         equivalent: RenderedSubmission | None = None,
     ) -> RenderedSubmission:
-        """Return call and attributes of the DRMAA request; beside the command that would do the same, if any."""
+        """Return the DRMAA request in words, with the command of the same effect if there is one."""
         call = render_template(self.template(submission, native), submission.count, index_variable)
         single = index_variable is None or submission.count == 1
         calls = "a call" if single else f"{submission.count} calls"
@@ -182,7 +182,7 @@ class DrmaaTransport:
     async def submit(
         self, submission: Submission, native: Iterable[str], *, index_variable: str | None
     ) -> tuple[LrmJobId, ...]:
-        """Write the script, submit, and delete the script when nobody will read it any more.
+        """Write the script, submit, and delete the script when it is no longer needed.
 
         ``index_variable``: where each placeholder finds its number, as a job of its own; None: they go as one bulk.
         Raises LrmRejectedError, too, when the library is that of another system.
@@ -197,17 +197,17 @@ class DrmaaTransport:
                 raise
 
     def require(self, opened: Opened) -> None:
-        """Raise LrmRejectedError when the library is that of another system than the one that is read."""
+        """Raise LrmRejectedError when the library belongs to another system than the listed one."""
         if self._expected not in {OTHER, self.client.library} and self.client.library is not OTHER:
             message = f"the DRMAA library is one for {opened.system}, not for {self._expected.system}"
             raise LrmRejectedError(message, hint="name the library of this cluster's batch system in the settings")
 
     async def sweep(self, live: Collection[str], now: float) -> None:
-        """Delete scripts of which no live job has been seen for long."""
+        """Delete scripts whose jobs have not been seen for long."""
         await self.scripts.sweep(live, now)
 
     def forget(self, key: BatchKey) -> None:
-        """Delete the script: nobody will read it any more."""
+        """Delete the script of a submission, which is no longer needed."""
         self.scripts.remove(key)
 
     async def check(self) -> tuple[CheckResult, ...]:
