@@ -20,7 +20,7 @@ EXIT_LRM = 247
 
 
 class KoalaError(Exception):
-    """Root of the tree.
+    """Base class of all of koala's errors.
 
     ``message`` is one sentence for a person; ``hint`` is the way out (may be empty).
     """
@@ -29,7 +29,7 @@ class KoalaError(Exception):
     transient: ClassVar[bool] = False
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        """Keep message and hint apart so that they can be shown and tested on their own."""
+        """Store message and hint separately."""
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -54,16 +54,16 @@ LONGEST_PROBLEM = 300
 
 
 class PolicyAnswerError(PluginError):
-    """What a site's own policy answers cannot be followed; the message names it, its entry point and what is wrong."""
+    """An invalid answer of an installed policy; the message names policy, entry point and fault."""
 
     @classmethod
     def raised(cls, policy: str, error: Exception) -> PolicyAnswerError:
-        """Say that a policy failed instead of answering."""
+        """Return the error for a policy that raised an exception."""
         return cls.of(policy, f"raises {type(error).__name__}: {error}")
 
     @classmethod
     def of(cls, policy: str, problem: str) -> PolicyAnswerError:
-        """Say what is wrong with the answer of a policy; ``policy`` describes it to a person."""
+        """Return the error for an invalid answer; ``policy``: its description."""
         message = f"the answer of {policy} was refused: it {' '.join(problem.split())[:LONGEST_PROBLEM]}"
         return cls(message, hint="mend the policy, or uninstall its distribution; see `koala docs policies`")
 
@@ -87,7 +87,7 @@ class JobNotFoundError(KoalaError):
 
 
 class JobFailedError(KoalaError):
-    """A job whose result was asked for ended otherwise than well; the message says how."""
+    """Raised when the result of a job is asked for that ended badly; the message says how."""
 
     def __init__(self, message: str, *, hint: str = "", job_id: str = "", job_exit_code: int = 1) -> None:
         """``job_id``: the job. ``job_exit_code``: its own exit code, or one of EXIT_* that says what became of it."""
@@ -97,25 +97,25 @@ class JobFailedError(KoalaError):
 
 
 class JobTimeoutError(KoalaError, TimeoutError):
-    """What was waited for has not come about in the time that was given; the job goes on."""
+    """Raised when a wait for a job reaches its time limit; the job goes on."""
 
     transient = True
 
 
 class LrmError(KoalaError):
-    """A local resource manager did not do what was asked. One of exactly four kinds."""
+    """A local resource manager failed to do what was asked; it has exactly four kinds."""
 
     exit_code = EXIT_LRM
 
 
 class LrmUnavailableError(LrmError):
-    """No answer, or an answer that says "later". After a submission it means *unknown*: the job may be in."""
+    """The LRM gave no answer or a temporary refusal; a submission may have succeeded."""
 
     transient = True
 
 
 class LrmUnreachableError(LrmUnavailableError):
-    """The LRM could not even be asked: after a submission it means that the job is certainly not in."""
+    """The LRM could not be asked; a submission has certainly not succeeded."""
 
 
 class LoginNeededError(LrmUnreachableError):
@@ -128,7 +128,7 @@ class LoginNeededError(LrmUnreachableError):
 
 
 class LrmRejectedError(LrmError):
-    """The LRM refused for good: asking again in the same way will be refused again. Nothing was done."""
+    """The LRM refused a request, and would again; nothing was done."""
 
 
 class LrmNotFoundError(LrmError):
@@ -165,11 +165,11 @@ class NegotiationError(ProtocolError):
 
 
 class UnreadableTemplateError(NegotiationError):
-    """What a peer sent is no negotiation template; its endpoint has told it so already."""
+    """A peer sent an invalid negotiation template, and was told so."""
 
 
 class NegotiationStepError(NegotiationError):
-    """Our own side was to say what does not follow in its negotiation; nothing was sent, and nothing has changed."""
+    """A message of our own is not allowed in the negotiation's state; nothing was sent or changed."""
 
 
 class ServiceUnavailableError(KoalaError):
@@ -180,7 +180,7 @@ class ServiceUnavailableError(KoalaError):
 
 
 class ServiceAbsentError(ServiceUnavailableError):
-    """No koala service listens, or it is about to end: what it was asked has certainly not arrived."""
+    """No service listens, or it is about to end; the request has certainly not arrived."""
 
 
 class ServiceRunningError(KoalaError):
@@ -196,7 +196,7 @@ class JournalError(KoalaError):
 
 
 class JournalBlockedError(JournalError):
-    """The journal cannot be written at present, such as for want of space. What was to be written never happened."""
+    """The journal cannot be written at present, for example for lack of space; nothing was recorded."""
 
     transient = True
 
@@ -206,6 +206,6 @@ class RecoveryError(JournalError):
 
 
 class DefectError(KoalaError):
-    """koala itself failed on what was asked of it, and went on as if it had never been asked."""
+    """A defect of koala: the request failed and had no effect."""
 
     exit_code = EXIT_SERVICE

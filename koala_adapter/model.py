@@ -26,7 +26,7 @@ BatchKey = NewType("BatchKey", str)
 
 
 class Launcher(StrEnum):
-    """How the processes of a component are started inside its placeholders."""
+    """Way in which a component's processes are started in its placeholders."""
 
     PROCESS = "process"
     MPI = "mpi"
@@ -42,7 +42,7 @@ class MpiResize(StrEnum):
 
 
 class RunnerName(StrEnum):
-    """What runs an application in held placeholders, and knows how its size can change."""
+    """What starts an application's processes in held placeholders, by how its size can change."""
 
     RANKS = "ranks"
     """The launcher alone: as many processes as there are placeholders, from the start to the end."""
@@ -56,7 +56,7 @@ class RunnerName(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retirement:
-    """How a worker is asked to end: by a signal, or by a command that is run beside it; then there is a time limit."""
+    """Way in which a worker is asked to end: a signal, or a command that is run beside it with a time limit."""
 
     signal: int = 15
     """Sent to all processes of the worker when there is no ``command``."""
@@ -72,7 +72,7 @@ LARGEST_SENT = 20 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """A file or directory of the submitter that every rank of a component finds in its directory before it starts."""
+    """A file that koala copies into the working directory of each rank before it starts."""
 
     source: str
     """Absolute path on the submitting host."""
@@ -138,13 +138,13 @@ class Component:
 
     @property
     def takes_any_size(self) -> bool:
-        """Tell whether every size within its bounds is of use to it."""
+        """Whether every size within its bounds can be used."""
         return self.sizes == "any"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepAxis:
-    """Parameters of a sweep that take their values together: written out, by a first one and a step, or in a file."""
+    """Parameters of a sweep that vary together: a list of values, a range, or a file."""
 
     names: tuple[str, ...]
     count: int
@@ -159,7 +159,7 @@ class SweepAxis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """The tasks of a sweep: the command of its component, with the values of parameters in the place of their names."""
+    """Tasks of a sweep: the component's command with parameter values in place of names."""
 
     axes: tuple[SweepAxis, ...]
     together: bool = False
@@ -173,7 +173,7 @@ class Sweep:
 
 
 class AfterEnd(StrEnum):
-    """How a job must have ended before another one starts."""
+    """How a job must have ended before the job that depends on it starts."""
 
     OK = "ok"
     """It has completed."""
@@ -183,7 +183,7 @@ class AfterEnd(StrEnum):
 
 
 class Notified(StrEnum):
-    """What of a job is told by the ways that the site file names."""
+    """Events of a job that its user is notified of."""
 
     START = "start"
     END = "end"
@@ -194,7 +194,7 @@ class Notified(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class After:
-    """A job that must have ended before another one starts."""
+    """Dependency on the end of another job."""
 
     job: JobId
     """Before the submission also a name: that of the latest job that has it."""
@@ -202,7 +202,7 @@ class After:
 
 
 class RetriedEnd(StrEnum):
-    """How a job must have ended to be tried again, beside exit statuses."""
+    """Ends of a job after which it is tried again, beside exit statuses."""
 
     FAILED = "failed"
     """A rank ended with another status than 0, was killed by a signal, or could not be started."""
@@ -261,7 +261,7 @@ class Job:
     """What of it is told."""
 
     def shapes_on(self, cluster: ClusterName) -> tuple[Slot, ...]:
-        """Return the shapes of slots, other than one processor, that components need which may go to a cluster."""
+        """Return the shapes of slots, other than one processor, of components that may go to a cluster."""
         there = (one.slot_on(cluster) for one in self.components if one.cluster in {None, cluster})
         return tuple(dict.fromkeys(slot.shape for slot in there if not slot.is_plain))
 
@@ -271,13 +271,13 @@ class Job:
         return self.kind.varies and component.minimum < component.maximum
 
     def is_head(self, name: str) -> bool:
-        """Tell whether a component is (part of) the head beside others that change: it stays as it is to the end."""
+        """Whether a component is (part of) the head of workers: it keeps its size to the end."""
         component = self.component(name)
         bears_others = self.runner not in {RunnerName.RANKS, RunnerName.SWEEP}
         return bears_others and component.minimum == component.maximum
 
     def goes_on_after(self, end: TaskEnd) -> bool:
-        """Tell whether the end of a rank says that the job is to run again, from the state that it has saved."""
+        """Whether a rank's end means that the job is to be started again from its saved state."""
         return self.requeue_on_walltime and end.reason is EndReason.EXITED and end.exit_code == GOES_ON_STATUS
 
     @property
@@ -287,11 +287,11 @@ class Job:
 
     @property
     def has_workers(self) -> bool:
-        """Tell whether processes of it come and go one by one."""
+        """Whether its processes come and go one by one."""
         return self.runner in {RunnerName.WORKERS, RunnerName.SWEEP}
 
     def adapts(self, name: str) -> bool:
-        """Tell whether the processes of a component use the application library and change together."""
+        """Whether a component's processes use the application library and change together."""
         return self.runner is RunnerName.ADAPTIVE and self.changes_size(name)
 
     @property
@@ -374,14 +374,14 @@ class Node:
     """
 
     def grain_in(self, queue: str | None) -> int:
-        """Return how many processors a job of a queue, or of any of several, gets at a time."""
+        """Return the number of processors in which a queue (or list of queues) allocates a node."""
         if not self.queue_grains:
             return self.grain
         own, names = dict(self.queue_grains), (queue or "").split(",")
         return max(own.get(name, self.grain) for name in names)
 
     def gives(self, job: LrmJob, processors: int) -> int:
-        """Return the processors that a job has here that asks for so many of them: whole cores, or all."""
+        """Return how many processors a job gets here when it asks for ``processors``: whole cores, or all."""
         whole = job.exclusive or any(name in self.whole_queues for name in job.queue.split(","))
         grain = self.grain_in(job.queue)
         wanted = self.processors if whole else job.cores(processors, grain) * grain
@@ -407,19 +407,19 @@ class Node:
         return min(self.processors_idle // self.grain_in(queue), now)
 
     def _place_limits(self, queue: str | None) -> tuple[int, int]:
-        """Return how many jobs of a queue, or of any of several, ``queue_places`` allows ever and now."""
+        """Return how many jobs of a queue (or list of queues) ``queue_places`` allows in all and now."""
         limits = {name: (ever, now) for name, ever, now in self.queue_places}
         found = [limits.get(name, (self.processors, self.processors)) for name in (queue or "").split(",")]
         return max(ever for ever, _ in found), max(now for _, now in found)
 
     @property
     def processors_idle(self) -> int:
-        """Processors that a new job could get now: none unless the node is up."""
+        """Processors that a new job could get now; 0 unless the node is up."""
         return self._unused if self.state is NodeState.UP else 0
 
     @property
     def processors_out_of_service(self) -> int:
-        """Processors that no new job can get as the node is not up, and that no job has either."""
+        """Unused processors that no job can get, as the node is not up."""
         return 0 if self.state is NodeState.UP else self._unused
 
     @property
@@ -559,11 +559,11 @@ class LrmJob:
 
     @property
     def array(self) -> str | None:
-        """What the elements of its job array have in common in their ids; None for a job that is no element."""
+        """Id of the job array that it is an element of; None for other jobs."""
         return None if self.array_index is None else _ELEMENT.sub("", self.id)
 
     def cores(self, processors: int, threads: int) -> int:
-        """Return how many cores of so many threads each it takes for so many processors on a node."""
+        """Return how many cores of ``threads`` threads it takes for so many processors on a node."""
         own = min(self.threads_per_core or threads, threads)
         shared = min(self.tasks_per_core or own, own)
         if own == shared == threads or self.processors_per_task == 1:
@@ -571,7 +571,7 @@ class LrmJob:
         return -(-processors // self.processors_per_task) * -(-self.processors_per_task // own)
 
     def processors_on(self, cores: int, threads: int) -> int:
-        """Return the most processors that it can have on a node, in whole tasks, with so many cores free."""
+        """Return the most processors, in whole tasks, that it can have on a node with so many free cores."""
         own = min(self.threads_per_core or threads, threads)
         shared = min(self.tasks_per_core or own, own)
         if own == shared == threads or self.processors_per_task == 1:
@@ -580,14 +580,14 @@ class LrmJob:
 
     @property
     def node_bounds(self) -> tuple[int, int | None]:
-        """Nodes that it must have at least, and may have at most (None: any number)."""
+        """Minimum and maximum number of nodes (None: no maximum)."""
         if self.nodes_wanted is not None:
             return self.nodes_wanted, self.nodes_wanted
         return self.nodes_least, self.nodes_most
 
     @property
     def nodes_asked(self) -> str:
-        """How many nodes it asks for, in words."""
+        """Number of nodes that it asks for, in words."""
         least, most = self.node_bounds
         if most is None:
             return f"at least {least} nodes" if least > 1 else "any number of nodes"
@@ -598,7 +598,7 @@ class LrmJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class PlaceholderId:
-    """Identity of a placeholder: which submission, and which element of it (from 1)."""
+    """Identity of a placeholder: its submission and its element (from 1)."""
 
     batch: BatchKey
     index: int

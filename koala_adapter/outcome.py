@@ -36,7 +36,7 @@ class EndReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskUsage:
-    """What a process and those below it have used on their node. Raises ValueError for what no process uses."""
+    """Resources used by a process and its children. Raises ValueError for impossible values."""
 
     user_seconds: float
     """Processor time in the program."""
@@ -76,7 +76,7 @@ class TaskUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEnd:
-    """How a process that an agent ran came to its end."""
+    """End of a process that an agent ran."""
 
     reason: EndReason
     exit_code: int | None = None
@@ -125,7 +125,7 @@ NOT_SEEN = "not seen yet"
 
 
 class JobState(StrEnum):
-    """Where a job is. The last six are final."""
+    """State of a job. The last six are final."""
 
     WAITING = "waiting"
     """In the placement queue, holding nothing."""
@@ -151,7 +151,7 @@ LAUNCHED_STATES = frozenset({JobState.LAUNCHING, JobState.RUNNING})
 
 
 class PlaceholderState(StrEnum):
-    """Where a placeholder is, as far as we know for sure."""
+    """State of a placeholder, as far as koala knows for certain."""
 
     SUBMITTED = "submitted"
     """The intent is recorded; the LRM may or may not know of it."""
@@ -165,7 +165,7 @@ class PlaceholderState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
-    """How a job ended, for people and for exit codes."""
+    """Outcome of a job: state, exit code and reason."""
 
     state: JobState
     reason: EndReason
@@ -189,6 +189,6 @@ _FINAL_CODES = {
 
 
 def outcome_without_code(state: JobState, reason: EndReason, detail: str) -> JobOutcome:
-    """Return the outcome of a job that has no exit code of its own."""
+    """Return the outcome of a job that did not end with an exit code of its own."""
     code = EXIT_WALLTIME if reason is EndReason.WALLTIME else _FINAL_CODES.get(state, 1)
     return JobOutcome(state=state, reason=reason, exit_code=code, detail=detail)

@@ -66,7 +66,7 @@ _STATES: Mapping[JobState, BlockState] = {
 
 
 def in_our_words(refusal: str) -> str:
-    """Return what is wrong with a block's job file as what is wrong with the arguments of the provider."""
+    """Return an error in a block's job file in terms of the provider's arguments."""
     own = re.sub(rf"^{SOURCE}: components\[0\]\.", f"{SOURCE}: ", refusal, flags=re.MULTILINE)
     return re.sub(rf"^{SOURCE}: processors\b", f"{SOURCE}: nodes_per_block", own, flags=re.MULTILINE)
 
@@ -76,7 +76,7 @@ def _title(name: str) -> str:
 
 
 def block_state(report: JobReport) -> BlockState:
-    """Return the state of a block. The end of its walltime is none of its failures: Parsl expects it."""
+    """Return the state of a block for Parsl; the end of its walltime is no failure."""
     outcome = report.outcome
     if outcome is not None and outcome.reason is EndReason.WALLTIME:
         return BlockState.TIMEOUT
@@ -261,7 +261,7 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
             return self._client.job(job_id)
 
     def _stand_by(self) -> None:
-        """Start a service if none answers. Raises the error of the last start if that failed a moment ago."""
+        """Start a service if none answers. Raises the error of the last attempt if it was a moment ago."""
         if self._failed_start is not None and time.monotonic() < self._failed_start[0] + PAUSE:
             raise self._failed_start[1]
         try:

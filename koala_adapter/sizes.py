@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class AcceptanceRule(ABC):
-    """Which sizes an application can run on."""
+    """Rule for the sizes on which an application can run."""
 
     name: str
 
@@ -36,12 +36,12 @@ class AcceptanceRule(ABC):
         """Return the smallest usable size that is not below ``size``."""
 
     def accept(self, size: int, offered: int, minimum: int, maximum: int) -> int:
-        """Return how many of the processors offered an application of ``size`` takes; the rest it gives back."""
+        """Return how many of ``offered`` processors an application of ``size`` accepts."""
         wanted = self.largest(min(size + offered, maximum))
         return max(0, wanted - size) if wanted >= minimum else 0
 
     def release(self, size: int, requested: int, minimum: int) -> int:
-        """Return how many processors an application of ``size`` gives up when so many are requested.
+        """Return how many processors an application of ``size`` gives up when ``requested`` are wanted.
 
         That can be more than requested, where it cannot use what would be left, but it stays at its minimum or above.
         """
@@ -51,14 +51,14 @@ class AcceptanceRule(ABC):
         return max(0, size - left)
 
     def answer(self, size: int, amount: int, minimum: int, maximum: int) -> int:
-        """Return the signed answer to a message of a malleability policy."""
+        """Return the accepted part of a proposed change (positive: grow, negative: shrink)."""
         if amount > 0:
             return self.accept(size, amount, minimum, maximum)
         return -self.release(size, -amount, minimum)
 
 
 class AnySize(AcceptanceRule):
-    """Runs on any number of processors (GADGET-2)."""
+    """Rule: any number of processors (GADGET-2)."""
 
     name = "any"
 
@@ -72,7 +72,7 @@ class AnySize(AcceptanceRule):
 
 
 class PowerOfTwo(AcceptanceRule):
-    """Runs on powers of two only (NAS FT): of an offer it uses the highest power of two not above it."""
+    """Rule: powers of two (NAS FT)."""
 
     name = "power-of-two"
 
@@ -86,12 +86,12 @@ class PowerOfTwo(AcceptanceRule):
 
 
 class Multiple(AcceptanceRule):
-    """Runs on multiples of a number only, such as whole nodes."""
+    """Rule: multiples of a number, such as whole nodes."""
 
     name = "multiple"
 
     def __init__(self, step: int) -> None:
-        """Take multiples of ``step``, which is at least 1."""
+        """``step``: at least 1."""
         if step < 1:
             raise ValueError(f"multiples of {step} are no sizes")
         self._step = step
@@ -112,7 +112,7 @@ _MULTIPLE = "multiple-of-"
 
 
 def rule_named(name: str) -> AcceptanceRule:
-    """Return the rule of a name: ``any``, ``power-of-two``, or ``multiple-of-N``. Raises ValueError for another one."""
+    """Return the rule called ``any``, ``power-of-two`` or ``multiple-of-N``. Raises ValueError for other names."""
     number = name.removeprefix(_MULTIPLE)
     if name.startswith(_MULTIPLE) and number.isascii() and number.isdecimal():
         return Multiple(int(number))
@@ -129,10 +129,10 @@ LARGEST_SIZE = 65_536
 
 
 class UsableSizes(AcceptanceRule):
-    """Runs on the sizes that a function calls usable."""
+    """Rule: sizes for which a function returns true."""
 
     def __init__(self, name: str, usable: Callable[[int], bool]) -> None:
-        """``usable`` tells of a number of processors, 1 or more, whether the application can run on so many."""
+        """``usable``: returns whether the application can run on a number of processors (from 1)."""
         self.name = name
         self._usable = usable
 
@@ -146,23 +146,23 @@ class UsableSizes(AcceptanceRule):
 
 
 class CheckedRule(AcceptanceRule):
-    """An installed rule, whose answers are checked before they are followed."""
+    """Installed size rule whose answers are checked."""
 
     def __init__(self, rule: AcceptanceRule, described: str) -> None:
-        """``described``: the rule and its entry point, as a person is told."""
+        """``described``: rule and entry point, for messages."""
         self.name = rule.name
         self._rule = rule
         self._described = described
 
     def largest(self, size: int) -> int:
-        """Return the largest usable size not above ``size``. Raises PolicyAnswerError for an answer that is none."""
+        """Return the largest usable size not above ``size``. Raises PolicyAnswerError for an invalid answer."""
         found = self._asked(self._rule.largest, size)
         if not 0 <= found <= size:
             raise PolicyAnswerError.of(self._described, f"calls {found} the largest usable size not above {size}")
         return found
 
     def smallest(self, size: int) -> int:
-        """Return the smallest usable size not below ``size``. Raises PolicyAnswerError for an answer that is none."""
+        """Return the smallest usable size not below ``size``. Raises PolicyAnswerError for an invalid answer."""
         found = self._asked(self._rule.smallest, size)
         if found < size:
             raise PolicyAnswerError.of(self._described, f"calls {found} the smallest usable size not below {size}")
@@ -180,7 +180,7 @@ class CheckedRule(AcceptanceRule):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What an application answers to an offer or a request."""
+    """Answer of an application to an offer or request of processors."""
 
     processors: int
     """So many it takes, or gives up."""
@@ -190,13 +190,13 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class SizeRules:
-    """All rules that a job file may name."""
+    """The size rules that job files may name."""
 
     installed: Mapping[str, AcceptanceRule] = field(default_factory=dict)
     """Rules of other distributions by name; they cannot replace koala's own."""
 
     def known(self, name: str) -> bool:
-        """Tell whether there is a rule of a name."""
+        """Return whether there is a rule with this name."""
         try:
             self.named(name)
         except PolicyAnswerError:
@@ -204,7 +204,7 @@ class SizeRules:
         return True
 
     def named(self, name: str) -> AcceptanceRule:
-        """Return a rule. Raises PolicyAnswerError when there is none of that name (any more)."""
+        """Return a rule by name. Raises PolicyAnswerError when it is not installed (any more)."""
         try:
             return rule_named(name)
         except ValueError:
@@ -214,7 +214,7 @@ class SizeRules:
         raise PolicyAnswerError(message, hint="install its distribution, and restart the service")
 
     def decide(self, name: str, size: int, amount: int, minimum: int, maximum: int) -> Decision:
-        """Decide about an offer (``amount`` above 0) or a request to an application of ``size`` processors.
+        """Return the answer to an offer (``amount`` > 0) or a request (< 0) at ``size`` processors.
 
         By a rule that fails nothing is taken. What is asked back is given, as others must not wait for it to be mended.
         """

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
-    """Open a journal, which a service may be using. Raises sqlite3.Error."""
+    """Open a journal for reading while a service may use it. Raises sqlite3.Error."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
 
 
 def kept_report(path: Path, job_id: str) -> JobReport | None:
-    """Return the report that a journal keeps of a job; None: there is none, or the journal cannot be read."""
+    """Return the journal's report of an ended job; None when there is none, or the journal is unreadable."""
     with suppress(sqlite3.Error), closing(open_read_only(path)) as database:
         text = _finished(database).report(job_id)
         return None if text is None else _as_of_now(parse(text))
@@ -39,7 +39,7 @@ def kept_report(path: Path, job_id: str) -> JobReport | None:
 
 
 def with_kept(path: Path, live: Sequence[Document], selection: JobSelection, limit: int) -> list[JobReport]:
-    """Return the latest jobs of a selection in order of submission: live ones, and those whose reports a journal keeps.
+    """Return the latest selected jobs in order of submission: live ones, and kept reports of ended ones.
 
     ``live``: jobs of the scheduler. Raises JournalError.
     """

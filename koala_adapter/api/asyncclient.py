@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class AsyncClient:
-    """Asks the service of a state directory; each call is a connection of its own.
+    """Asynchronous client of a state directory's service; each call is a connection of its own.
 
     Each call raises ServiceUnavailableError when no service answers.
     """
@@ -85,7 +85,7 @@ class AsyncClient:
                 yield [from_json(JobReport, one) for one in result]
 
     async def _replies(self, request: Request) -> AsyncGenerator[Any, None]:
-        """Yield the results of a watch."""
+        """Yield the replies to a watch."""
         async with await self._connected() as stream:
             await self._send(stream, request)
             lines, last = BufferedByteReceiveStream(stream), False

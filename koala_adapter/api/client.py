@@ -56,14 +56,14 @@ AGAIN = 30.0
 
 
 class Client:
-    """Asks the service of a state directory; each call is a connection of its own."""
+    """Client of a state directory's service; each call is a connection of its own."""
 
     def __init__(self, directory: Path) -> None:
         """``directory``: the state directory of the service."""
         self.directory = directory
 
     def running(self) -> bool:
-        """Tell whether a service answers."""
+        """Return whether a service answers."""
         return self.pid() is not None
 
     def pid(self, patience: float = TIMEOUT) -> int | None:
@@ -74,7 +74,7 @@ class Client:
             return None
 
     def site_in_force(self) -> SiteFileState | None:
-        """Return the site file of the service as it has read it; None when no service answers, or it does not tell."""
+        """Return the site file as the service read it; None when none answers, or it does not tell."""
         try:
             told = self._ask(protocol.Request(operation="ping")).get("site")
         except ServiceUnavailableError:
@@ -82,14 +82,14 @@ class Client:
         return None if told is None else from_json(SiteFileState, told)
 
     def reload_failure(self) -> str:
-        """Return why the service did not start with its site file when that was read again; empty when it did."""
+        """Return why the service could not use its site file when reloading; empty when it could."""
         try:
             return str(self._ask(protocol.Request(operation="ping")).get("reload_failure", ""))
         except ServiceUnavailableError:
             return ""
 
     def wait_until_running(self, patience: float) -> bool:
-        """Wait for a service to answer, ``patience`` seconds at most; tell whether one does."""
+        """Wait for a service to answer; return whether one does within ``patience`` seconds."""
         until = time.monotonic() + patience
         # Once it listens, it answers as soon as it has started; what is looked for again and again is its socket.
         while self.pid(max(LOOK_AGAIN, until - time.monotonic())) is None:
@@ -99,7 +99,7 @@ class Client:
         return True
 
     def wait_until_seen(self, patience: float) -> None:
-        """Wait, ``patience`` seconds at most, until the service has seen every cluster, or knows why it cannot."""
+        """Wait until the service has listed every cluster, or knows why it cannot, at most ``patience`` seconds."""
         until = time.monotonic() + patience
         while time.monotonic() < until and any(report.closed == NOT_SEEN for report in self.clusters()):
             time.sleep(LOOK_AGAIN)
@@ -144,7 +144,7 @@ class Client:
         return from_json(JobReport, self._ask(protocol.Request(operation="cancel", job_id=job_id)))
 
     def resize(self, job_id: str, processors: int, component: str = "") -> JobReport:
-        """Say how many processors a component of a malleable job is to have; returns at once with the job's report.
+        """Set the wanted number of processors of a malleable job's component; return the job's report at once.
 
         ``component``: empty for the only one that can change. Raises JobNotFoundError and JobRefusedError.
         """
@@ -184,14 +184,14 @@ class Client:
         return from_json(PlanReport, self._ask(protocol.Request(operation="plan", job=asdict(job))))
 
     def script(self, job: Job, cluster: str) -> list[SampleSubmission]:
-        """Return the exact submissions of a job to a cluster, not sent."""
+        """Return the exact submissions of a job to a cluster, without sending them."""
         from koala_adapter.report.sitevalues import SampleSubmission
 
         found = self._ask(protocol.Request(operation="script", job=asdict(job), cluster=cluster))
         return [from_json(SampleSubmission, one) for one in found]
 
     def negotiation_access(self, job_id: str) -> NegotiationAccess:
-        """Return how a program gets to negotiate for a job, once. Raises JobNotFoundError and JobRefusedError."""
+        """Return one-time access for a program to negotiate for a job. Raises JobNotFoundError and JobRefusedError."""
         from koala_adapter.report.sitevalues import NegotiationAccess
 
         return from_json(NegotiationAccess, self._ask(protocol.Request(operation="negotiate", job_id=job_id)))
@@ -207,18 +207,18 @@ class Client:
         return [from_json(NegotiationReport, one) for one in self._ask(request)]
 
     def defects(self) -> list[str]:
-        """Return what is to be told of the events on which koala failed of late."""
+        """Return messages about recent events on which koala failed."""
         return [str(one) for one in self._ask(protocol.Request(operation="defects"))]
 
     def clean(self, older: float, *, dry_run: bool) -> CleanReport:
-        """Remove what is left of jobs that ended more than ``older`` seconds ago, or only tell; takes its time."""
+        """Remove what is left of jobs that ended more than ``older`` seconds ago, or only list it; may take long."""
         from koala_adapter.report.sitevalues import CleanReport
 
         request = protocol.Request(operation="clean", older=older, dry_run=dry_run)
         return from_json(CleanReport, self._ask(request, timeout=None))
 
     def metrics(self) -> str:
-        """Return what the service has counted, as OpenMetrics text."""
+        """Return the service's metrics as OpenMetrics text."""
         return str(self._ask(protocol.Request(operation="metrics")))
 
     def reload(self) -> None:
@@ -233,11 +233,11 @@ class Client:
         self._ask(protocol.Request(operation="stop"))
 
     def stop_if_idle(self) -> bool:
-        """Ask the service to end unless it has an unfinished job; tell whether it does."""
+        """Ask the service to end unless it has unfinished jobs; return whether it does."""
         return bool(self._ask(protocol.Request(operation="stop-if-idle"))["stops"])
 
     def follow(self, job_id: str, *, patience: float, on_lost: Callable[[], None]) -> Generator[JobReport, None, None]:
-        """Watch a job; when the service goes away, call ``on_lost`` and wait ``patience`` seconds for the next one.
+        """Watch a job; when the service is lost, call ``on_lost`` and wait ``patience`` seconds for another.
 
         Raises ServiceUnavailableError when none comes.
         """
@@ -267,7 +267,7 @@ class Client:
             yield [from_json(JobReport, one) for one in result]
 
     def _replies(self, request: Request, *, until: float | None = None) -> Iterator[Any]:
-        """Yield the results of a watch. Raises TimeoutError at the monotonic time ``until``."""
+        """Yield the replies to a watch. Raises TimeoutError at the monotonic time ``until``."""
         with self._connect(timeout=None) as connection, connection.makefile("rb") as lines:
             last = False
             line = protocol.encode(request)
@@ -318,18 +318,18 @@ def patience_with(job: Job) -> float:
 
 
 def new_submission() -> str:
-    """Return the name of a new submission, by which it can be sent again."""
+    """Return a name for a submission, so that it can be repeated safely."""
     return os.urandom(16).hex()
 
 
 def unanswered(error: ServiceUnavailableError) -> ServiceUnavailableError:
-    """Return the error that says that a submission was sent and never answered."""
+    """Return the error for a submission that was sent and not answered."""
     message = f"it is not known whether the job was submitted: {error.message}"
     return ServiceUnavailableError(message, hint="start the service with `koala serve`, and look with `koala status`")
 
 
 def unavailable(directory: Path, why: object) -> ServiceUnavailableError:
-    """Return the error that says that no service answers in a state directory, and how to have one.
+    """Return the error for a state directory without a running service, with the remedy.
 
     It is a ServiceAbsentError when ``why`` is that nothing listens there.
     """
@@ -352,7 +352,7 @@ T = TypeVar("T")
 
 
 def stand_by(client: Client, site_file: Path) -> int | None:
-    """Start a service in the background, which outlives this process; return its pid, None when another one answers.
+    """Start a background service and return its pid; None when another one answers.
 
     Raises ServiceRunningError and ServiceUnavailableError.
     """
@@ -360,7 +360,7 @@ def stand_by(client: Client, site_file: Path) -> int | None:
 
 
 def unless_another_answers(client: Client, start: Callable[[], T]) -> T | None:
-    """Return what ``start`` returns; None when another service, on whose start it waited, answers instead.
+    """Return the result of ``start``; None when another service answers instead.
 
     Raises ServiceRunningError when another process owns the directory and does not come to answer.
     """

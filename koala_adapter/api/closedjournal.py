@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class ClosedJournal:
-    """What a journal says of jobs that are over; for whatever else is asked, all of it is read."""
+    """Journal of a stopped service, read only as far as questions about ended jobs need."""
 
     def __init__(
         self, path: Path, whole: Callable[[], JournalView], *, unfinished: tuple[str, ...], negotiated: frozenset[str]
     ) -> None:
-        """``unfinished``: jobs that are not over; some may have ended, with placeholders left.
+        """``unfinished``: jobs that were not over.
 
         ``negotiated``: jobs of whose negotiations it is told how long ago they were, which a kept report cannot.
         """
@@ -40,7 +40,7 @@ class ClosedJournal:
         """Jobs that have no outcome yet or whose placeholders are not all gone."""
 
     def defects(self) -> list[str]:
-        """Return what is to be told of the events on which koala failed: nothing, or all would be read."""
+        """Return nothing: finding defects would need the whole journal."""
         return []
 
     def job(self, job_id: str) -> JobReport:
@@ -62,7 +62,7 @@ class ClosedJournal:
 
 
 def closed_journal(path: Path, whole: Callable[[], JournalView]) -> ClosedJournal | None:
-    """Return what the journal at ``path`` says, if that can be read at once.
+    """Return the journal at ``path`` as ClosedJournal; None when it must be read as a whole.
 
     None: it was not left in good order, is of another version or damaged, or there is something to be told of which
     ``whole`` knows more.

@@ -71,7 +71,7 @@ def negotiation_reports(
 
 
 def job_negotiations(store: NegotiationStore, record: JobRecord, now: float) -> str:
-    """Say what came of the latest negotiations of a job; empty when there were none."""
+    """Return the results of a job's latest negotiations in words; empty when there were none."""
     over, said = record.state.final, []
     for kept in store.latest(job_id=record.job.id, limit=TOLD):
         came = course(kept)

@@ -81,7 +81,7 @@ async def everywhere(
     directory: Path,
     do: Callable[[str, Lrm], Awaitable[None]],
 ) -> None:
-    """Do something with all clusters of a site, side by side. ``directory``: its state directory."""
+    """Run a coroutine for every cluster of a site at the same time. ``directory``: its state directory."""
 
     async def with_cluster(name: str) -> None:
         lrm, _ = make_lrm(site.cluster(name), plugins, directory)
@@ -97,19 +97,19 @@ async def everywhere(
 
 
 async def cancel_all(_name: str, lrm: Lrm) -> None:
-    """End whatever still runs in a cluster."""
+    """Cancel all jobs of a cluster."""
     jobs = await lrm.jobs()
     await lrm.cancel([job.id for job in jobs if job.state is not LrmJobState.ENDED])
 
 
 def end_daemons(state: Path) -> None:
-    """End the daemons of the local clusters of a state directory."""
+    """Stop the daemons of local clusters in a state directory."""
     for cluster in (state / "clusters").glob("*"):
         end_daemon(cluster)
 
 
 def end_daemon(directory: Path) -> None:
-    """End the daemon of a local cluster and see it gone."""
+    """Stop the daemon of a local cluster and wait for its end."""
     with suppress(OSError, ValueError):
         pid = int((directory / "pid").read_text(encoding="ascii"))
         process = os.pidfd_open(pid)
@@ -130,7 +130,7 @@ NO_INSTANCE = "00000000"
 
 @dataclass(slots=True, kw_only=True)
 class JournalView:
-    """What the journal of a state directory says, as of one moment."""
+    """State of a stopped service as its journal tells."""
 
     directory: Path
     scheduler: Scheduler = field(default_factory=Scheduler)
@@ -145,17 +145,17 @@ class JournalView:
 
     @property
     def now(self) -> float:
-        """The present time by the clock of the service whose journal it is."""
+        """Present time by the service's clock."""
         return self.clock.now()
 
     @property
     def unfinished(self) -> list[JobId]:
-        """Jobs that have no outcome yet or whose placeholders are not all gone."""
+        """Jobs without outcome, or with placeholders left."""
         jobs = self.scheduler.state.jobs.items()
         return [id_ for id_, record in jobs if not record.state.final or record.live]
 
     def defects(self) -> list[str]:
-        """Return what is to be told of the events on which koala failed of late."""
+        """Return messages about recent events on which koala failed."""
         return sentences(self.set_aside, self.now)
 
     def job(self, job_id: str) -> JobReport:
@@ -256,7 +256,7 @@ def next_submissions(
     job: Job,
     config: ClusterConfig,
 ) -> list[SampleSubmission]:
-    """Return what the next service would submit for a job to a cluster; nothing is sent.
+    """Return the submissions that the next service would make for a job to a cluster.
 
     Raises LrmRejectedError when the cluster's directives cannot be applied.
     """
@@ -274,7 +274,7 @@ def next_submissions(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterAnswer:
-    """What one cluster said when it was asked once."""
+    """Listing of a cluster, or the error of it."""
 
     config: ClusterConfig
     version: str | None = None
@@ -299,7 +299,7 @@ async def ask_cluster(
     prefix: str,
     timeout: float,
 ) -> ClusterAnswer:
-    """Ask one cluster for its jobs and nodes. Never raises LrmError: what goes wrong is in the answer."""
+    """List a cluster's jobs and nodes once; errors are in the result."""
     lrm, commands = make_lrm(config, plugins, directory, host=host)
     version: str | None = None
     try:
@@ -345,7 +345,7 @@ async def ask_clusters(
     timeout: float,
     tell: Callable[[str], None],
 ) -> list[ClusterAnswer]:
-    """Ask all enabled clusters side by side and tell the scheduler of the record what they say.
+    """List all enabled clusters at the same time and update the recorded scheduler.
 
     ``tell`` hears which clusters have not answered yet.
     """
@@ -409,7 +409,7 @@ def _take_in(
 
 
 def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
-    """Return the report of a cluster that was asked once."""
+    """Return the report of a cluster that was listed once."""
     known = record.scheduler.state.clusters[answer.config.cluster_name]
     reading = answer.reading
     # Some batch systems go on listing jobs that have ended.
@@ -449,7 +449,7 @@ def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
 
 
 def clean(directory: Path, policies: Policies, *, older: float, dry_run: bool) -> CleanReport:
-    """Remove what is left of jobs that ended more than ``older`` seconds ago, or only tell, where no service runs.
+    """Remove, or only list, what is left of jobs that ended long ago, without a service.
 
     Raises ServiceUnavailableError when there has never been one, ServiceRunningError when another process owns the
     directory, and ConfigurationError and JournalError as for :func:`read_record`.

@@ -31,7 +31,7 @@ LARGEST_WHOLE = 2**63 - 1
 
 
 def parse(line: bytes | str) -> object:
-    """Return the JSON document of a line. Raises ProtocolError."""
+    """Parse a line as JSON. Raises ProtocolError."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -39,7 +39,7 @@ def parse(line: bytes | str) -> object:
 
 
 def from_json(wanted: type[T], value: object, *, others: bool = True) -> T:
-    """Return the dataclass ``wanted`` that a JSON object gives; ``others``: members that it does not have are left out.
+    """Convert a JSON object to dataclass ``wanted``; ``others``: whether unknown members are left out.
 
     Its fields are strings, numbers, enumerations, tuples, dictionaries and such dataclasses, or None. Raises
     ProtocolError that names the member.
@@ -49,7 +49,7 @@ def from_json(wanted: type[T], value: object, *, others: bool = True) -> T:
 
 @cache
 def _members(wanted: type) -> dict[str, tuple[Any, bool]]:
-    """Return the type of each field, and whether it must be given."""
+    """Return type and obligation of each field of a dataclass."""
     hints = get_type_hints(wanted)
     return {
         one.name: (hints[one.name], one.default is MISSING and one.default_factory is MISSING) for one in fields(wanted)
@@ -113,7 +113,7 @@ def _single(kind: Any, value: object, where: str) -> object:  # noqa: ANN401 - a
 
 
 def _is_text(value: str) -> bool:
-    """Tell whether a string is one of characters: JSON can also write halves of them."""
+    """Return whether a string has no lone surrogates, which JSON can express."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -156,7 +156,7 @@ OPERATIONS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a client asks.
+    """A client's request.
 
     ``check`` (described: a job as it was written; answered with the job as ``submit`` takes it), ``submit`` (job: text
     of a job as JSON; submission: a name that the client gave it, or empty: sent again, it is answered with the same
@@ -190,7 +190,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One answer; ``error`` set means refused. A watch has many, the last with ``last`` true."""
+    """A reply to a request; ``error``: it is refused. A watch has several, the last with ``last`` true."""
 
     result: Any = None
     error: str = ""
@@ -205,7 +205,7 @@ _ERRORS = {
 
 
 def encode(message: Request | Reply) -> bytes:
-    """Return the line of a message. A request has only what is asked."""
+    """Return a message as a line; a request has only the members that are set."""
     members = {one.name: getattr(message, one.name) for one in fields(message)}
     if isinstance(message, Request):
         defaults = {one.name: one.default for one in fields(message)}
@@ -216,12 +216,12 @@ def encode(message: Request | Reply) -> bytes:
 
 
 def submission(job: Job, name: str) -> Request:
-    """Return the request that submits a job, by a name."""
+    """Return the request that submits a job under a submission name."""
     return Request(operation="submit", job=asdict(job), submission=name)
 
 
 def decode_request(line: bytes) -> Request:
-    """Return the request of a line. Raises ProtocolError."""
+    """Parse a line as a request. Raises ProtocolError."""
     try:
         request = from_json(Request, parse(line), others=False)
     except ProtocolError as error:
@@ -232,7 +232,7 @@ def decode_request(line: bytes) -> Request:
 
 
 def decode_reply(line: bytes) -> Reply:
-    """Return the reply of a line. Raises ProtocolError."""
+    """Parse a line as a reply. Raises ProtocolError."""
     try:
         return from_json(Reply, parse(line), others=False)
     except ProtocolError as error:
@@ -240,11 +240,11 @@ def decode_reply(line: bytes) -> Reply:
 
 
 def refusal(error: KoalaError) -> Reply:
-    """Return an error as a reply."""
+    """Return the reply that refuses with an error."""
     return Reply(error=error.message, hint=error.hint, error_type=type(error).__name__)
 
 
 def raise_refusal(reply: Reply) -> None:
-    """Raise the error a reply carries, of the type it had in the service."""
+    """Raise the error in a reply, with its type in the service."""
     if reply.error:
         raise _ERRORS.get(reply.error_type, KoalaError)(reply.error, hint=reply.hint)

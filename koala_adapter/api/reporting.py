@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 def former_sizes(record: JobRecord) -> Mapping[tuple[str, ClusterName | None], int]:
-    """Return, by component and cluster, the processors of such components when they had most; empty for other jobs.
+    """Return the largest sizes of components by cluster, for jobs whose workers have left; else nothing.
 
     As far back as changes of size are kept.
     """
@@ -76,7 +76,7 @@ def former_sizes(record: JobRecord) -> Mapping[tuple[str, ClusterName | None], i
 
 
 def negotiated(store: NegotiationStore, record: JobRecord, now: float) -> str:
-    """Say what came of the latest negotiations of a job; empty when there were none."""
+    """Return the results of a job's latest negotiations in words; empty when there were none."""
     if record.job.runner is RunnerName.RANKS:
         return ""  # such a job keeps its size
     from koala_adapter.api.negotiations import job_negotiations
@@ -248,7 +248,7 @@ def _usage(record: JobRecord, now: float) -> UsageReport | None:
 
 
 def _memory_of(record: JobRecord, rank: int) -> int:
-    """Return the bytes of memory that were asked for a rank, or its part of those of its slot; 0: none."""
+    """Return the memory in bytes that was requested for a rank; 0: none."""
     where = record.ranks[rank]
     slot = record.job.component(where.component).slot_on(cast("ClusterName", where.cluster))
     return slot.memory_mib * 2**20 // slot.ranks
@@ -300,7 +300,7 @@ def _others(record: ClusterRecord, down: int) -> int | None:
 
 
 def takes_nothing(obstacle: str) -> str | None:
-    """Return why a cluster is closed for which submissions are known to fail; None where none is known to."""
+    """Return why submissions to a cluster are known to fail; None when they are not."""
     return f"takes no placeholders: {obstacle}" if obstacle else None
 
 
@@ -339,7 +339,7 @@ def cluster_report(service: Service, driver: ClusterDriver) -> ClusterReport:
 
 
 def largest_of(listing: Listing) -> dict[str, Any]:
-    """Return what a report tells of the largest slots that could start: idle processors of one node, and GPUs."""
+    """Return the largest slots that could start, for a report: idle processors of one node, and GPUs."""
     return {
         "largest_idle": listing.largest_idle,
         "gpus": sum(one.count for one in listing.gpus),
@@ -352,7 +352,7 @@ def largest_of(listing: Listing) -> dict[str, Any]:
 
 
 def live_report(service: Service, job_id: JobId, *, to_keep: bool = False) -> JobReport:
-    """Return the report of a job as it is now; ``to_keep``: without what will pass. Raises JobNotFoundError."""
+    """Return the present report of a job; ``to_keep``: without temporary values. Raises JobNotFoundError."""
     directory = service.applications.directory / job_id
     record = service.scheduler.job(job_id)
     return job_report(
@@ -376,7 +376,7 @@ SHORTEST_TOLD = 2.0
 
 
 def _put_off(service: Service, job_id: JobId) -> str:
-    """Say which clusters cannot be asked for placeholders of a job yet, because they have been asked so often."""
+    """Return which clusters cannot be asked for a job's placeholders yet, as their bound of requests is used up."""
     unsent = {
         batch.cluster
         for batch in service.state.batches.values()
@@ -391,19 +391,19 @@ def _put_off(service: Service, job_id: JobId) -> str:
 
 
 def report_to_keep(service: Service, job_id: JobId) -> str:
-    """Return the report of a job that has ended, as JSON."""
+    """Return the final report of an ended job as JSON."""
     return live_report(service, job_id, to_keep=True).to_json()
 
 
 def _in_contact(service: Service, record: JobRecord) -> bool:
-    """Tell whether an agent of a job is connected, which may have something to say yet."""
+    """Return whether an agent of a job is connected."""
     placeholders = service.state.placeholders
     connected = (placeholders.get(id_) for id_ in service.core.center.connected)
     return any(one is not None and one.job_id == record.job.id for one in connected)
 
 
 def _trouble(service: Service, job_id: JobId, *, journal: str) -> str:
-    """``journal``: why that cannot be written at present."""
+    """Return what keeps a job from going on. ``journal``: why it cannot be written."""
     over = service.state.jobs[job_id].state.final
     undecided = f"Nothing is decided until this is over: {journal}." if journal else ""
     unwritten = service.applications.unwritten.trouble(job_id, over=over)

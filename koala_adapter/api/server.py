@@ -77,7 +77,7 @@ log = structlog.get_logger()
 
 
 class OwnSocket:
-    """Listens on the socket of a state directory that this process owns."""
+    """Listener on the socket of a state directory, recreated when it is removed."""
 
     def __init__(self, path: Path, listener: Listener[SocketStream], resources: AsyncExitStack) -> None:
         """``listener``: the first one; ``resources``: closed by the owner, with all listeners."""
@@ -86,7 +86,7 @@ class OwnSocket:
         self._resources = resources
 
     async def serve(self, handle: Handle, *, look_again: float = LOOK_AGAIN) -> None:
-        """Serve all connections until cancelled; look at the path of the socket every ``look_again`` seconds."""
+        """Serve connections until cancelled; check the socket's path every ``look_again`` seconds."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serve_streams, self._listener, handle)
             while True:
@@ -150,7 +150,7 @@ LOST = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
 class Server:
-    """Answers requests on the socket of a state directory."""
+    """Server of requests on a state directory's socket."""
 
     def __init__(
         self,
@@ -183,20 +183,20 @@ class Server:
 
     @property
     def meter(self) -> Meter:
-        """What the service counts."""
+        """Metrics of the service."""
         return self._service.meter.meter
 
     async def serve(self, listener: OwnSocket) -> None:
-        """Serve all connections, those made before included, until cancelled."""
+        """Serve connections, earlier ones included, until cancelled."""
         await listener.serve(self._converse)
 
     @property
     def unfinished(self) -> list[JobId]:
-        """Jobs of the service that have no outcome yet or whose placeholders are not all gone."""
+        """Jobs without outcome, or with placeholders left."""
         return self._service.unfinished
 
     async def quiet(self, patience: float = 1.0) -> None:
-        """Wait until no client is connected, at most ``patience`` seconds; for the end of the service.
+        """Wait until no client is connected, at most ``patience`` seconds.
 
         Without it asyncio may report a read as done and cancelled, where a client leaves as the service is cancelled.
         """
@@ -257,7 +257,7 @@ class Server:
             await stream.send(protocol.encode(protocol.refusal(KoalaError(f"the service failed: {error!r}"))))
 
     async def _checked(self, request: Request) -> Any:  # noqa: ANN401 - JSON
-        """Check a job in a thread: its input files may be on a file system that does not answer."""
+        """Check a job in a thread, as the file systems of its input files may not answer."""
         if request.described is None:
             raise ProtocolError("the request carries no job")
         check = partial(job_as_described, request.described, user=login_name(), site=self._service.site)
@@ -368,7 +368,7 @@ class Server:
         return list(islice(filter(request.selection.takes, newest_first), request.limit))
 
     async def _watch(self, request: Request) -> AsyncIterator[protocol.Reply]:
-        """Yield the report at each change, and once more when there was none for a while.
+        """Yield a report at each change, and repeat it after a while without changes.
 
         By that repetition a client that prints output learns that an unfinished line does not grow for now.
         """
@@ -397,7 +397,7 @@ class Server:
                 await anyio.sleep(JOBS_PAUSE)
 
     async def _clean(self, request: Request) -> CleanReport:
-        """Clean, while others are served: all that reads or removes many files is done in a thread."""
+        """Clean in a thread, so that other requests are served meanwhile."""
         service = self._service
         async with self._cleaning:
             await service.ready()

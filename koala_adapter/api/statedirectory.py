@@ -44,7 +44,7 @@ _OWNER = re.compile(r"\(pid (\d{1,9})\)")
 
 
 def check_directory(directory: Path) -> None:
-    """Check that a state directory, if it is there, is this user's, and that no other user can change that.
+    """Check that a state directory, if it exists, is the user's and safe from other users.
 
     Raises ConfigurationError.
     """
@@ -85,7 +85,7 @@ def ownership(
     way_out: str = "use it, stop it with `koala serve --stop`",
     inherited: int | None = None,
 ) -> Iterator[int]:
-    """Own a state directory; the kernel gives it free when the last process that has the descriptor ends.
+    """Hold the lock of a state directory during the block; the kernel releases it with the last process.
 
     ``role``: what others are told of the owner, ``way_out``: what they may do beside taking another directory,
     ``inherited``: the descriptor with which another process owned it and started this one; it is used only if it is
@@ -115,7 +115,7 @@ def _open_lock(directory: Path) -> int:
 
 
 def _is_lock(descriptor: int, directory: Path) -> bool:
-    """Tell whether a descriptor is open on the lock file of a state directory."""
+    """Return whether a descriptor is open on the state directory's lock file."""
     try:
         return os.path.samestat(os.fstat(descriptor), (directory / LOCK_NAME).stat())
     except OSError:
@@ -123,7 +123,7 @@ def _is_lock(descriptor: int, directory: Path) -> bool:
 
 
 def _above_standard(descriptor: int) -> int:
-    """Return a descriptor above 2: one that a new process inherits must not be one of its standard descriptors."""
+    """Return a duplicate descriptor above 2, so that a child does not inherit it as a standard one."""
     if descriptor > STANDARD_ERROR:
         return descriptor
     try:
@@ -133,7 +133,7 @@ def _above_standard(descriptor: int) -> int:
 
 
 def _lock(descriptor: int, directory: Path, way_out: str) -> None:
-    """Lock the file of a state directory; wait for what an owner that was killed had just begun to start.
+    """Lock the lock file, waiting for processes that a killed owner had just started.
 
     A new process has the descriptor until it runs its program; there is no event for that.
     """
@@ -154,7 +154,7 @@ def _lock(descriptor: int, directory: Path, way_out: str) -> None:
 
 
 def _runs(owner: str) -> bool:
-    """Tell whether the process that says it owns a directory may still be there."""
+    """Return whether the recorded owner of a directory may still run."""
     said = _OWNER.search(owner)
     if said is None:
         return True
@@ -190,7 +190,7 @@ IDLE_LIMIT = 1800
 
 
 def start_in_background(site_file: Path, directory: Path, *, timeout: float = 120.0) -> int:
-    """Start ``koala serve`` as a process of its own, return its pid once it answers.
+    """Start ``koala serve`` as a background process; return its pid once it answers.
 
     Raises ServiceRunningError when another process owns the directory, and ServiceUnavailableError with the end of what
     it wrote to its log when it does not come up.
@@ -232,7 +232,7 @@ def start_in_background(site_file: Path, directory: Path, *, timeout: float = 12
 
 
 def ended_within(pid: int, timeout: float) -> bool:
-    """Wait until a process has ended, at most ``timeout`` seconds; tell whether it has."""
+    """Wait for a process to end, at most ``timeout`` seconds; return whether it has."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -279,7 +279,7 @@ _MOVE = re.compile(rb"\r+(?![\r\n]|$)")
 
 
 class LogPrinter:
-    """Prints what is new in the output files of a job."""
+    """Prints new output of a job's processes."""
 
     def __init__(
         self,
@@ -293,7 +293,7 @@ class LogPrinter:
         attempts: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Print files ``COMPONENT/RANK`` + ``suffix`` below ``directory`` with ``write`` (default: standard output).
+        """``directory`` has the files ``COMPONENT/RANK`` + ``suffix``; ``write``: default standard output.
 
         ``unfinished``: a line is not held back until its end, only until a carriage return, 64 KiB, or a second without
         more. It is then printed in pieces, each of which is marked as a line is. ``attempts``: what earlier attempts of
@@ -312,7 +312,7 @@ class LogPrinter:
         self._passed_over: frozenset[Path] = frozenset(() if attempts else self._earlier())
 
     def print_new(self, *, marked: bool, rest: bool = False) -> None:
-        """Print complete lines that are new; with ``rest`` also what has no end of line yet.
+        """Print new complete lines; with ``rest`` also an unfinished one.
 
         ``marked``: each line is to say whose it is.
         """
@@ -337,23 +337,23 @@ class LogPrinter:
                     self._print(path, [], marked=marked, last=self._rest.pop(inode, b""))
 
     def _split(self, line: bytes) -> tuple[bytes, bytes]:
-        """Divide an unfinished line at its last carriage return; what stands before that need not be held back."""
+        """Split an unfinished line at its last carriage return, up to which it can be printed."""
         returns = list(_MOVE.finditer(line)) if self._unfinished else []
         at = returns[-1].end() if returns else 0
         return line[:at], line[at:]
 
     @property
     def silent(self) -> bool:
-        """Tell whether nothing has been written that could be printed."""
+        """Return whether nothing printable was written."""
         return not any(path.stat().st_size for path in self._directory.glob(self._pattern))
 
     def _earlier(self) -> list[Path]:
-        """Return the directories of earlier attempts, in their order."""
+        """Return the directories of earlier attempts in order."""
         found = (path for path in (self._directory / ATTEMPTS).glob("*") if path.name.isdecimal())
         return sorted(found, key=lambda path: int(path.name))
 
     def _files(self, path: Path) -> Iterator[tuple[BinaryIO, bool]]:
-        """Yield the file of each attempt in their order, and whether the attempt is over.
+        """Yield each attempt's file and whether the attempt is over.
 
         That of the latest is opened first: it may be put away meanwhile, and another one begun in its place.
         """
@@ -370,7 +370,7 @@ class LogPrinter:
                 yield latest, False
 
     def _pieces(self, file: BinaryIO) -> Iterator[bytes]:
-        """Yield what is new in a file, as far as it goes at the beginning, in pieces that fit into memory."""
+        """Yield the part of a file that was new at the start, in pieces of bounded size."""
         status = os.fstat(file.fileno())
         left = status.st_size - file.seek(self._offsets.get(status.st_ino, 0))
         while left > 0 and (data := file.read(min(PIECE, left))):
@@ -379,7 +379,7 @@ class LogPrinter:
             yield data
 
     def _print(self, path: Path, lines: list[bytes], *, marked: bool, last: bytes = b"") -> None:
-        """Print complete lines and a last one without an end: what is not marked comes out byte for byte."""
+        """Print lines; without marks they are passed on byte for byte."""
         mark = f"{path.parent.name}/{path.stem}: ".encode() if marked else b""
         if last and marked:
             lines, last = [*lines, last], b""

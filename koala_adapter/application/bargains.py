@@ -33,7 +33,7 @@ Key = Tuple[str, str]
 
 
 class Answer(NamedTuple):
-    """What became of a wish: how many processors were granted (or will be taken), and why not all."""
+    """Result of a request for or offer of processors: number granted, and why not all."""
 
     granted: int
     reason: str
@@ -43,7 +43,7 @@ class Bargains:
     """The negotiations of one process."""
 
     def __init__(self, rule: SizeRule, host: str) -> None:
-        """``host`` is the one this process runs on."""
+        """``host``: of this process."""
         self.size = 1
         self.bounds = Bounds()
         self.complaints: List[str] = []
@@ -58,11 +58,11 @@ class Bargains:
         self._asked = 0
 
     def members_are(self, size: int, bounds: Bounds) -> None:
-        """Take note of the size of the program and of its bounds."""
+        """Set the program's size and bounds."""
         self.size, self.bounds = size, bounds
 
     def changed(self, change: Change) -> None:
-        """Take note of a change: what it brings is no longer to come."""
+        """Register a change of size: its processors are no longer expected."""
         for sign, brought in ((1, len(change.joining)), (-1, len(change.leaving))):
             left = brought
             for key, coming in list(self._coming.items()):
@@ -73,27 +73,27 @@ class Bargains:
     # With the peer.
 
     def receive(self, payload: bytes, now: float) -> None:
-        """Take a template. Raises NegotiationError when it is none."""
+        """Process a template. Raises NegotiationError for an invalid one."""
         self._take(self._endpoint.hear(parse(payload), now), now)
 
     def take_payloads(self) -> List[bytes]:
-        """Return the templates that are to be said, once."""
+        """Return and clear the templates to be sent."""
         return [build(value) for value in self._endpoint.take_outbox()]
 
     def next_deadline(self) -> Optional[float]:
-        """Return when `time_passed` is to be called at the latest."""
+        """Return the next time at which `time_passed` must be called."""
         return self._endpoint.next_deadline()
 
     def time_passed(self, now: float) -> None:
-        """End negotiations that were not answered in time."""
+        """End negotiations whose answers are overdue."""
         self._take(self._endpoint.time_passed(now), now)
 
     def disconnected(self, now: float) -> None:
-        """Take note that the connection has ended."""
+        """Register the end of the connection."""
         self._take(self._endpoint.disconnected(now), now)
 
     def resumed(self) -> None:
-        """Say again what may not have arrived."""
+        """Send again what may not have arrived."""
         self._endpoint.resumed()
         self._endpoint.offer_again()
 
@@ -129,7 +129,7 @@ class Bargains:
         return key
 
     def answer(self, key: Key) -> Optional[Answer]:
-        """Return what became of a wish, once; None: nothing yet."""
+        """Return the result of a request and clear it; None when there is none yet."""
         answer = self._answers.get(key)
         if answer is not None:
             del self._answers[key]
@@ -190,23 +190,23 @@ class Bargains:
             self._coming[offer.key] = _signed(answer)
 
     def _must_wait(self) -> bool:
-        """Tell whether more may come by another negotiation: 2 + 2 + 4, of which the 4 are there first, would be 6."""
+        """Return whether a second growth must wait: 2 + 2 + 4 processors, of which only 4 have come, would be 6."""
         wished = any(answer is None for answer in self._answers.values())
         return self._rule.one_growth_at_a_time(self.size) and (wished or any(self._coming.values()))
 
     def expected(self) -> int:
-        """Return the size that agreements will lead to."""
+        """Return the size after all agreed changes."""
         return self.size + sum(self._coming.values())
 
     def take(self, offered: int, size: int, *, growing: bool) -> int:
-        """Return how many processors of an offer, or of a request, are taken by a program of ``size``."""
+        """Return how many offered or requested processors a program of ``size`` accepts."""
         if growing:
             return self._rule.accept(size, offered, self.bounds.minimum, self.bounds.maximum)
         return self._rule.release(size, offered, self.bounds.minimum)
 
 
 class _Taking:
-    """Decides on one resource of an offer after the other, with what was taken of those before."""
+    """Decides on the resources of an offer one after another, counting what was accepted before."""
 
     def __init__(self, bargains: Bargains, growing: bool) -> None:  # noqa: FBT001 - private
         self._bargains = bargains
@@ -220,7 +220,7 @@ class _Taking:
 
 
 def _signed(agreement: Template) -> int:
-    """Return how many processors a program gets by an agreement; below 0: how many it gives up."""
+    """Return the change of size by an agreement; negative: processors are given up."""
     number = agreement.quantity("CPU")
     return number if agreement.direction != "shrink" else -number
 

@@ -22,11 +22,11 @@ _DIGITS = re.compile(r"[0-9]{1,10}\Z")
 
 
 class KoalaAppError(Exception):
-    """A call that may not be made now, or something that koala refuses; the text says what and why."""
+    """A call that is not allowed now, or a refusal by koala; the text says why."""
 
 
 class NoteError(KoalaAppError):
-    """What came is no note, or lacks a word."""
+    """A malformed note."""
 
 
 class Note(NamedTuple):
@@ -50,12 +50,12 @@ class Note(NamedTuple):
 
 
 def encoded(text: str, safe: str = _SAFE) -> str:
-    """Return a text percent-encoded, but for letters, digits and what is safe."""
+    """Percent-encode a text, except for letters, digits and safe characters."""
     return quote(text, safe=safe)
 
 
 def decoded(text: str) -> str:
-    """Return what was percent-encoded. Raises NoteError where that is no UTF-8."""
+    """Decode a percent-encoded text. Raises NoteError unless it is UTF-8."""
     try:
         return unquote_to_bytes(text).decode("utf-8")
     except UnicodeDecodeError:
@@ -63,7 +63,7 @@ def decoded(text: str) -> str:
 
 
 def note_payload(verb: str, **words: object) -> bytes:
-    """Return the payload of a note, without its frame. Raises NoteError when it is too large."""
+    """Return a note as the payload of a frame. Raises NoteError when it is too large."""
     line = " ".join([verb] + ["{}={}".format(key, encoded(str(value))) for key, value in words.items()])
     payload = line.encode("ascii")
     if len(payload) > LARGEST_NOTE:
@@ -72,7 +72,7 @@ def note_payload(verb: str, **words: object) -> bytes:
 
 
 def parse_note(payload: bytes) -> Note:
-    """Return the note that a payload is. Raises NoteError."""
+    """Parse the payload of a frame. Raises NoteError."""
     try:
         verb, *rest = payload.decode("ascii").split(" ")
     except UnicodeDecodeError:
@@ -89,7 +89,7 @@ def parse_note(payload: bytes) -> Note:
 
 
 def one_line(text: str, longest: int = 500) -> str:
-    """Return a text as it may be shown: on one line, without control characters."""
+    """Return a text on one line without control characters."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))[:longest]
 
 
@@ -132,7 +132,7 @@ class Change(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What koala says with the members: sizes that are possible, and the host of the program's head."""
+    """Usable sizes of a component and the host of the program's head, as koala sends them."""
 
     minimum: int = 1
     maximum: int = LARGEST_NUMBER
@@ -140,7 +140,7 @@ class Bounds(NamedTuple):
 
 
 def parse_members(text: str) -> Tuple[Member, ...]:
-    """Return the members that a word lists. Raises NoteError."""
+    """Parse the members in a word. Raises NoteError."""
     members = tuple(_parse_member(one) for one in text.split(",")) if text else ()
     if len({one.rank for one in members}) != len(members):
         raise NoteError("a member is listed twice")
@@ -155,12 +155,12 @@ def _parse_member(text: str) -> Member:
 
 
 def parse_rank(text: str) -> int:
-    """Return koala's number of a process. Raises NoteError."""
+    """Parse koala's number of a process. Raises NoteError."""
     return Note("member", {"rank": text}).number("rank")
 
 
 def parse_bounds(note: Note) -> Bounds:
-    """Return what a note says of sizes and head. Raises NoteError."""
+    """Parse sizes and head in a note. Raises NoteError."""
     return Bounds(
         note.number("minimum") if "minimum" in note.words else Bounds().minimum,
         note.number("maximum") if "maximum" in note.words else Bounds().maximum,
@@ -169,12 +169,12 @@ def parse_bounds(note: Note) -> Bounds:
 
 
 def position(rank: int, members: Tuple[Member, ...]) -> Optional[int]:
-    """Return the rank in the program of the process that koala calls so; None: it is none of these."""
+    """Return the rank in the program of the process with koala's number ``rank``; None when it is no member."""
     return next((place for place, one in enumerate(members) if one.rank == rank), None)
 
 
 def parse_change(note: Note, rank: int, known: Tuple[Member, ...]) -> Change:
-    """Return the change that a note tells the process ``rank``, which knew these members before. Raises NoteError."""
+    """Parse a change for process ``rank``; ``before``: the members that it knew. Raises NoteError."""
     members, leaving = parse_members(note.text("members")), parse_members(note.text("leaving"))
     if len(members) != note.number("size"):
         raise NoteError("change has size={} and {} members".format(note.number("size"), len(members)))

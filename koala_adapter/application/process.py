@@ -41,10 +41,10 @@ MPI_METHODS: Dict[str, Dict[str, int]] = {"": {}, "spawn": {"spawn": 1}, "restar
 
 
 class Process:
-    """The state of one process. Not for two threads at once, but for `reached`, which only the program counts up."""
+    """State of one process of an adaptive program, without I/O. Not thread-safe, except for `reached`."""
 
     def __init__(self, rank: int, contact: str, sizes: str, pid: int, mpi: str = "") -> None:
-        """``rank`` is koala's number of it; see `join` for the others. Raises KoalaAppError."""
+        """``rank``: koala's number of the process; `join` gets the others. Raises KoalaAppError."""
         if mpi not in MPI_METHODS:
             raise KoalaAppError("mpi is spawn or restart, not {:.60}".format(repr(mpi)))
         if not isinstance(contact, str) or len(contact.encode("utf-8", "replace")) > LARGEST_CONTACT:
@@ -88,22 +88,22 @@ class Process:
 
     @property
     def rank(self) -> Optional[int]:
-        """Rank in the program; None: it is no member."""
+        """Rank in the program; None when it is no member."""
         return position(self.own_number, self.members)
 
     def be_alone(self, members: Tuple[Member, ...]) -> None:
-        """Run as one of these for good: there is no koala."""
+        """Run without koala as one of these members."""
         self.members = members
         self._run()
 
     def come_back(self, number: int, at: int) -> None:
-        """Be where an earlier process was that ended in a change: it is done here."""
+        """Continue where an earlier process ended in a change, which is done in this one."""
         self.state, self.number, self.at, self.reached = "done", number, at, at
 
     # What koala says.
 
     def connected(self) -> List[bytes]:
-        """Return what is said first on a connection, and to ``who``."""
+        """Return the first messages for a new connection."""
         hello = note_payload(
             "hello", version=VERSION, state=self.state, change=self.number, at=self.at, reached=self.reached,
             contact=self._contact, sizes=self._sizes, pid=self._pid,
@@ -117,7 +117,7 @@ class Process:
         return said
 
     def heard(self, note: Note) -> List[bytes]:
-        """Take a note of koala and return what is answered. Raises KoalaAppError when it cannot be followed."""
+        """Process a note of koala and return the replies. Raises KoalaAppError for an invalid one."""
         if note.verb == "error":  # for people, and never answered
             self.complaints.append(note.words.get("text", ""))
             return []
@@ -177,12 +177,12 @@ class Process:
         return []
 
     def _heard_away(self, _note: Note) -> List[bytes]:
-        """The agent is out of contact with koala: a change for which not all stand cannot be made for now."""
+        """Handle the news that the agent has lost koala: changes that not all processes wait for are off."""
         self.out_of_contact()
         return []
 
     def out_of_contact(self) -> None:
-        """Go on past a point that this process has not said to stand at; koala agrees on another one when it is back.
+        """Pass a point without koala, which will set another one later.
 
         A process that has said it stays: all may have, and the change may be recorded.
         """
@@ -246,7 +246,7 @@ class Process:
         return []
 
     def _is_no_matter(self, number: int) -> bool:
-        """Tell whether what is said of a change is to be passed over: it has come late, or again, or too early.
+        """Return whether a message about a change is late, repeated or early, and to be ignored.
 
         A process that is new has lost its welcome, and one that is done and hears of the next change its resume; what
         it has said itself brings that again.
@@ -270,7 +270,7 @@ class Process:
     # What the program does.
 
     def stand(self) -> List[bytes]:
-        """Say that the program is at the point that it has just counted, because `attention` was set.
+        """Report that the program is at the point just counted, because `attention` was set.
 
         The state is ``waiting`` afterwards if it has to wait. Raises KoalaAppError when it may not be at a point.
         """
@@ -285,14 +285,14 @@ class Process:
         return []
 
     def check_asking(self) -> None:
-        """Raise KoalaAppError in a change: the size to which more or fewer would be added is not known."""
+        """Raise KoalaAppError during a change, when a request for processors would be ambiguous."""
         if self.state in ("changing", "done", "left"):
             raise KoalaAppError(
                 "a process asks for processors when it is in no change, not while {}".format(self.state)
             )
 
     def finish(self) -> List[bytes]:
-        """Say that the program has carried out the change. Raises KoalaAppError when there is none."""
+        """Report that the program has made the change. Raises KoalaAppError when there is none."""
         if self.state == "done":
             return []
         if self.state != "changing":
@@ -301,7 +301,7 @@ class Process:
         return [note_payload("done", change=self.number)]
 
     def leave(self) -> List[bytes]:
-        """Say that this process is about to exit. Raises KoalaAppError when it was not asked to."""
+        """Report that this process is about to exit. Raises KoalaAppError when it was not asked to."""
         if self.state in ("changing", "done") and self.change is not None and self.change.rank is None:
             raise KoalaAppError("leave() before done(): change {} is not finished".format(self.number))
         if self.state != "left":

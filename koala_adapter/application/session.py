@@ -34,7 +34,7 @@ _PIECE = 65536
 
 
 class Session:
-    """A process' state and its negotiations, on a Unix socket. All of it is looked at under `lock`."""
+    """Connection of a process to koala by a Unix socket; its state is protected by `lock`."""
 
     def __init__(self, path: str, process: Process, bargains: Bargains) -> None:
         self.lock = threading.Condition()
@@ -56,22 +56,22 @@ class Session:
         self._thread = threading.Thread(target=self._run, name="koala_app", daemon=True)
 
     def start(self) -> None:
-        """Begin to speak with koala. What it says is heard when the lock is free."""
+        """Start the thread that speaks with koala."""
         self._thread.start()
 
     def say(self, payloads: List[bytes]) -> None:
-        """Have something said. The lock is held."""
+        """Send a message; the caller holds the lock."""
         self._output.extend(frame(one) for one in payloads)
         self._wake_up()
 
     def negotiate(self) -> None:
-        """Have said what the negotiations have to say. The lock is held."""
+        """Send the templates of negotiations; the caller holds the lock."""
         payloads = self.bargains.take_payloads()
         if payloads:
             self.say(payloads)
 
     def wait(self, over: Callable[[], bool]) -> None:
-        """Wait until something is so. The lock is held. Raises KoalaAppError when koala refuses, or is gone."""
+        """Wait for a condition; the caller holds the lock. Raises KoalaAppError when koala refuses or is gone."""
         process = self.process
         process.failure = ""
         while not over() and not process.failure:
@@ -83,7 +83,7 @@ class Session:
             raise KoalaAppError(text)
 
     def refuse(self, error: KoalaAppError) -> None:
-        """Tell people, here and at koala, of a wrong call. The lock is held."""
+        """Report a wrong call to the user and to koala; the caller holds the lock."""
         self._show(str(error))
         if not self._parting_with:
             self._parting_with = os.getpid()
@@ -92,12 +92,12 @@ class Session:
             self.say([note_payload("error", text=one_line(str(error)))])
 
     def _part(self) -> None:
-        """Say what is still to be said before a process ends, which may be because of its wrong call."""
+        """Send what is left before the process ends, perhaps by its wrong call."""
         if self._parting_with == os.getpid():  # not a copy of it, which has no thread and perhaps the lock
             self.close()
 
     def close(self) -> None:
-        """Say what is still to be said, and end the connection. The lock is not held."""
+        """Send what is left and close the connection; the caller does not hold the lock."""
         with self.lock:
             self._closing = True
             self._wake_up()
@@ -151,7 +151,7 @@ class Session:
                 self.lock.wait(seconds)
 
     def _speak(self, stream: socket.socket) -> bool:
-        """Speak until the connection ends. Return whether koala has said anything."""
+        """Serve the connection until it ends; return whether koala has sent anything."""
         frames, heard = FrameBuffer(), False
         stream.settimeout(0)
         with self.lock:
@@ -175,7 +175,7 @@ class Session:
         return heard
 
     def _exchange(self, stream: socket.socket) -> Optional[bytes]:
-        """Send what can be sent, and return what has come; None: the connection does not go on."""
+        """Send and receive once; return the received bytes, or None when the connection has ended."""
         with self.lock:
             waiting = bool(self._output)
             if self._closing and not waiting:
@@ -210,7 +210,7 @@ class Session:
                     self._output.appendleft(rest)
 
     def _hear(self, payloads: Iterable[bytes]) -> bool:
-        """Take what has come, and what has passed. Return whether a frame was there."""
+        """Process received bytes and passed deadlines; return whether a frame was complete."""
         heard = False
         with self.lock:
             for payload in payloads:
@@ -254,7 +254,7 @@ class Session:
         del self.process.complaints[:]
 
     def _show(self, text: str) -> None:
-        """Write to standard error, but not the same twice in a row."""
+        """Write to standard error, without direct repetitions."""
         line = one_line(text)
         if line != self._shown:
             self._shown = line
@@ -280,7 +280,7 @@ def show(rank: int, text: str) -> None:
 
 
 def connected_socket(path: str) -> socket.socket:
-    """Return a connection with the socket of the same user. Raises OSError."""
+    """Connect to a Unix socket of the same user. Raises OSError."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         stream.settimeout(FAREWELL_PATIENCE)
@@ -385,7 +385,7 @@ class App:
 
     @property
     def rank(self) -> Optional[int]:
-        """Rank of this process in the program, from 0 on; None: it was taken out."""
+        """Rank of this process in the program, from 0; None: it was taken out."""
         return self._process.rank
 
     @property
@@ -395,7 +395,7 @@ class App:
 
     @property
     def members(self) -> Tuple[Member, ...]:
-        """The processes of the program by their ranks; from the return of point() on those after the change."""
+        """Processes of the program by rank; after point() returns, those after the change."""
         return self._process.members
 
     @property
@@ -410,7 +410,7 @@ class App:
 
     @property
     def ending(self) -> bool:
-        """Whether the end of the walltime is near, as koala has told; costs a look at memory and at the clock.
+        """Whether koala has announced the end of the walltime; a cheap check.
 
         It is true from ``warn_before`` seconds before that end (see the job file) until koala says otherwise, without
         contact, too. Each process learns of it by itself: one that decides for all what follows has to tell the others.

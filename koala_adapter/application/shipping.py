@@ -84,13 +84,13 @@ Needs the standard library of Python 3.6 or newer only. Made from koala-adapter;
 
 @cache
 def library_file() -> str:
-    """Return the text of the library; the same whenever the modules are the same."""
+    """Return the application library joined into one text; equal modules give equal texts."""
     return joined({**_texts(NEGOTIATION, NEGOTIATION_MODULES), **_texts(LIBRARY, MODULES)}, _BEGINNING, NAMES)
 
 
 @cache
 def negotiation_file() -> str:
-    """Return the text of its part that negotiates, for programs that do that alone."""
+    """Return the negotiation part of the library, for programs that only negotiate."""
     from koala_adapter import negotiation
 
     return joined(_texts(NEGOTIATION, NEGOTIATION_MODULES), _NEGOTIATION_BEGINNING, negotiation.__all__)
@@ -102,7 +102,7 @@ def _texts(folder: str, modules: Iterable[str]) -> dict[str, str]:
 
 
 def joined(modules: dict[str, str], beginning: str = _BEGINNING, names: Iterable[str] = NAMES) -> str:
-    """Return the text of modules in one namespace, without what they import from each other.
+    """Join modules into one namespace, without imports from each other.
 
     Raises KoalaError where two modules define the same name.
     """
@@ -177,7 +177,7 @@ Libs: -pthread
 
 
 def library_files(directory: Path) -> dict[str, str]:
-    """Return the texts of all files by their names, as they are for this directory, which is absolute.
+    """Return all files of the library by name, for an absolute target directory.
 
     Raises KoalaError where pkg-config could not read the name of the directory.
     """
@@ -196,7 +196,7 @@ def library_files(directory: Path) -> dict[str, str]:
 
 
 def install(directory: Path) -> list[Path]:
-    """Write all files, over older versions of them, and return their paths.
+    """Write all files of the library, replacing older versions; return their paths.
 
     Raises KoalaError, before anything is written, where another file has the name of one; OSError.
     """

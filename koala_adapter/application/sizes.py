@@ -13,7 +13,7 @@ _MULTIPLE = "multiple-of-"
 
 
 class SizeRule:
-    """Decides how many processors of an offer are taken, and how many of those wanted back are given."""
+    """Rule by which a program accepts offered processors and gives up requested ones."""
 
     name = "any"
 
@@ -38,7 +38,7 @@ class SizeRule:
         return max(0, wanted - size) if wanted >= minimum else 0
 
     def release(self, size: int, requested: int, minimum: int) -> int:
-        """Return how many processors a program of ``size`` gives up when so many are wanted back.
+        """Return how many processors a program of ``size`` gives up of those requested.
 
         That can be more, where it cannot use what would be left.
         """
@@ -83,7 +83,7 @@ class MultiplesOf(SizeRule):
 
 
 class ByFunction(SizeRule):
-    """As a function of the program says, which is asked only for what the bounds of the job allow."""
+    """Size rule of a function of the program, which is only called with sizes within the job's bounds."""
 
     name = "function"
 
@@ -95,14 +95,14 @@ class ByFunction(SizeRule):
         return True
 
     def accept(self, size: int, offered: int, minimum: int, maximum: int) -> int:
-        """Return how many of the processors offered are taken. Raises KoalaAppError for an impossible answer."""
+        """Return how many offered processors are accepted. Raises KoalaAppError for an impossible answer."""
         possible = min(size + offered, maximum)
         if possible <= size or possible < minimum:
             return 0
         return self._wanted(size, possible - size, size, possible) - size
 
     def release(self, size: int, requested: int, minimum: int) -> int:
-        """Return how many of the processors requested are given up. Raises KoalaAppError for an impossible answer."""
+        """Return how many requested processors are given up. Raises KoalaAppError for an impossible answer."""
         possible = max(size - requested, minimum)
         return size - self._wanted(size, possible - size, minimum, size) if possible < size else 0
 

@@ -157,7 +157,7 @@ class StartLog:
             raise JournalError(f"{self._path}: cannot be written: {error}", hint=HINT) from error
 
     def note(self, pin: Pin) -> None:
-        """Put a start on record; on return that is on disk. Raises JournalError: then it must not be asked for."""
+        """Record a start on disk. Raises JournalError: then it must not be requested."""
         self.store({**self._stored, pin.job_id: pin})
 
     def store(self, pins: Mapping[LrmJobId, Pin]) -> None:

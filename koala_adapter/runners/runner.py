@@ -210,12 +210,12 @@ class Runner(ABC):
     """Whether its processes say something of themselves, in notes and templates."""
 
     def __init__(self, application: Application) -> None:
-        """``application``: the job and its ranks."""
+        """``application``: the job with its ranks."""
         self.application = application
 
     @abstractmethod
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
-        """Return what is to be started in a rank's placeholder as far as is known now."""
+        """Return all that can be started now in a rank's placeholder."""
 
     def launches(self) -> Iterator[AddressedLaunch]:
         """Return all that can be started now; starting a task twice is harmless."""
@@ -331,7 +331,7 @@ class ProcessRunner(Runner):
     """Runner of one process for each rank."""
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
-        """Return the processes of a placeholder that are to be launched."""
+        """Return the processes of a placeholder that are to be started."""
         application = self.application
         launch = Launch(
             task=self.task_of(rank.rank),

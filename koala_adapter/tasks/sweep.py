@@ -164,11 +164,11 @@ class Pace:
         self._latest: deque[float] = deque(maxlen=WINDOW)
 
     def note(self, seconds: float) -> None:
-        """Take in how long a launcher was at a task."""
+        """Add the duration of a task."""
         self._latest.append(max(0.0, seconds))
 
     def left(self, *, tasks: int, launchers: int) -> float | None:
-        """Return the seconds until so many tasks are done by so many launchers; None: not known yet."""
+        """Return the estimated seconds for ``tasks`` tasks on ``launchers`` launchers; None without data."""
         if not tasks:
             return 0.0
         if not launchers or not self._latest:
@@ -251,7 +251,7 @@ class Book:
 
     @property
     def left(self) -> int:
-        """How many tasks are neither done nor failed."""
+        """Number of tasks neither done nor failed."""
         return self.total - self.done - len(self.failed)
 
     def take(self) -> Assignment | None:
@@ -306,7 +306,7 @@ class Book:
         return known if known is not None and known.out and known.attempt == given.attempt else None
 
     def note(self, task: int, entry: Entry) -> None:
-        """Enter what is written down; of a task that is over, nothing is entered any more."""
+        """Apply an entry; ignored for a task that is over."""
         if entry is Entry.RESUMED:
             self._reopen(self.failed)
         elif 0 <= task < self.total and not self._over[task]:
