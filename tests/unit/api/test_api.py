@@ -210,7 +210,10 @@ JSON = st.recursive(
 ERRORS = [found for found in vars(errors).values() if isinstance(found, type) and issubclass(found, KoalaError)]
 
 
-@given(job_id=st.text(), cluster=st.text(), limit=st.integers(), job=st.none() | st.dictionaries(st.text(), JSON))
+WHOLE = st.integers(-protocol.LARGEST_WHOLE, protocol.LARGEST_WHOLE)
+
+
+@given(job_id=st.text(), cluster=st.text(), limit=WHOLE, job=st.none() | st.dictionaries(st.text(), JSON))
 def test_request_survives_the_wire(job_id: str, cluster: str, limit: int, job: dict[str, object] | None) -> None:
     request = protocol.Request(operation="submit", job_id=job_id, cluster=cluster, limit=limit, job=job)
     line = protocol.encode(request)
