@@ -533,6 +533,14 @@ class RemoteSiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True)
         description="Address of the login node at which agents reach koala. Default: it listens on all, and agents "
         "look for the login node by its own name.",
     )
+    lease: Seconds = Field(
+        default=3600,
+        ge=1,
+        le=86_400,
+        json_schema_extra=SECONDS,
+        description="Agents of this site without contact for so long end their applications and themselves, in place "
+        "of the lease of [control_center]. At least three heartbeats.",
+    )
 
 
 class MetricsConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
@@ -601,6 +609,19 @@ class SiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
         description="The clusters, one [[clusters]] table for each: see there.",
     )
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        least = HEARTBEATS_PER_LEASE * self.control_center.heartbeat
+        text = "found {:g}, allowed is at least three heartbeats of [control_center] ({:g} seconds)"
+        problems = [
+            (("sites", index, "lease"), text.format(one.lease, least))
+            for index, one in enumerate(self.sites)
+            if one.lease < least
+        ]
+        if problems:
+            raise inconsistent(*problems)
+        return self
+
     @property
     def enabled_clusters(self) -> tuple[ClusterConfig, ...]:
         """The clusters on which something may be placed."""
@@ -621,6 +642,11 @@ class SiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     def remote_site(self, cluster: ClusterConfig) -> RemoteSiteConfig | None:
         """Return the site that a cluster is at; None: it is here."""
         return next((one for one in self.sites if one.name == cluster.site), None)
+
+    def lease(self, cluster: ClusterConfig) -> float:
+        """Return the seconds without contact after which agents on a cluster end."""
+        remote = self.remote_site(cluster)
+        return self.parameters.lease if remote is None else remote.lease
 
     def require_way_here(self, called: str, cluster: str | None) -> None:
         """Raise ConfigurationError where workers that connect to this host could come to a cluster at another site.

@@ -18,7 +18,10 @@ import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import IO, Any, Callable, Dict, List, Tuple
+    from typing import IO, Any, Callable, Dict, Tuple
+
+    Work = Callable[[], Dict[str, Any]]
+    Tell = Callable[[Dict[str, Any]], None]
 
 MOST_LINKS = 40
 """As many as the kernel follows, path_resolution(7)."""
@@ -186,31 +189,30 @@ class Files:
     """A thread for what may wait for a file system: a hung server of files must hold up no command and no agent."""
 
     def __init__(self) -> None:
-        self._waiting: "queue.Queue[Tuple[int, Callable[[], Dict[str, Any]]]]" = queue.Queue()
-        self._done: "queue.Queue[Tuple[int, Dict[str, Any]]]" = queue.Queue()
+        self._waiting: "queue.Queue[Tuple[Work, Tell]]" = queue.Queue()
+        self._done: "queue.Queue[Tuple[Tell, Dict[str, Any]]]" = queue.Queue()
         self.readable, self._signal = os.pipe()
         threading.Thread(target=self._work, daemon=True).start()
 
-    def ask(self, number: int, work: "Callable[[], Dict[str, Any]]") -> None:
-        """Have something done for a stream."""
-        self._waiting.put((number, work))
+    def ask(self, work: "Work", tell: "Tell") -> None:
+        """Have something done, and ``tell`` called with its result by :meth:`finish`."""
+        self._waiting.put((work, tell))
 
-    def done(self) -> "List[Tuple[int, Dict[str, Any]]]":
-        """Return streams with their results."""
+    def finish(self, _mask: int = 0) -> None:
+        """Tell the results of what is done; called when ``readable`` is."""
         os.read(self.readable, 4096)
-        found = []
         while not self._done.empty():
-            found.append(self._done.get())
-        return found
+            tell, result = self._done.get()
+            tell(result)
 
     def _work(self) -> None:
         while True:
-            number, work = self._waiting.get()
+            work, tell = self._waiting.get()
             try:
                 result = work()
             except OSError as error:
                 result = failure(error)
             except (LookupError, TypeError, ValueError) as error:
                 result = failure(OSError(errno.EINVAL, "bad request: {}".format(error)))
-            self._done.put((number, result))
+            self._done.put((tell, result))
             os.write(self._signal, b"!")

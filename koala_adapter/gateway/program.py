@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway itself: one thread that serves its two pipes, one beside it for files, and the commands that it runs.
+"""What the gateway does for one connection: commands that it runs, files, and the connections of agents.
 
-It ends when its standard input ends, when the other side breaks the rules, and after a time without a word. Nothing is
-left then but the files that it was told to write. Python 3.6 or newer.
+A connection is lost when it ends, when the other side breaks the rules, and after a time without a word. The agents
+that it served are then disconnected: they connect again by themselves and repeat what was not acknowledged, as they
+must when the control center is started anew. So no frame is ever sent twice, and no byte of an agent is kept here.
+Python 3.6 or newer.
 """
 
 import errno
@@ -12,10 +14,18 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 
-from koala_adapter.gateway.files import DEFAULT_PATH, SIMPLE, Files, failure, unnamed_file, user_entry, write_private
+from koala_adapter.gateway.files import (
+    DEFAULT_PATH,
+    SIMPLE,
+    Files,
+    facts,
+    failure,
+    unnamed_file,
+    user_entry,
+    write_private,
+)
 from koala_adapter.gateway.streams import (
     DATA,
     END,
@@ -26,7 +36,6 @@ from koala_adapter.gateway.streams import (
     RESET,
     Event,
     Streams,
-    ViolationError,
 )
 
 TYPE_CHECKING = False
@@ -36,13 +45,17 @@ if TYPE_CHECKING:
     Source = Union[int, socket.socket]
 
 SILENCE = 75.0
-"""Seconds without a word from the other side after which the gateway ends: its connection is dead."""
+"""Seconds without a word from the other side after which a connection is dead."""
 MUCH = 256 * 1024
 """Bytes that wait for the connection, beyond which nothing more is read from commands and agents."""
 MOST_INPUT = 256 * 1024 * 1024
 """Bytes of the standard input of a command, or of a file to be written."""
 MOST_AGENTS = 4096
 """Connections of agents at once, or half of the descriptors where those are fewer: commands need some, too."""
+MOST_SILENT = 100
+"""Connections of agents that have said nothing yet: with one more, the oldest of them has to go."""
+EARLY = 4096
+"""Bytes that are read of an agent before there is a stream for it: more than an agent says unasked."""
 FULL_PAUSE = 0.1
 """Seconds without accepting when there are no more descriptors."""
 LEAST_CREDIT = 2
@@ -66,6 +79,42 @@ def built_environment(added: "Dict[str, str]") -> "Dict[str, str]":
     return environment
 
 
+# -- Descriptors that are waited for ------------------------------------------------------------------------------
+
+
+class Watch:
+    """Sources and what is done when they are ready."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._interest: "Dict[int, Tuple[Source, int]]" = {}
+
+    def set(self, source: "Source", interest: int, act: "Callable[[int], None]") -> None:
+        """Have ``act`` called when a source is ready for what is of interest; 0: for nothing."""
+        number = source if isinstance(source, int) else source.fileno()
+        known = self._interest.pop(number, None)
+        if interest:
+            self._interest[number] = (source, interest)
+            if known is None:
+                self._selector.register(source, interest, act)
+            else:
+                self._selector.modify(source, interest, act)
+        elif known is not None:
+            self._selector.unregister(source)
+
+    def stop(self, source: "Source") -> None:
+        """Do nothing more for a source."""
+        self.set(source, 0, lambda _mask: None)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until sources are ready, at most so long, and do what is to be done."""
+        for key, mask in self._selector.select(seconds):
+            # What an earlier one of these has closed may be another descriptor of the same number by now.
+            now = self._selector.get_map().get(key.fd)
+            if now is not None and now.data is key.data:
+                key.data(mask)
+
+
 # -- What streams stand for --------------------------------------------------------------------------------------
 
 
@@ -84,102 +133,220 @@ class Command:
                 os.set_blocking(output.fileno(), False)
                 self.open[output.fileno()] = (mark, output)
 
+    def close(self) -> None:
+        """Close what is read of its output."""
+        for _, output in self.open.values():
+            output.close()
+        self.open.clear()
+
+    def kill(self) -> None:
+        """End it and all that it has started."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.close()
+
 
 class Agent:
-    """A stream of an agent's connection, whose bytes are relayed as they are."""
+    """The connection of an agent, whose bytes are relayed as they are."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, peer: str) -> None:
         self.connection = connection
+        self.peer = peer
+        self.said = bytearray()  # before there was a stream for it
+        self.served = False
         self.waiting = bytearray()  # for the agent
         self.ended = False  # nothing more comes for the agent
         self.finished = False  # nothing more comes from the agent
 
 
-class Gateway:
-    """Serves one connection."""
+class Agents:
+    """The port for agents, and their connections until each has a stream.
 
-    def __init__(self, inward: int, outward: int) -> None:
-        """``inward``, ``outward``: descriptors of the connection."""
-        self._inward = inward
-        self._outward = outward
+    One that has said nothing gets none, and the oldest of too many of these has to go: any user who reaches the port
+    can connect. What has said something is kept while koala is away, which ends it if it gives up before.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._listener: "Optional[socket.socket]" = None
+        self._address = ""
+        self._silent: "Dict[int, Agent]" = {}
+        self._held: "Dict[int, Agent]" = {}
+        self._served = 0
+        self._serve: "Optional[Callable[[Agent], None]]" = None
+        self._most = min(MOST_AGENTS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+
+    @property
+    def waiting(self) -> int:
+        """How many have said something and have no stream."""
+        return len(self._held)
+
+    def listen(self, address: str, port: int) -> int:
+        """Listen, and return at which port; where it listens at that address already, that port stays."""
+        if self._listener is None or address != self._address:
+            self.close_port()
+            found = socket.getaddrinfo(address or None, port, 0, socket.SOCK_STREAM, 0, socket.AI_PASSIVE)[0]
+            listener = socket.socket(found[0], found[1], found[2])
+            try:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(found[4])
+                listener.listen(1024)
+            except OSError:
+                listener.close()
+                raise
+            listener.setblocking(False)  # noqa: FBT003 - the library's own way
+            self._listener, self._address = listener, address
+            self._watch.set(listener, selectors.EVENT_READ, self._accept)
+        return int(self._listener.getsockname()[1])
+
+    def close_port(self) -> None:
+        """Listen no more."""
+        if self._listener is not None:
+            self._watch.stop(self._listener)
+            self._listener.close()
+            self._listener = None
+
+    def serve(self, begin: "Optional[Callable[[Agent], None]]") -> None:
+        """Have ``begin`` called with each that has said something; None: keep them until there is a connection."""
+        self._serve = begin
+        if begin is not None:
+            for agent in list(self._held.values()):
+                self._hand_on(agent, begin)
+
+    def drop(self, agent: Agent) -> None:
+        """End the connection of an agent."""
+        number = agent.connection.fileno()
+        if number < 0:
+            return
+        self._watch.stop(agent.connection)
+        self._silent.pop(number, None)
+        self._held.pop(number, None)
+        self._served -= agent.served
+        agent.connection.close()
+
+    def _accept(self, _mask: int) -> None:
+        if self._listener is None:
+            return
+        try:
+            connection, peer = self._listener.accept()
+        except OSError as error:
+            if error.errno in {errno.EMFILE, errno.ENFILE}:
+                time.sleep(FULL_PAUSE)  # else it would be told of at once again
+            return
+        for surplus, kind in (
+            (len(self._silent) >= MOST_SILENT, self._silent),
+            (len(self._silent) + len(self._held) + self._served >= self._most, self._held),
+        ):
+            if surplus and kind:
+                self.drop(next(iter(kind.values())))
+            elif surplus:
+                connection.close()
+                return
+        connection.setblocking(False)  # noqa: FBT003 - likewise
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        agent = Agent(connection, str(peer[0]))
+        self._silent[connection.fileno()] = agent
+        self._watch.set(connection, selectors.EVENT_READ, lambda _mask: self._hear(agent))
+
+    def _hear(self, agent: Agent) -> None:
+        try:
+            data = agent.connection.recv(EARLY - len(agent.said))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.drop(agent)
+            return
+        agent.said += data
+        number = agent.connection.fileno()
+        self._silent.pop(number, None)
+        self._held[number] = agent
+        if self._serve is not None:
+            self._hand_on(agent, self._serve)
+        elif len(agent.said) >= EARLY:
+            self._watch.stop(agent.connection)
+
+    def _hand_on(self, agent: Agent, begin: "Callable[[Agent], None]") -> None:
+        self._watch.stop(agent.connection)
+        del self._held[agent.connection.fileno()]
+        agent.served = True
+        self._served += 1
+        begin(agent)
+
+
+class Connection:
+    """Serves the streams of one connection, until it has a reason to end."""
+
+    def __init__(self, watch: Watch, files: Files, agents: Agents, pipes: "Tuple[int, int]", alone: str) -> None:
+        """``pipes``: descriptors of the connection, in and out.
+
+        ``alone``: why the gateway ends with this connection; empty where it does not, or was not asked to stay.
+        """
+        self._watch = watch
+        self._files = files
+        self._agents = agents
+        self._inward, self._outward = pipes
+        self._alone = alone
         self._streams = Streams(gateway=True)
-        self._selector = selectors.DefaultSelector()
-        self._interest: "Dict[int, Tuple[Source, int]]" = {}
         self._work: "Dict[int, Union[Command, Agent]]" = {}
+        self._killed: "List[Command]" = []
+        """Commands that may wait for a file system before they end."""
         self._content: "Dict[int, IO[bytes]]" = {}
         self._requests: "Dict[int, Dict[str, Any]]" = {}
         self._paused: "List[Callable[[], None]]" = []
-        self._files = Files()
-        self._wake, self._woken = os.pipe()
-        self._listener: "Optional[socket.socket]" = None
-        self._most_agents = min(MOST_AGENTS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-        self._heard = time.monotonic()
+        self.heard = time.monotonic()
         self.reason = ""
-
-    def serve(self) -> None:
-        """Serve until the connection ends; then end all commands."""
-        for descriptor in (self._inward, self._outward, self._wake, self._woken):
+        """Why it is over; empty while it is not."""
+        self.ends_all = False
+        """Whether koala has nothing more to do here, and the gateway has to end."""
+        for descriptor in pipes:
             os.set_blocking(descriptor, False)
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, self._told_to_end)
-        signal.set_wakeup_fd(self._woken)
-        self._watch(self._inward, selectors.EVENT_READ, self._receive)
-        self._watch(self._files.readable, selectors.EVENT_READ, self._finish_files)
-        self._watch(self._wake, selectors.EVENT_READ, self._reap)
+        self._watch.set(self._inward, selectors.EVENT_READ, self._receive)
         self._streams.outgoing += HELLO
-        try:
-            while not self.reason:
-                self._flush()
-                for key, mask in self._selector.select(SILENCE / 3):
-                    # What an earlier one of these has closed may be another descriptor of the same number by now.
-                    now = self._selector.get_map().get(key.fd)
-                    if now is not None and now.data is key.data:
-                        key.data(mask)
-                if time.monotonic() - self._heard > SILENCE:
-                    self.reason = "nothing was heard for {:g} seconds".format(SILENCE)
-        except (ViolationError, OSError) as error:
-            self.reason = str(error)
-        finally:
-            for work in self._work.values():
-                if isinstance(work, Command):
-                    self._kill(work)
+
+    def close(self) -> "List[Command]":
+        """Close all that it has, and return the commands that still run."""
+        self.reason = self.reason or "it was closed"
+        self._agents.serve(None)
+        for descriptor in {self._inward, self._outward}:
+            self._watch.stop(descriptor)
+            os.close(descriptor)
+        for content in self._content.values():
+            content.close()
+        left = self._killed
+        for work in self._work.values():
+            if isinstance(work, Command):
+                for descriptor in work.open:
+                    self._watch.stop(descriptor)
+                left.append(work)
+            else:
+                self._agents.drop(work)
+        self._work.clear()
+        return left
 
     # -- the connection --
-
-    def _watch(self, source: "Source", interest: int, act: "Callable[[int], None]") -> None:
-        """Have ``act`` called when a source is ready for what is of interest; 0: for nothing."""
-        number = source if isinstance(source, int) else source.fileno()
-        known = self._interest.pop(number, None)
-        if interest:
-            self._interest[number] = (source, interest)
-            if known is None:
-                self._selector.register(source, interest, act)
-            elif known[1] != interest:
-                self._selector.modify(source, interest, act)
-        elif known is not None:
-            self._selector.unregister(source)
-
-    def _told_to_end(self, number: int, _frame: object) -> None:
-        self.reason = "signal {}".format(number)
 
     def _receive(self, _mask: int) -> None:
         data = os.read(self._inward, 256 * 1024)
         if not data:
             self.reason = "the connection has ended"
             return
-        self._heard = time.monotonic()
+        self.heard = time.monotonic()
         for event in self._streams.receive(data):
             self._take(event)
 
-    def _flush(self, _mask: int = 0) -> None:
+    def flush(self, _mask: int = 0) -> None:
+        """Send what can be sent now."""
         outgoing = self._streams.outgoing
         try:
             while outgoing:
                 del outgoing[: os.write(self._outward, bytes(outgoing[:65536]))]
         except BlockingIOError:
             pass
-        self._watch(self._outward, selectors.EVENT_WRITE if outgoing else 0, self._flush)
+        self._watch.set(self._outward, selectors.EVENT_WRITE if outgoing else 0, self.flush)
         if len(outgoing) < MUCH and self._paused:
             paused, self._paused = self._paused, []
             for go_on in paused:
@@ -208,7 +375,7 @@ class Gateway:
         if what in ("run", "write"):
             self._content[number] = unnamed_file()
             self._streams.grant(number, ROOM)
-        elif what not in {"listen", "ping"} and what not in SIMPLE:
+        elif what not in {"end", "listen", "ping"} and what not in SIMPLE:
             self._end(number, failure(OSError(errno.EINVAL, "this gateway cannot {!r}".format(what))))
 
     def _keep(self, number: int, data: bytes) -> None:
@@ -237,17 +404,17 @@ class Gateway:
             self._start(number, request, content)
         elif what == "write" and content is not None:
             whole = content
-            self._files.ask(number, lambda: write_private(request, whole))
+            self._files.ask(lambda: write_private(request, whole), lambda result: self._end(number, result))
         elif what == "listen":
             self._listen(number, request)
         elif what == "ping":
             self._end(number, {})
+        elif what == "end":
+            self.ends_all = True
+        elif what == "facts":
+            self._files.ask(lambda: dict(facts(request), alone=self._alone), lambda result: self._end(number, result))
         else:
-            self._files.ask(number, lambda: SIMPLE[what](request))
-
-    def _finish_files(self, _mask: int) -> None:
-        for number, result in self._files.done():
-            self._end(number, result)
+            self._files.ask(lambda: SIMPLE[what](request), lambda result: self._end(number, result))
 
     def _end(self, number: int, result: "Dict[str, Any]") -> None:
         self._requests.pop(number, None)
@@ -267,10 +434,12 @@ class Gateway:
             content.close()
         work = self._work.pop(number, None)
         if isinstance(work, Command):
-            self._kill(work)
+            for descriptor in work.open:
+                self._watch.stop(descriptor)
+            work.kill()
+            self._killed.append(work)
         elif isinstance(work, Agent):
-            self._watch(work.connection, 0, self._flush)
-            work.connection.close()
+            self._agents.drop(work)
 
     def _may_read(self, number: int, go_on: "Callable[[], None]") -> bool:
         """Tell whether more can be read for a stream now; where the connection is full, go on later."""
@@ -310,7 +479,7 @@ class Gateway:
         """Read what a command prints as far as it can be sent."""
         read = self._may_read(number, lambda: self._follow_command(number, work))
         for descriptor in work.open:
-            self._watch(
+            self._watch.set(
                 descriptor,
                 selectors.EVENT_READ if read else 0,
                 lambda _mask, descriptor=descriptor: self._read_command(number, work, descriptor),  # type: ignore[misc]
@@ -326,14 +495,15 @@ class Gateway:
         if data:
             self._streams.send(number, mark + data)
         else:
-            self._watch(descriptor, 0, self._flush)
+            self._watch.stop(descriptor)
             output.close()
             del work.open[descriptor]
             self._conclude(number, work)
         self._follow_command(number, work)
 
-    def _reap(self, _mask: int) -> None:
-        os.read(self._wake, 4096)
+    def reap(self) -> None:
+        """See which commands have ended."""
+        self._killed = [work for work in self._killed if work.process.poll() is None]
         for number, work in list(self._work.items()):
             if isinstance(work, Command):
                 self._conclude(number, work)
@@ -344,57 +514,23 @@ class Gateway:
             del self._work[number]
             self._end(number, {"status": work.process.returncode})
 
-    def _kill(self, work: Command) -> None:
-        try:
-            os.killpg(work.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        for descriptor, (_, output) in work.open.items():
-            self._watch(descriptor, 0, self._flush)
-            output.close()
-        work.open.clear()
-        work.process.wait()
-
     # -- agents --
 
     def _listen(self, number: int, request: "Dict[str, Any]") -> None:
-        """Listen for agents, once; the result says where."""
-        if self._listener is None:
-            address = str(request.get("address", ""))
-            try:
-                found = socket.getaddrinfo(
-                    address or None, int(request.get("port", 0)), 0, socket.SOCK_STREAM, 0, socket.AI_PASSIVE
-                )[0]
-                listener = socket.socket(found[0], found[1], found[2])
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(found[4])
-                listener.listen(1024)
-                listener.setblocking(False)  # noqa: FBT003 - the library's own way
-            except OSError as error:
-                self._end(number, failure(error))
-                return
-            self._listener = listener
-            self._watch(listener, selectors.EVENT_READ, self._accept)
-        self._end(number, {"port": self._listener.getsockname()[1]})
-
-    def _accept(self, _mask: int) -> None:
-        if self._listener is None:
-            return
+        """Listen for agents, and serve those that have come; the result says where."""
         try:
-            connection, peer = self._listener.accept()
+            port = self._agents.listen(str(request.get("address", "")), int(request.get("port", 0)))
         except OSError as error:
-            if error.errno in {errno.EMFILE, errno.ENFILE}:
-                time.sleep(FULL_PAUSE)  # else it would be told of at once again
-            return
-        if sum(isinstance(work, Agent) for work in self._work.values()) >= self._most_agents:
-            connection.close()
-            return
-        connection.setblocking(False)  # noqa: FBT003 - likewise
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        number = self._streams.open({"do": "agent", "peer": str(peer[0])})
-        work = Agent(connection)
-        self._work[number] = work
-        self._follow_agent(number, work)
+            self._end(number, failure(error))
+        else:
+            self._end(number, {"port": port})
+            self._agents.serve(self._begin_agent)
+
+    def _begin_agent(self, agent: Agent) -> None:
+        number = self._streams.open({"do": "agent", "peer": agent.peer})
+        self._work[number] = agent
+        self._streams.send(number, bytes(agent.said))
+        self._follow_agent(number, agent)
 
     def _follow_agent(self, number: int, work: Agent) -> None:
         if self._work.get(number) is not work:
@@ -402,7 +538,7 @@ class Gateway:
         interest = selectors.EVENT_WRITE if work.waiting else 0
         if not work.finished and self._may_read(number, lambda: self._follow_agent(number, work)):
             interest |= selectors.EVENT_READ
-        self._watch(work.connection, interest, lambda mask: self._serve_agent(number, work, mask))
+        self._watch.set(work.connection, interest, lambda mask: self._serve_agent(number, work, mask))
 
     def _serve_agent(self, number: int, work: Agent, mask: int) -> None:
         try:
@@ -445,12 +581,3 @@ class Gateway:
         """Forget a connection that has ended in both directions."""
         if work.ended and work.finished and not work.waiting and self._work.get(number) is work:
             self._abandon(number)
-
-
-def main() -> None:
-    """Serve standard input and output."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    gateway = Gateway(0, 1)
-    gateway.serve()
-    sys.stderr.write("koala gateway: {}\n".format(gateway.reason))

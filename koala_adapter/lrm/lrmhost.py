@@ -81,8 +81,8 @@ class LrmHost(ABC):
         """Measure the way to the host, with some MiB at most; None: nothing is moved to this host."""
         return None
 
-    async def close(self) -> None:  # noqa: B027 - this host keeps nothing
-        """Release all resources; no request follows."""
+    async def close(self, *, in_use: bool = False) -> None:  # noqa: B027 - this host keeps nothing
+        """Release all resources; no request follows. ``in_use``: what serves placeholders there stays."""
 
     @abstractmethod
     async def facts(self) -> HostFacts:

@@ -115,8 +115,8 @@ def _suspended(state: State, record: JobRecord, now: float) -> str:
 def _said(state: State, loss: str, silent: list[PlaceholderRecord], now: float) -> str:
     counts = Counter(placeholder.cluster for placeholder in silent)
     where = ", ".join(f"{count} on {name}" for name, count in counts.items())
-    since = min(one.silent_since for one in silent if one.silent_since is not None)
-    left = duration(since + state.parameters.lease - now)
+    until = min(one.silent_since + state.lease_on(one.cluster) for one in silent if one.silent_since is not None)
+    left = duration(until - now)
     return (
         f" There is no contact with {len(silent)} of its placeholders ({where}); if that lasts another {left}, {loss}."
     )

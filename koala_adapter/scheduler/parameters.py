@@ -68,6 +68,7 @@ NOT_IN_SITE_FILES: Mapping[str, str] = {
     "software": "the names of a table of its own, which says how each is made available",
     "container_runtime": "a key of its own: one of three programs",
     "stages": "clusters at other sites do",
+    "site_lease": "that of the cluster's site, or of [control_center]",
     "counts_slots": "a service's clusters do, simulated ones need not",
     "slot_keys": "what the plugin can ask its batch system for, and what [clusters.map] says",
 }
@@ -357,6 +358,8 @@ class ClusterParameters:
     """Polls count slots on its nodes: until one has, nothing is placed by processors alone."""
     stages: bool = False
     """Large input files are brought to it before its processors are wanted."""
+    site_lease: float | None = None
+    """That of agents on its nodes; None: as everywhere."""
 
     def lacks(self, component: Component) -> str | None:
         """Return what the cluster lacks of what the ranks of a component need on their nodes; None when it has all."""

@@ -1014,6 +1014,12 @@ class State:
     kept_room: dict[ClusterName, int] = field(default_factory=dict)
     """Processors kept for it."""
 
+    def lease_on(self, cluster: ClusterName) -> float:
+        """Return the seconds without contact after which agents on a cluster end."""
+        record = self.clusters.get(cluster)
+        own = None if record is None else record.parameters.site_lease
+        return self.parameters.lease if own is None else own
+
     def placeholders_of(self, record: JobRecord) -> list[PlaceholderRecord]:
         """Return the placeholders in the claims of a job (not those already given up or gone)."""
         ids = (id_ for claim in record.claims for id_ in claim.placeholders)

@@ -165,7 +165,7 @@ def suspensions_seen(context: Context, event: ev.SuspensionsSeen) -> None:
 
 
 def _watch_silence(context: Context, placeholder: PlaceholderRecord) -> None:
-    at = context.now + context.state.parameters.lease + SILENCE_MARGIN
+    at = context.now + context.state.lease_on(placeholder.cluster) + SILENCE_MARGIN
     context.timetable.for_placeholder(placeholder, TimerKind.SILENCE, at)
 
 

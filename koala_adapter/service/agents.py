@@ -101,7 +101,7 @@ class ScriptMaker:
             host=host,
             port=port,
             fingerprint=self.fingerprint,
-            lease=self.site.parameters.lease,
+            lease=self.site.lease(config),
             walltime=float(action.walltime),
             await_suspended=self.site.parameters.await_suspended,
         )
@@ -301,6 +301,11 @@ class Reception(AgentListener):
     def bound_session(self, placeholder: PlaceholderId) -> str | None:
         """Return the digest of the session that owns ``placeholder``; None when no agent has registered for it."""
         return self._journal.bound_session(placeholder)
+
+    def lease_of(self, placeholder: PlaceholderId) -> float | None:
+        """Return the lease on the cluster of a placeholder."""
+        record = self._core.state.placeholders.get(placeholder)
+        return None if record is None else self._core.state.lease_on(record.cluster)
 
     def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
         """Note the owner in the journal. Raises JournalBlockedError."""

@@ -20,7 +20,7 @@ from koala_adapter.lrm.commands import THIS_HOST, CommandRunner, login_name
 from koala_adapter.lrm.rate import prepare_directory, window_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping
 
     from koala_adapter.config.sitefile import ClusterConfig, RemoteSiteConfig
     from koala_adapter.lrm import Lrm, PluginDefinition
@@ -75,7 +75,7 @@ class SiteHosts:
     """
 
     def __init__(self, sites: Iterable[RemoteSiteConfig], directory: Path, *, lasting: bool = False) -> None:
-        """``directory``: the state directory. ``lasting``: gateways keep their ports over restarts, for agents."""
+        """``directory``: the state directory. ``lasting``: gateways stay when the connection is lost, for agents."""
         self._sites = {one.name: one for one in sites}
         self._directory = directory
         self._lasting = lasting
@@ -99,11 +99,11 @@ class SiteHosts:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def close(self) -> None:
-        """End all connections, also when we are being cancelled."""
-        for host in self:
+    async def close(self, in_use: Container[str] = ()) -> None:
+        """End all connections, also when we are being cancelled. ``in_use``: sites with placeholders of ours."""
+        for name, host in self._hosts.items():
             with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSING):
-                await host.close()
+                await host.close(in_use=name in in_use)
 
 
 def _remote_host(remote: RemoteSiteConfig, directory: Path, *, lasting: bool) -> LrmHost:
@@ -120,6 +120,7 @@ def _remote_host(remote: RemoteSiteConfig, directory: Path, *, lasting: bool) ->
         python=remote.python,
         directory=remote.directory,
         listen=remote.listen or "",
+        lease=remote.lease,
     )
     return RemoteSite(
         address,

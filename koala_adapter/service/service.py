@@ -85,7 +85,10 @@ def configuration(
     def of(config: ClusterConfig) -> ClusterParameters:
         able = capabilities.get(config.cluster_name)
         keys = None if able is None else tuple(sorted(expressible(able, config.changes)))
-        return replace(config.parameters, slot_keys=keys, counts_slots=True, stages=config.site is not None)
+        remote = site.remote_site(config)
+        lease = None if remote is None else remote.lease
+        stages = remote is not None
+        return replace(config.parameters, slot_keys=keys, counts_slots=True, stages=stages, site_lease=lease)
 
     clusters = tuple(of(config) for config in site.enabled_clusters)
     return Configured(time=now, parameters=parameters, clusters=clusters)
@@ -730,7 +733,8 @@ class Service:
                 tasks.start_soon(self.replicas.run)
                 task_status.started()
         finally:
-            await self._hosts.close()
+            on = {one.cluster for one in self.state.placeholders.values()}
+            await self._hosts.close(in_use={str(one.config.site) for one in self.clusters.values() if one.name in on})
             try:
                 with suppress(JournalBlockedError):
                     if self._loop.conclude():

@@ -548,7 +548,7 @@ class Sweeps:
             "token": contact.token,
             "fingerprint": certificate.load_or_create(self._certificates).fingerprint,
             "grace": job.components[0].retirement.grace,
-            "patience": max(60.0, self._site.parameters.lease),
+            "patience": max(60.0, *map(self._site.lease, self._site.clusters)),
         }
         files = {**node_files("koala_adapter.tasks", "launcher", PROGRAM), SETTINGS: json.dumps(settings).encode()}
         return tuple(LaunchFile(target=name, mode=0o600, content=content) for name, content in files.items())

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import re
 import resource
@@ -11,6 +13,7 @@ import shlex
 import signal
 import subprocess
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -47,7 +50,7 @@ while len(text) < %d:
     if not piece:
         sys.exit(1)
     text += piece
-exec(compile(text, "koala gateway", "exec"), {"__name__": "koala_gateway"})"""
+exec(compile(text, "koala gateway", "exec"), {"__name__": "koala_gateway", "GIVEN": %a})"""
 """Reads the gateway, and no byte of what follows it."""
 
 READ_FIRST_LINE = 'import os,sys;exec(b"".join(iter(lambda:os.read(0,1)or sys.exit(1),b"\\n")))'
@@ -59,15 +62,30 @@ _OWN_IMPORT = re.compile(r"^from koala_adapter\.gateway\.\w+ import (?:\([^)]*\)
 @cache
 def gateway_file() -> bytes:
     """Return the text of the gateway as one file."""
-    names = ("streams.py", "files.py", "program.py")
+    names = ("streams.py", "files.py", "program.py", "resident.py")
     texts = [(resources.files(gateway) / name).read_text(encoding="utf-8") for name in names]
-    return _OWN_IMPORT.sub("", "\n".join([*texts, "main()\n"])).encode()
+    return _OWN_IMPORT.sub("", "\n".join([*texts, "main(GIVEN)\n"])).encode()
 
 
-def first_words() -> bytes:
-    """Return what the site's Python is sent before the first frame."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stay:
+    """How a gateway outlives its connection."""
+
+    title: str
+    """Names user, host and state directory: the next connection with the same title takes over."""
+    base: str
+    """The user's directory there, for koala."""
+    lease: float
+    """Seconds without a connection after which it ends."""
+
+
+def first_words(stay: Stay | None = None) -> bytes:
+    """Return what the site's Python is sent before the first frame. ``stay``: None: it ends with its connection."""
     text = gateway_file()
-    line = FIRST_LINE % (len(text), len(text))
+    given: dict[str, Any] = {"stays": stay is not None, "version": hashlib.sha256(text).hexdigest(), "lease": 0}
+    if stay is not None:
+        given |= asdict(stay)
+    line = FIRST_LINE % (len(text), len(text), json.dumps(given))
     return b"exec(%a)\n" % line.decode() + text
 
 
@@ -164,10 +182,16 @@ class _Relay:
 class Link:
     """A connection to a gateway: made by :meth:`connect`, served by :meth:`serve` until it is lost."""
 
-    def __init__(self, site: str, argv: Sequence[str], ports: Collection[int] = ()) -> None:
-        """``site``: its name, for messages. ``ports``: of this host, to which programs at the site may connect."""
+    def __init__(
+        self, site: str, argv: Sequence[str], ports: Collection[int] = (), *, stay: Stay | None = None
+    ) -> None:
+        """``site``: its name, for messages. ``ports``: of this host, to which programs at the site may connect.
+
+        ``stay``: None: the gateway ends with this connection.
+        """
         self.site = site
         self._ports = ports
+        self._stay = stay
         self.center: tuple[str, int] | None = None
         """Where the connections of agents go; None: they are refused."""
         self._argv = argv
@@ -208,7 +232,7 @@ class Link:
 
     async def _greet(self, process: Process) -> bytes:
         stdin, stdout = _pipes(process)
-        await stdin.send(first_words())
+        await stdin.send(first_words(self._stay))
         noise = b""
         while True:
             noise += await stdout.receive(65536)
@@ -346,6 +370,7 @@ class Link:
 
     def _take_of_agent(self, event: Event, relay: _Relay) -> None:
         if event.kind == DATA:
+            self._silent.pop(event.stream, None)
             relay.sender.send_nowait(event.data)
         elif event.kind == END:
             relay.sender.close()
@@ -421,7 +446,6 @@ class Link:
                     first = await relay.pieces.receive()
                     while may_ask(first):
                         first += await relay.pieces.receive()
-                self._silent.pop(number, None)
                 if asked := _ASKING_FOR.match(first):
                     port = int(asked[1])
                     if port not in self._ports:

@@ -21,7 +21,7 @@ import structlog
 from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
 from koala_adapter.host.containment import report_defect
 from koala_adapter.lrm.lrmhost import HostFacts, LrmHost, Measurement
-from koala_adapter.sites.link import Link, ssh_command
+from koala_adapter.sites.link import Link, Stay, ssh_command
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Mapping, Sequence
@@ -61,6 +61,8 @@ class SiteAddress:
     """Private directory of the user there, for koala."""
     listen: str = ""
     """Address of the login node for agents; empty: all, and agents look for it by its name."""
+    lease: float = 3600.0
+    """Seconds without a connection for which a gateway that stays, and agents, wait."""
 
 
 class RemoteSite(LrmHost):
@@ -73,8 +75,8 @@ class RemoteSite(LrmHost):
     ) -> None:
         """``title``: of the gateway in the list of processes there.
 
-        ``port_file``: keeps the port of the gateway over restarts of ours. ``control``: socket of a login in a
-        terminal, which is used while there is one.
+        ``port_file``: keeps the port of the gateway over restarts of ours; None: the gateway ends with its connection.
+        ``control``: socket of a login in a terminal, which is used while there is one.
         """
         self.name = address.name
         self._command = partial(
@@ -87,6 +89,10 @@ class RemoteSite(LrmHost):
         self._link: Link | None = None
         self._facts: HostFacts | None = None
         self._port_file = port_file
+        self._stay = None
+        if port_file is not None:
+            self._stay = Stay(title=title or address.name, base=address.directory, lease=address.lease)
+        self._alone = ""
         self._port = 0
         if port_file is not None:
             with suppress(OSError, ValueError):
@@ -134,7 +140,7 @@ class RemoteSite(LrmHost):
         """Keep a connection until cancelled."""
         pause = FIRST_PAUSE
         while True:
-            link = Link(self.name, self._command(), self._ports)
+            link = Link(self.name, self._command(), self._ports, stay=self._stay)
             since = anyio.current_time()
             try:
                 await link.connect()
@@ -167,6 +173,9 @@ class RemoteSite(LrmHost):
             found, _, _ = await link.ask({"do": "facts"})
             with self._understood():
                 self._facts = _facts(found)
+            alone, self._alone = self._alone, str(found.get("alone") or "")
+            if self._alone and self._alone != alone:
+                log.warning("the gateway of a site ends with its connection", site=self.name, reason=self._alone)
             if self._center is not None:
                 link.center = self._center
                 await self._listen_for_agents(link)
@@ -202,11 +211,13 @@ class RemoteSite(LrmHost):
         if self._port_file is not None:
             self._port_file.write_text(str(self._port), encoding="ascii")
 
-    async def close(self) -> None:
-        """End the connection, and the gateway with it, after what was asked for without waiting."""
+    async def close(self, *, in_use: bool = False) -> None:
+        """End the connection after what was asked for without waiting, and the gateway unless agents need it."""
         if self._link is not None:
             with anyio.move_on_after(LAST_REQUESTS), suppress(LrmUnavailableError, OSError):
                 await self._link.ask({"do": "resolved", "path": "/"})  # files are done in order
+                if not in_use:
+                    await self._link.ask({"do": "end"})
         if self._task is not None:
             self._task.cancel()
             with anyio.CancelScope(shield=True), suppress(asyncio.CancelledError):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -62,7 +62,7 @@ def sites_of(
     for ssh in dict.fromkeys(destinations):
         host = re.sub(r"^ssh://", "", ssh).rpartition("@")[2].partition(":")[0]
         name = unique_name(host, (one.name for one in found))
-        given = {} if python is None else {"python": python}
+        given: dict[str, Any] = {} if python is None else {"python": python}
         try:
             found.append(RemoteSiteConfig(name=name, ssh=ssh, ssh_options=tuple(options), **given))
         except ValueError:

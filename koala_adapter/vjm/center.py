@@ -105,7 +105,7 @@ class ControlCenter:
         """Make a center that does nothing before ``serve``. ``lease`` and ``heartbeat`` are seconds."""
         self._listener = listener
         self._ssl_context = ssl_context
-        self._welcome = channel.Welcome(lease=lease, heartbeat=heartbeat)
+        self._lease, self._heartbeat = lease, heartbeat
         self._silence = SILENT_INTERVALS * heartbeat
         self._files = OutputFiles(listener)
         self._room = anyio.CapacityLimiter(AT_ONCE)
@@ -270,7 +270,8 @@ class ControlCenter:
             former.drop("replaced by a new connection")
         connection = AgentConnection(placeholder, peer.stream, peer.decoder, tasks)
         self._connected[placeholder] = connection
-        connection.post(self._welcome)
+        lease = self._listener.lease_of(placeholder) or self._lease
+        connection.post(channel.Welcome(lease=lease, heartbeat=self._heartbeat))
         registered = AgentRegistered(
             placeholder=placeholder,
             lrm_id=hello.lrm_id,

@@ -123,6 +123,10 @@ class AgentListener(ABC):
     def bound_session(self, placeholder: PlaceholderId) -> str | None:
         """Return the digest of the session that owns ``placeholder``; None when no agent has registered for it."""
 
+    def lease_of(self, placeholder: PlaceholderId) -> float | None:  # noqa: ARG002 - for those that tell them apart
+        """Return the lease of an agent; None: that of the control center."""
+        return None
+
     @abstractmethod
     def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
         """Remember the owner, durably before this returns, also across restarts. Raises JournalBlockedError."""

@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 import sys
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm.commands import THIS_HOST, CommandRunner
@@ -24,7 +25,7 @@ from koala_adapter.sites.remotesite import FIRST_SIZE, LARGEST_SIZE, RemoteSite,
 from koala_adapter.testing.trial import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 pytestmark = pytest.mark.anyio
 
@@ -51,14 +52,30 @@ class Place:
         self.away, self.pid, self.directory = directory / "away", directory / "pid", directory / "there"
         self.babbles = directory / "babbles"
         self.asks, self.control = directory / "asks", directory / "login"
+        self.port_file = directory / "port"
         ssh = directory / "bin" / "ssh"
         ssh.parent.mkdir()
         ssh.write_text(SSH.format(away=self.away, pid=self.pid, asks=self.asks, babbles=self.babbles))
         ssh.chmod(0o755)
-        self.site = RemoteSite(
-            SiteAddress(name="delft", ssh="fs3", directory=str(self.directory), listen="127.0.0.1"),
-            control=self.control,
-        )
+        self.title = f"of tester@here:{directory}"
+        self.site = self.new_site()
+
+    def new_site(self, *, stays: bool = False, lease: float = 3600) -> RemoteSite:
+        """Return the site as another koala sees it. ``stays``: its gateway outlives connections."""
+        address = SiteAddress(name="delft", ssh="fs3", directory=str(self.directory), listen="127.0.0.1", lease=lease)
+        file = self.port_file if stays else None
+        return RemoteSite(address, title=self.title, port_file=file, control=self.control)
+
+    async def break_connection(self) -> None:
+        """Kill the connection and keep it down."""
+        self.away.touch()
+        os.kill(int(self.pid.read_text()), signal.SIGKILL)
+        await self.until_away()
+
+    async def restore(self) -> None:
+        """Have connections made again."""
+        self.away.unlink()
+        await self.until_back()
 
     async def until_away(self) -> None:
         await eventually(self._trouble, bool, what="the site is away", seconds=30)
@@ -492,3 +509,160 @@ async def test_a_site_to_which_something_goes_is_not_quiet(place: Place) -> None
         await anyio.wait_all_tasks_blocked()
         assert not place.site.quiet
         tasks.cancel_scope.cancel()
+
+
+# -- A gateway that outlives its connection --------------------------------------------------------------------------
+
+
+def processes(title: str) -> set[int]:
+    """Return the fronts and gateways with a title."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"koala-gateway" in words and title.encode() in words:
+                found.add(int(path.parent.name))
+    return found
+
+
+async def all_gone(place: Place) -> None:
+    """Return when no process is left at a site, and no file."""
+
+    async def left() -> object:
+        return processes(place.title), [str(one) for one in place.directory.rglob("*") if not one.is_dir()]
+
+    await eventually(left, lambda found: found == (set(), []), what="nothing is left", seconds=30)
+
+
+@pytest.fixture
+async def staying(place: Place) -> AsyncIterator[Place]:
+    """Give a place whose gateways stay until the test is over."""
+    place.site = place.new_site(stays=True)
+    yield place
+    await place.site.close()
+    for process in processes(place.title):
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+@contextmanager
+def changed_gateway(monkeypatch: pytest.MonkeyPatch, old: bytes, new: bytes) -> Iterator[None]:
+    """Have gateways of another text sent."""
+    text = gateway_file()
+    assert text.count(old) == 1
+    with monkeypatch.context() as patched:
+        patched.setattr("koala_adapter.sites.link.gateway_file", lambda: text.replace(old, new))
+        yield
+
+
+async def resident(place: Place) -> int:
+    """Return the gateway of a place that is connected: the one that is a process of its own session."""
+    await place.site.facts()
+    (found,) = {one for one in processes(place.title) if os.getsid(one) not in processes(place.title)}
+    return found
+
+
+async def test_a_gateway_outlives_its_connection(staying: Place, tmp_path: Path) -> None:
+    """A command that runs then comes to its end, and an agent that connects meanwhile is served by the next one."""
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    staying.site.relay_agents_to("127.0.0.1", listener.extra(anyio.abc.SocketAttribute.local_port))
+    go_on, done = tmp_path / "go-on", tmp_path / "done"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, echo)
+        gateway = await resident(staying)
+        door = staying.site.door
+
+        async def run() -> None:
+            with pytest.raises(LrmUnavailableError, match="connection to site delft was lost"):
+                await staying.site.run(
+                    ["sh", "-c", f"touch {done}.; until [ -e {go_on} ]; do sleep 0.1; done; touch {done}"]
+                )
+
+        async with anyio.create_task_group() as running:
+            running.start_soon(run)
+            await eventually(lambda: there(f"{done}."), bool, what="the command runs", seconds=30)
+            await staying.break_connection()
+        async with anyio.create_task_group() as agents:
+            for number in range(5):
+                agents.start_soon(converse, door, bytes([number]) * 300_000)
+            go_on.touch()
+            await eventually(lambda: there(done), bool, what="the command has ended", seconds=30)
+            assert await there(f"/proc/{gateway}")
+            await staying.restore()
+        assert (await resident(staying), staying.site.door) == (gateway, door)
+        tasks.cancel_scope.cancel()
+    await listener.aclose()
+    await staying.site.close()
+    await all_gone(staying)
+
+
+async def test_a_gateway_in_use_stays_until_its_lease_is_over(staying: Place) -> None:
+    await staying.site.facts()
+    await staying.site.close(in_use=True)
+    assert len(processes(staying.title)) == 1
+    staying.site = staying.new_site(stays=True, lease=1)
+    await staying.site.facts()
+    await staying.site.close(in_use=True)
+    await all_gone(staying)
+
+
+async def test_another_connection_takes_over(staying: Place) -> None:
+    """The first one is dead for koala, which has not heard of that yet, or another login node's."""
+    gateway = await resident(staying)
+    second = staying.new_site(stays=True)
+    assert (await second.facts()).name
+    await staying.until_away()
+    assert "another connection has taken over" in staying.site.trouble
+    assert await there(f"/proc/{gateway}")
+    await second.close(in_use=True)
+
+
+async def test_a_gateway_of_another_version_makes_room(staying: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway = await resident(staying)
+    await staying.site.close(in_use=True)
+    staying.site = staying.new_site(stays=True)
+    with changed_gateway(monkeypatch, b"IDLE = 300.0", b"IDLE = 301.0"):
+        assert await resident(staying) != gateway
+    await gone(gateway)
+
+
+async def test_a_gateway_that_is_stopped_is_replaced(staying: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that it was ends when it goes on: its socket is another one's."""
+    with changed_gateway(monkeypatch, b"PATIENCE = 10.0", b"PATIENCE = 0.5"):
+        gateway = await resident(staying)
+        os.kill(gateway, signal.SIGSTOP)
+        await staying.site.close(in_use=True)
+        staying.site = staying.new_site(stays=True)
+        await staying.site.facts()
+    os.kill(gateway, signal.SIGKILL)
+    await staying.site.close()
+    await all_gone(staying)
+
+
+async def test_a_gateway_that_was_killed_is_followed_by_another(staying: Place) -> None:
+    os.kill(await resident(staying), signal.SIGKILL)
+    await staying.until_away()
+    assert "it has ended" in staying.site.trouble
+    await staying.until_back()
+    await staying.site.close()
+    await all_gone(staying)
+
+
+async def test_where_no_socket_can_be_the_gateway_ends_with_its_connection(
+    staying: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with changed_gateway(monkeypatch, b"LONGEST_PATH = 99", b"LONGEST_PATH = 5"), capture_logs() as logs:
+        await staying.site.facts()
+    (reason,) = (one["reason"] for one in logs if "ends with its connection" in one["event"])
+    assert reason.startswith(f"{staying.directory}/gateway/")
+    assert reason.endswith("File name too long")
+    await staying.break_connection()
+    await all_gone(staying)
+
+
+async def test_the_environment_is_that_of_the_latest_login(staying: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("first", "second \udcff"):
+        monkeypatch.setenv("AT_THE_SITE", text)
+        staying.site = staying.new_site(stays=True)
+        assert (await staying.site.facts()).variables["AT_THE_SITE"] == text
+        await staying.site.close(in_use=True)
