@@ -46,7 +46,7 @@ Contents: TypeAlias = "tuple[float, JobId, str, ClusterName, int]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberedBatch:
-    """A submission, and the name it was given."""
+    """A submission with its number."""
 
     key: BatchKey
     submitted_at: float
@@ -57,12 +57,12 @@ class NumberedBatch:
 
     @property
     def contents(self) -> Contents:
-        """All but the name."""
+        """The submission without its number."""
         return self.submitted_at, self.job_id, self.component, self.cluster, self.count
 
 
 class RecordedBatches:
-    """The submissions whose numbers a replay may hand out again, each once."""
+    """Submissions of a replayed journal with their numbers, each returned once."""
 
     def __init__(self, batches: Iterable[NumberedBatch] = (), *, after: int = 0) -> None:
         """``after``: numbers up to this one belong to what was there before the replay."""
@@ -76,13 +76,13 @@ class RecordedBatches:
                 self.largest = max(self.largest, number)
 
     def number_of(self, contents: Contents) -> int | None:
-        """Return the number that a submission was given; None for one that was never made."""
+        """Return the recorded number of a submission; None when there is none."""
         numbers = self._waiting.get(contents)
         return numbers.popleft() if numbers else None
 
 
 def batch_number(key: BatchKey) -> int:
-    """Return the number in the name of a submission; 0 for a name that is none of ours."""
+    """Return the number in a submission's name; 0 for names that are not koala's."""
     number = key.rpartition("-")[2]
     return int(number) if number.isascii() and number.isdecimal() else 0
 
@@ -108,7 +108,7 @@ LONGEST_GRACE = 30.0
 
 
 def life(record: JobRecord, parameters: Parameters) -> float:
-    """Return the seconds for which the first held placeholders of a claim wait for the missing ones."""
+    """Return how long the first held placeholders of a claim wait for the others, in seconds."""
     longest = parameters.placeholder_life - grace(parameters)
     gap = min(max(longest / 4, min(SHORTEST_GAP, longest * 3 / 8)), LONGEST_GAP)
     lives = max(FEWEST_LIVES, 1 + int(min(longest / 2, LONGEST_SPREAD) / gap)) if gap > 0.0 else 1
@@ -116,12 +116,12 @@ def life(record: JobRecord, parameters: Parameters) -> float:
 
 
 def grace(parameters: Parameters) -> float:
-    """Return the seconds that are added once to a life when placeholders begin to start at its end."""
+    """Return the seconds by which a life is extended once when placeholders start at its end."""
     return min(parameters.placeholder_life / 8, LONGEST_GRACE)
 
 
 def backoff(record: JobRecord, parameters: Parameters) -> float:
-    """Return the seconds to pause after the latest failed claim: doubling, bounded, and out of step with others."""
+    """Return the pause after a failed claim: doubling, bounded and different for each job and instance."""
     first, longest = parameters.backoff, parameters.longest_backoff
     doubled = first * 2.0 ** min(max(0, record.failed_claims - 1), 30)
     shortest = max(first, min(doubled, longest / 2))  # where the bound is reached they still differ
@@ -129,7 +129,7 @@ def backoff(record: JobRecord, parameters: Parameters) -> float:
 
 
 def _digest(record: JobRecord, parameters: Parameters) -> float:
-    """Return a number in [0, 1) that differs between instances, jobs and tries.
+    """Return a number in [0, 1) derived from instance, job and try.
 
     A CRC would not do: those of two instances differ by the same bits after every try.
     """
@@ -152,7 +152,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Context:
-    """State, queue and the actions collected so far, at one point in time."""
+    """State, queue and collected actions while an event is handled."""
 
     ledger: Ledger
     timetable: Timetable
@@ -183,7 +183,7 @@ class Context:
         self.state = self.ledger.state
 
     def batch_number(self, contents: Contents) -> int:
-        """Return the number of a submission: that which it was given before, or one that was never handed out."""
+        """Return the number of a submission: its recorded one, or a new one."""
         state, largest, number = self.state, 0, None
         if self.recorded is not None:
             largest, number = self.recorded.largest, self.recorded.number_of(contents)
@@ -193,7 +193,7 @@ class Context:
         return number
 
     def view(self, cluster: ClusterRecord, slot: Slot = PLAIN) -> ClusterView:
-        """Return what a placement policy may know of a cluster, counted in slots of a shape."""
+        """Return a placement policy's view of a cluster, in slots of a shape."""
         room, counted = cluster.room_for(slot), slot == PLAIN or cluster.has_counted(slot)
         return ClusterView(
             name=cluster.parameters.name,
@@ -216,7 +216,7 @@ class Context:
         )
 
     def slot_processors(self, record: JobRecord, component: str, cluster: ClusterName) -> int:
-        """Return the processors of a cluster that a slot of a component takes there."""
+        """Return how many processors a component's slot takes on a cluster."""
         return self.state.clusters[cluster].processors_of(record.job.component(component).slot_on(cluster))
 
     def views(self) -> Views:
@@ -224,7 +224,7 @@ class Context:
         return Views(self, (name for name, one in self.state.clusters.items() if one.configured))
 
     def request(self, record: JobRecord, claim: Claim) -> ComponentRequest:
-        """Return what a claim asks of a placement policy."""
+        """Return a claim as a request to a placement policy."""
         return self._request(record, record.component_of(claim), claim)
 
     def _request(self, record: JobRecord, component: Component, claim: Claim) -> ComponentRequest:
@@ -247,7 +247,7 @@ class Context:
 
 
 class Views(Mapping["ClusterName", ClusterView]):
-    """Views of clusters, each made when it is first looked at: of a thousand few are needed.
+    """Lazy views of clusters: of a thousand, few are needed.
 
     They are counted in slots of one component; :meth:`of` gives those of another one. What is taken from one is taken
     from all of them.
@@ -264,7 +264,7 @@ class Views(Mapping["ClusterName", ClusterView]):
         taken: dict[ClusterName, int] | None = None,
         emptied: bool = False,
     ) -> None:
-        """Look at the clusters as they are while this is used, in slots of a component; None: of one processor.
+        """``component``: views count its slots; None: single processors.
 
         ``taken``: processors that are left out. ``emptied``: as if nothing of koala's was there.
         """
@@ -288,29 +288,29 @@ class Views(Mapping["ClusterName", ClusterView]):
         return self._family[key]
 
     def taken(self, name: ClusterName) -> int:
-        """Return the processors of a cluster that are left out."""
+        """Return how many processors of a cluster are subtracted."""
         return self._taken.get(name, 0)
 
     def take(self, name: ClusterName, processors: int) -> None:
-        """Leave so many further processors of a cluster out from now on."""
+        """Subtract further processors of a cluster."""
         self._taken[name] = self.taken(name) + processors
         self.refresh(name)
 
     def refresh(self, name: ClusterName) -> None:
-        """Look at a cluster again: something was placed there."""
+        """Drop the cached view of a cluster where something was placed."""
         self._made.pop(name, None)
         for views in self._family.values():
             views.refresh(name)
 
     def drop(self, name: ClusterName) -> None:
-        """Leave a cluster out from now on."""
+        """Remove a cluster from the views."""
         self._names.pop(name, None)
         self._made.pop(name, None)
         for views in self._family.values():
             views.drop(name)
 
     def less(self, placed: Iterable[tuple[Component, PlacedComponent]]) -> Views:
-        """Return other views, in which what was placed is taken, too."""
+        """Return views without the processors of a placement."""
         views = Views(self._context, self._names, taken=dict(self._taken), emptied=self._emptied)
         for component, part in placed:
             views.take(part.cluster, part.processors * self.of(component)[part.cluster].slot_processors)
@@ -344,7 +344,7 @@ class Views(Mapping["ClusterName", ClusterView]):
 
 
 def _less(view: ClusterView, processors: int) -> ClusterView:
-    """Return a view of a cluster in which so many of its processors are spoken for."""
+    """Return a view with processors subtracted."""
     if processors <= 0:
         return view
     slots = -(-processors // view.slot_processors)
@@ -354,7 +354,7 @@ def _less(view: ClusterView, processors: int) -> ClusterView:
 
 
 def lack_of(cluster: ClusterRecord, slot: Slot) -> str:
-    """Return why a cluster never has a slot; empty when it has."""
+    """Return why a cluster can never have a slot; empty when it can."""
     known = cluster.parameters.slot_keys
     unknown = () if known is None else slot.beyond(frozenset(known))
     if unknown:
@@ -363,7 +363,7 @@ def lack_of(cluster: ClusterRecord, slot: Slot) -> str:
 
 
 def closed_reason(cluster: ClusterRecord, now: float) -> str | None:
-    """Return why nothing is placed on a cluster at present; None when it is open."""
+    """Return why a cluster is closed for placement; None when it is open."""
     if not cluster.configured:
         return "no longer in the site file"
     if cluster.unavailable is not None:

@@ -55,7 +55,7 @@ SHRINK_PROOF = 3600.0
 
 
 class Scheduler:
-    """Takes events, gives actions; knows nothing of how either travels."""
+    """The pure core: takes events and returns actions."""
 
     def __init__(self, state: State | None = None, policies: Policies = OWN) -> None:
         """Start empty, or go on from a snapshot of :attr:`state`, with the same ``policies`` as before."""
@@ -107,7 +107,7 @@ class Scheduler:
         JobManagement(SchedulerClusters(context)).decide()
 
     def touched(self, event: ev.Event) -> dict[JobId, None]:
-        """Return the jobs that the latest event, which is given, names, and the malleable ones that it has changed.
+        """Return the jobs that the latest event (given) names, and the malleable jobs that it changed.
 
         In the records of no other malleable job is anything new that concerns its size or its processes.
         """
@@ -131,7 +131,7 @@ class Scheduler:
             raise JobNotFoundError(f"no job {job_id!r}", hint="`koala status` lists the jobs") from None
 
     def shapes_on(self, cluster: ClusterName) -> tuple[Slot, ...]:
-        """Return the shapes of slots, other than one processor, that jobs need on a cluster which have not ended."""
+        """Return slot shapes, other than one processor, of unfinished jobs for a cluster."""
         return self.ledger.shapes_on(cluster)
 
     def queue_position(self, job_id: JobId) -> int | None:
@@ -139,11 +139,11 @@ class Scheduler:
         return self._queue.place_in_order(job_id)
 
     def shrinks_for_others(self, cluster: ClusterName) -> bool:
-        """Tell whether malleable jobs that run on a cluster are shrunk for jobs of others that wait there."""
+        """Return whether malleable jobs on a cluster shrink for waiting jobs of other users."""
         return self.state.parameters.approach.shrinks_for_waiting and cluster in self._roster
 
     def growth_waits(self, cluster: ClusterName) -> bool:
-        """Tell whether a malleable job that runs would take processors that come free on a cluster."""
+        """Return whether a running malleable job would take processors that come free on a cluster."""
         growable = self._roster.on(cluster).growable
         if self.state.parameters.approach is Approach.NONE:
             wished = (job for job in growable if job.job_id in self._roster.limited)
@@ -151,7 +151,7 @@ class Scheduler:
         return bool(growable)
 
     def skip_batch_numbers(self, largest: int) -> None:
-        """Hand out no number for a submission that is not larger than this one."""
+        """Use only larger numbers for submissions from now on."""
         self.state.batches_made = max(self.state.batches_made, largest)
 
     def _context(self, now: float, recorded: RecordedBatches | None = None) -> Context:
@@ -202,7 +202,7 @@ def _finish_ended(context: Context) -> None:
 
 
 def _only_time(context: Context, event: ev.TimeReached | ev.TimersPostponed) -> None:
-    """Do nothing: what such an event brings are timers, which every event fires first."""
+    """Do nothing: timers fire with every event."""
 
 
 def _configured(context: Context, event: ev.Configured) -> None:
@@ -289,7 +289,7 @@ def _files_found(context: Context, event: ev.FilesFound) -> None:
 
 
 def _measure(cluster: ClusterRecord, now: float) -> bool:
-    """Keep the yardstick of what can never run on a cluster; tell whether that may be more than before."""
+    """Update the largest size seen of a cluster; return whether it may have grown."""
     seen, before = cluster.processors, cluster.largest
     if seen is None or seen == before:
         cluster.smaller_since = None

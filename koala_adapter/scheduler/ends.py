@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Fate(Enum):
-    """What the end of a process means for its job."""
+    """Meaning of a process's end for its job."""
 
     JOB = auto()
     """It decides how the job ends."""
@@ -69,7 +69,7 @@ def fate(record: JobRecord, rank: int) -> Fate:
 
 
 def rank_ended(context: Context, event: RankEnded) -> None:
-    """Take the end of a process, or (``rank`` None) of the launcher that speaks for all of them."""
+    """Handle the end of a process or, with ``rank`` None, of the launcher for all."""
     record = context.state.jobs.get(event.job_id)
     if record is None or record.state not in LAUNCHED_STATES:
         return
@@ -82,7 +82,7 @@ def rank_ended(context: Context, event: RankEnded) -> None:
 def process_ended(
     context: Context, record: JobRecord, rank: int, end: TaskEnd, *, lost: PlaceholderRecord | None = None
 ) -> None:
-    """Follow the end of a process of a launched job. ``lost``: its placeholder, when that is gone, or going."""
+    """Handle the end of a process of a launched job. ``lost``: its lost placeholder, if any."""
     what = fate(record, rank)
     if what is Fate.NOTHING:
         return
@@ -133,12 +133,12 @@ def _judge(context: Context, record: JobRecord, rank: int | None, end: TaskEnd) 
 
 
 def _is_as_wanted(record: JobRecord, end: TaskEnd) -> bool:
-    """Tell whether a process has ended well, or has saved its state, so that the job can go on later."""
+    """Return whether a process ended well, or saved its state for a later attempt."""
     return end.ok or record.job.goes_on_after(end)
 
 
 def settle_suspicion(context: Context, record: JobRecord) -> None:
-    """End a job by what one of its processes said of its own end, once that is beyond doubt.
+    """End a job by what a process said of its own end, once that is certain.
 
     Under MPI the loss of one agent makes the launcher, and the ranks of others, end badly: while an agent of the job is
     out of contact they are not believed, but what becomes of its placeholder, which shows within the lease.
@@ -151,7 +151,7 @@ def settle_suspicion(context: Context, record: JobRecord) -> None:
 
 
 def placeholder_lost(context: Context, record: JobRecord, placeholder: PlaceholderRecord, end: TaskEnd) -> None:
-    """Follow the loss of a placeholder of a launched job; one that was gathered for a growth has no process yet."""
+    """Handle a launched job's loss of a placeholder; one gathered for growth has no process yet."""
     rank = record.rank_in(placeholder)
     if rank is not None:
         process_ended(context, record, rank.rank, end, lost=placeholder)
@@ -207,18 +207,18 @@ def _worker_ended(context: Context, record: JobRecord, rank: int, end: TaskEnd, 
 
 
 def deserted(state: State, record: JobRecord, *, losses: int = 0) -> bool:
-    """Tell whether nothing would be left of a job without so many processors, and it would get no others."""
+    """Return whether nothing would be left of a job without these processors, and no others would come."""
     left = sum(claim.processors for claim in record.claims) + record.coming()
     return left <= losses and _never_grows(state, record)
 
 
 def _never_grows(state: State, record: JobRecord) -> bool:
-    """Tell whether a job gets no further processors: koala offers none, and its owner asked for none."""
+    """Return whether a job gets no more processors: koala offers none and its owner asked for none."""
     return state.parameters.approach is Approach.NONE and not record.sizes_wanted
 
 
 def _rest(context: Context, record: JobRecord) -> None:
-    """Start no further workers for a while: those that are started now may end at once, too."""
+    """Start no workers of a job for a while, as they might end at once, too."""
     record.growth_rests = True
     context.roster.update(record)
     shortest = max(SHORTEST_PAUSE, context.state.parameters.end_patience)
@@ -231,7 +231,7 @@ def _rest(context: Context, record: JobRecord) -> None:
 
 
 def workers_timer(context: Context, record: JobRecord) -> None:
-    """Let a job grow again; or end it, when no worker is left and the last one ended badly."""
+    """Let a job grow again, or end it if its last worker ended badly."""
     record.growth_rests = False
     end = record.last_worker_end
     others_come = record.job.runner is RunnerName.SWEEP and record.worker_failures < MOST_FAILED_LAUNCHERS
@@ -247,18 +247,18 @@ def workers_timer(context: Context, record: JobRecord) -> None:
 
 
 def _near_end(context: Context, record: JobRecord) -> bool:
-    """Tell whether all workers of a job were asked to end, as its walltime is near."""
+    """Return whether all workers of a job were asked to end because of the walltime."""
     return bool(record.job.warn_before) and time_left(context, record) <= record.job.warn_before
 
 
 def _asked_near_end(context: Context, record: JobRecord) -> bool:
-    """Tell whether workers end as they were asked to near the walltime, and a head has the rest of the time."""
+    """Return whether workers end as asked near the walltime while a head uses the rest of it."""
     job = record.job
     return _near_end(context, record) and any(job.is_head(component.name) for component in job.components)
 
 
 def _workers(record: JobRecord) -> int:
-    """Return how many processors the workers have."""
+    """Return the number of the workers' processors."""
     return sum(claim.processors for claim in record.claims if not record.job.is_head(claim.component))
 
 
@@ -273,7 +273,7 @@ PATIENCE = 10.0
 
 
 def await_last_ranks(context: Context, record: JobRecord) -> None:
-    """Give the processes of a job whose launcher has ended well the time to end.
+    """Set a time limit for the processes of a job whose launcher ended well.
 
     Where the program is started anew with each change, agents watch over each process by itself, and tell of its end
     when its files have come: that takes its time, up to the walltime.
@@ -283,7 +283,7 @@ def await_last_ranks(context: Context, record: JobRecord) -> None:
 
 
 def last_ranks_timer(context: Context, record: JobRecord) -> None:
-    """End a job whose launcher is gone while processes run: what they have done is not told any more.
+    """End a job whose processes outlive its launcher, as their ends are no longer reported.
 
     What an agent has to tell that is out of contact is waited for: it comes back, or is taken as lost.
     """
@@ -314,7 +314,7 @@ _CAUSES = frozenset({EndReason.WALLTIME, EndReason.MEMORY, EndReason.NODE_LOST})
 
 
 def finish(context: Context, record: JobRecord, outcome: JobOutcome) -> None:
-    """Give a job its outcome and end, or hand on, every placeholder it has. The first outcome counts.
+    """Set the outcome of a job and release its placeholders; only the first outcome counts.
 
     A job that is to run again waits instead.
     """
@@ -342,13 +342,13 @@ def finish(context: Context, record: JobRecord, outcome: JobOutcome) -> None:
 
 
 def _running_first(context: Context, spares: list[PlaceholderRecord]) -> bool:
-    """Tell whether running jobs have precedence over waiting ones, and some can grow where processors come free."""
+    """Return whether running jobs may take freed processors before waiting ones."""
     first = context.state.parameters.approach.running_first
     return first and any(context.roster.on(name).growth for name in {spare.cluster for spare in spares})
 
 
 def _remember(context: Context, record: JobRecord) -> None:
-    """Keep the records of the jobs that finished last; drop what is older, once its placeholders are gone."""
+    """Keep the records of the latest finished jobs; drop older ones without placeholders."""
     finished = context.state.finished
     finished.append(record.job.id)
     while len(finished) > context.state.parameters.finished_kept:
@@ -365,7 +365,7 @@ def forget_jobs(context: Context, event: JobsForgotten) -> None:
 
 
 def correct_outcome(context: Context, record: JobRecord, placeholder: PlaceholderRecord, end: TaskEnd) -> None:
-    """Tell why a job ended as its LRM knows it, where an agent knew only that it was told to go.
+    """Correct why a job ended by what its LRM reports.
 
     A signal does not say why: an operator's cancellation and the end of a walltime that was cut short look the same.
     """
@@ -385,7 +385,7 @@ def correct_outcome(context: Context, record: JobRecord, placeholder: Placeholde
 
 
 def _reused(context: Context, record: JobRecord, spares: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
-    """Give what a completed job held to jobs that can start with it; return what is to be given back."""
+    """Give a completed job's placeholders to jobs that can start with them; return the rest."""
     if record.job.launcher is Launcher.MPI and any(component.output_files for component in record.job.components):
         return spares  # mpiexec tells of the end before the ranks' files have come; their agents end when they have
     busy = {rank.placeholder for rank in record.ranks if rank.rank not in record.ends}
@@ -400,7 +400,7 @@ def _reused(context: Context, record: JobRecord, spares: list[PlaceholderRecord]
 
 
 def _reusable(context: Context, placeholder: PlaceholderRecord) -> bool:
-    """Tell whether a placeholder whose process has ended is in contact, on a cluster that is still in use."""
+    """Return whether an ended process's placeholder can be used again: in contact, on an open cluster."""
     ours = placeholder.state is PlaceholderState.LAUNCHED and placeholder.silent_since is None
     return ours and context.state.clusters[placeholder.cluster].configured
 

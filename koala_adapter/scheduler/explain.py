@@ -67,7 +67,7 @@ def duration(seconds: float) -> str:
 
 
 def _measured(seconds: float) -> str:
-    """Return a length of time that is over, to a tenth of a second where it is short, as tables show it."""
+    """Return a past duration in words, to a tenth of a second where short."""
     return f"{seconds:.1f} s" if 0 < seconds < FINE else duration(seconds)
 
 
@@ -84,7 +84,7 @@ LOSSES: Mapping[Fate, str] = {
 
 
 def without_contact(state: State, record: JobRecord, now: float) -> str:
-    """Say with how many placeholders of a launched job there is no contact, and what follows when; empty: with all."""
+    """Return with how many placeholders of a job contact is lost, and what follows; empty: with none."""
     silent: dict[Fate, list[PlaceholderRecord]] = {}
     for placeholder in state.placeholders_of(record):
         awaited = placeholder.suspended_since is not None and state.parameters.await_suspended
@@ -100,7 +100,7 @@ def without_contact(state: State, record: JobRecord, now: float) -> str:
 
 
 def _suspended(state: State, record: JobRecord, now: float) -> str:
-    """Say which placeholders of a launched job its batch systems have suspended; empty: none."""
+    """Return which placeholders of a job are suspended; empty: none."""
     since: dict[ClusterName, list[float]] = {}
     for placeholder in state.placeholders_of(record):
         if placeholder.suspended_since is not None:
@@ -129,7 +129,7 @@ CHANGES_TOLD = 3
 
 
 def sizes(state: State, record: JobRecord, now: float) -> str:
-    """Say what sizes a running malleable job can have, how they change, and why it does not grow; nothing of others."""
+    """Return a malleable job's possible sizes, how they change, and why it does not grow; empty for others."""
     if not record.job.kind.varies:
         return ""
     said = [_sizes(state, record, one) for one in record.job.components if record.job.changes_size(one.name)]
@@ -159,7 +159,7 @@ def _sizes(state: State, record: JobRecord, component: Component) -> str:
 
 
 def _places(state: State, record: JobRecord, claim: Claim) -> str:
-    """Say what is queued for the size that the owner wants."""
+    """Return what is queued for the size that the owner wants, in words."""
     waiting = sum(not state.placeholders[id_].held for id_ in claim.places)
     if not waiting:
         return ""
@@ -168,7 +168,7 @@ def _places(state: State, record: JobRecord, claim: Claim) -> str:
 
 
 def sizes_it_had(record: JobRecord) -> str:
-    """Say how the size of a job that has ended changed while it ran; nothing of one that kept its size.
+    """Return the changes of size of an ended job in words; empty for jobs of constant size.
 
     It is told by the time since its launch, for it is read long after its end.
     """
@@ -183,7 +183,7 @@ def sizes_it_had(record: JobRecord) -> str:
 
 
 def _past(change: SizeChange, when: str) -> str:
-    """Say what has become of a size: ``grew from 2 to 6 on beta 12 s ago (processors are free)``."""
+    """Return a past change of size in words: ``grew from 2 to 6 on beta 12 s ago (processors are free)``."""
     reason = f" ({change.reason})" if change.reason else ""
     if change.after > change.before:
         return f"grew from {change.before} to {change.after} on {change.cluster} {when}{reason}"
@@ -191,14 +191,14 @@ def _past(change: SizeChange, when: str) -> str:
 
 
 def wanted_by_others(cluster: ClusterRecord) -> str:
-    """Say how many processors of a cluster others want that wait in its queue."""
+    """Return how many processors others wait for on a cluster, in words."""
     count = sum(job.processors for job in cluster.others_waiting)
     wanted = f"{count} processor of {cluster.name} is" if count == 1 else f"{count} processors of {cluster.name} are"
     return f"{wanted} wanted by others who wait in its queue"
 
 
 def giving_up(state: State, names: Iterable[ClusterName]) -> list[ClusterName]:
-    """Return those of some clusters on which running jobs give up processors now."""
+    """Return the clusters of those given on which running jobs give up processors now."""
     shrinking = []
     for name in names:
         step = state.clusters[name].step
@@ -208,7 +208,7 @@ def giving_up(state: State, names: Iterable[ClusterName]) -> list[ClusterName]:
 
 
 def _shrunk_for(cluster: ClusterRecord | None, change: Change) -> str:
-    """Say what a job has been asked to give up processors for."""
+    """Return for whom a job was asked to give up processors, in words."""
     step = None if cluster is None or not change.in_step or change.processors > 0 else cluster.step
     return "" if step is None or step.step.direction is Direction.GROW else f" ({step.reason})"
 
@@ -273,7 +273,7 @@ def explain(
 
 
 def _attempts(record: JobRecord) -> str:
-    """Say how the runs of a job ended that were not its last."""
+    """Return in words how earlier attempts ended."""
     if not record.attempts_over:
         return ""
     one = record.attempts[-1]
@@ -413,7 +413,7 @@ def _awaited(state: State, record: JobRecord, now: float) -> list[str]:
 
 
 def _until(record: JobRecord, now: float) -> str:
-    """Say when something changes by itself: a claim is repeated, or the life of what is held ends."""
+    """Return when the state changes by itself: a claim is repeated, or a life ends."""
     if record.reclaim_at is not None:
         missing = sum(_wanted(record, claim) - len(claim.placeholders) for claim in record.claims)
         again = f"in {duration(record.reclaim_at - now)}" if record.reclaim_at > now else "now"
@@ -478,7 +478,7 @@ def _waiting(state: State, queue_position: int | None, record: JobRecord, now: f
 
 
 def _first_looks(state: State, record: JobRecord, now: float, policies: Policies) -> str:
-    """Say which clusters are waited for that have not been polled yet."""
+    """Return which clusters are awaited that were never polled, in words."""
     awaited = [cluster for cluster in awaited_looks(state, now) if _usable(cluster, record, policies)]
     if not awaited:
         return ""
@@ -489,13 +489,13 @@ def _first_looks(state: State, record: JobRecord, now: float, policies: Policies
 
 
 def _refused_answer(state: State, record: JobRecord) -> str:
-    """Say what is wrong with a job's policy, one of the site's own. Of jobs that need the same only the first asks."""
+    """Return what is wrong with an answer of a job's installed policy, in words."""
     asked = (one.refused_answer for one in state.jobs.values() if one.job.placement == record.job.placement)
     return _sentence(record.refused_answer or next(filter(None, asked), ""))
 
 
 def _needs(job: Job, policies: Policies) -> list[str]:
-    """Say what each component asks for, equal ones once."""
+    """Return each component's needs in words, equal ones once."""
     counts: dict[str, int] = {}
     for component in job.components:
         where = f"on {component.cluster}" if component.cluster is not None else "on one cluster"
@@ -507,7 +507,7 @@ def _needs(job: Job, policies: Policies) -> list[str]:
 
 
 def _clusters(state: State, record: JobRecord, now: float, policies: Policies) -> str:
-    """Say what could be placed where, of the clusters that could ever hold a part of the job."""
+    """Return in words what could be placed on the clusters that can ever hold part of the job."""
     clusters = [cluster for cluster in state.clusters.values() if _usable(cluster, record, policies)]
     if not clusters:
         return "No cluster that it may use is in the site file."
@@ -540,7 +540,7 @@ def _usable(cluster: ClusterRecord, record: JobRecord, policies: Policies) -> bo
 
 
 def _slot_there(record: JobRecord, cluster: ClusterRecord) -> Slot:
-    """Return the largest of the slots that components of a job need on a cluster."""
+    """Return the largest slot of a job's components on a cluster."""
     slots = [one.slot_on(cluster.name) for one in record.job.components if one.cluster in (None, cluster.name)]
     return max(slots, key=lambda slot: (slot.gpus, slot.threads, slot.memory_mib), default=PLAIN)
 
@@ -557,7 +557,7 @@ def _state_of(cluster: ClusterRecord, slot: Slot, now: float) -> str:
 
 
 def _kept_there(state: State, record: JobRecord, cluster: ClusterRecord, now: float) -> str:
-    """Say how much of a cluster's room is kept free of this job, and for whom."""
+    """Return how much room of a cluster is kept for which other job, in words."""
     guarded = state.jobs.get(state.guarded) if state.guarded is not None else None
     if guarded is None or position_of(record) <= position_of(guarded) or closed_reason(cluster, now) is not None:
         return ""
@@ -569,7 +569,7 @@ def _kept_there(state: State, record: JobRecord, cluster: ClusterRecord, now: fl
 
 
 def _waited_long(state: State, record: JobRecord) -> bool:
-    """Tell whether room is kept for a job by its age; if not, for what others have given up for it."""
+    """Return whether room is kept for a job because of its age, not because others gave processors up."""
     return record.queued_at_scan is not None and state.scans - record.queued_at_scan >= state.parameters.guard_scans
 
 

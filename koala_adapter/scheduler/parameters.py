@@ -48,7 +48,7 @@ class Approach(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting:
-    """What a site file may say of a parameter; whatever is None does not bound it."""
+    """How a parameter may be set in a site file; None: no bound."""
 
     meaning: str
     """For the people who write site files: ends up in their documentation."""
@@ -362,12 +362,12 @@ class ClusterParameters:
     """That of agents on its nodes; None: as everywhere."""
 
     def lacks(self, component: Component) -> str | None:
-        """Return what the cluster lacks of what the ranks of a component need on their nodes; None when it has all."""
+        """Return what a cluster lacks for the ranks of a component; None when nothing."""
         return lacking(component, self.software, self.container_runtime)
 
 
 def lacking(component: Component, software: Collection[str], container_runtime: str) -> str | None:
-    """Return what a cluster with this software and container runtime lacks for a component; None when it has all."""
+    """Return what software and container runtime of a cluster lack for a component; None when nothing."""
     if missing := [name for name in component.software if name not in software]:
         return f"its software in the site file does not include {', '.join(missing)}"
     if component.container and not container_runtime:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class TimerKind(StrEnum):
-    """What a timer is for; the subject says for whom."""
+    """Purposes of timers."""
 
     SCAN = "scan"
     LIFE = "life"
@@ -74,7 +74,7 @@ class TimerKind(StrEnum):
 
 
 class Due(NamedTuple):
-    """When something is to be looked at, as the record that it concerns keeps it."""
+    """Time of a timer as stored in the record that it concerns."""
 
     at: float
     number: int
@@ -83,7 +83,7 @@ class Due(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Timer:
-    """A time with its subject, as it stands in the order of time."""
+    """Time, kind and subject of a timer, as sorted by time."""
 
     at: float
     number: int
@@ -100,7 +100,7 @@ class Timer:
 
 
 class ChangePhase(StrEnum):
-    """How far a change has come."""
+    """Phases of a change of size."""
 
     NEW = "new"
     """It is in no record yet."""
@@ -120,7 +120,7 @@ class ChangePhase(StrEnum):
 
 @dataclass(slots=True)
 class Part:
-    """What one claim has of a change."""
+    """Part of a change that concerns one claim."""
 
     claim: int
     """Index of the claim in its job."""
@@ -177,7 +177,7 @@ class Change:
 
     @property
     def processors(self) -> int:
-        """Processors of all parts; below 0: the component becomes smaller."""
+        """Processors of all parts; negative when the component shrinks."""
         return sum(part.processors for part in self.parts)
 
     @property
@@ -187,12 +187,12 @@ class Change:
 
     @property
     def done(self) -> int:
-        """Processors of all parts that were given up so far."""
+        """Released processors of all parts."""
         return sum(part.done for part in self.parts)
 
     @property
     def stubs(self) -> list[PlaceholderId]:
-        """Placeholders that are gathered for all parts."""
+        """Placeholders gathered for all parts."""
         return [stub for part in self.parts for stub in part.stubs]
 
     @property
@@ -201,24 +201,24 @@ class Change:
         return [rank for part in self.parts for rank in part.ranks]
 
     def kept(self, part: Part) -> int:
-        """Return the processors that are kept for a part on its cluster, before anything is submitted for it."""
+        """Return the processors reserved for a part before placeholders are submitted."""
         reserved = self.phase is ChangePhase.PROMISED or (self.phase is ChangePhase.ASKED and part.processors > 0)
         return part.processors if reserved else 0
 
     def coming(self, part: Part) -> int:
-        """Return the processors by which the claim of a part may be about to grow, beyond those that it has."""
+        """Return by how many processors a part may still grow its claim."""
         if self.phase is ChangePhase.GATHERING:
             return part.accepted
         return 0 if self.phase is ChangePhase.TAKING else max(0, part.processors)
 
     def leaving(self, part: Part) -> int:
-        """Return the processors that the claim of a part may be about to give up."""
+        """Return how many processors a part may take from its claim."""
         return part.accepted - part.done if self.phase is ChangePhase.RELEASING else max(0, -part.processors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeChange:
-    """A change of the size of a running component, as it is told afterwards."""
+    """Past change of a component's size, for reports."""
 
     at: float
     """When it was over."""
@@ -234,7 +234,7 @@ class SizeChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A run of a job that has ended, and that another one has followed or may follow."""
+    """Ended attempt of a job, after which another may follow."""
 
     number: int
     """From 1."""
@@ -270,7 +270,7 @@ class ClusterStep:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """An application to which the scheduler owes processors of a cluster."""
+    """Processors of a cluster that are owed to an application."""
 
     job_id: JobId
     change: int
@@ -284,7 +284,7 @@ class Promise:
 
 @dataclass(slots=True)
 class ForeignJob:
-    """A job of others that waits in the queue of its cluster."""
+    """Waiting job of another user."""
 
     processors: int
     blocked_from: float | None = None
@@ -296,7 +296,7 @@ class ForeignJob:
 
 @dataclass(slots=True)
 class Wait:
-    """How long one submission waited in the queue of its LRM: an entry of a cluster's waiting history."""
+    """Waiting time of one submission in its LRM's queue."""
 
     batch: BatchKey
     seconds: float
@@ -308,7 +308,7 @@ WAITS_KEPT = 20
 
 
 class SlotRoom(NamedTuple):
-    """The room for slots of a shape on a cluster, in the number of such slots."""
+    """Numbers of slots of one shape on a cluster."""
 
     slot_processors: int
     """Processors of the cluster that one takes."""
@@ -324,7 +324,7 @@ class SlotRoom(NamedTuple):
 
 @dataclass(slots=True)
 class ClusterRecord:
-    """A cluster as last seen, and what we ourselves have there."""
+    """State of a cluster: last poll, our placeholders, history."""
 
     parameters: ClusterParameters
     processors: int | None = None
@@ -416,16 +416,16 @@ class ClusterRecord:
 
     @property
     def capacity(self) -> int:
-        """Most placeholders we may ever have there: what is beyond the threshold is left to local users."""
+        """Most placeholders that koala may have there, without the threshold left to local users."""
         return max(0, (self.processors or 0) - self.parameters.threshold)
 
     @property
     def largest_capacity(self) -> int | None:
-        """Most placeholders that could ever be there; None while nothing was seen."""
+        """Most placeholders that were ever possible there; None before the first poll."""
         return None if self.largest is None else max(0, self.largest - self.parameters.threshold)
 
     def has_counted(self, slot: Slot) -> bool:
-        """Tell whether it is known how many slots of a shape there are.
+        """Return whether slots of a shape were counted.
 
         A cluster whose polls count none, such as a simulated one, has as many as its processors allow.
         """
@@ -433,7 +433,7 @@ class ClusterRecord:
         return not self.parameters.counts_slots or shape == PLAIN or any(one.slot == shape for one in self.slots)
 
     def count_of(self, slot: Slot) -> SlotCount:
-        """Return the count of slots of a shape.
+        """Return the counted slots of a shape.
 
         Where nodes were not looked at for it, it is that of as many processors anywhere.
         """
@@ -467,17 +467,17 @@ class ClusterRecord:
 
     @property
     def room(self) -> int:
-        """Further placeholders that may be submitted, beside those for which processors are offered."""
+        """Number of placeholders that may still be submitted, without processors that are on offer."""
         return min(self.capacity - self.managed, self.parameters.placeholders_in_flight - self.queued) - self.offered
 
     @property
     def load_free(self) -> int:
-        """Processors that no other user has, less all that we have or asked for; may be negative."""
+        """Processors not used by others minus all that koala has or asked for; may be negative."""
         return self.idle + self.ours_polled - self.managed - self.offered
 
     @property
     def available(self) -> int:
-        """Processors a new claim would get at once, as far as the last poll tells."""
+        """Processors that a new claim would get at once, by the last poll."""
         return max(0, min(self.room, self.load_free))
 
 
@@ -486,11 +486,11 @@ class ClusterRecord:
 
 
 class OnCluster(Protocol):
-    """A record of something that is on one cluster and stays there."""
+    """A record with a fixed cluster (protocol)."""
 
     @property
     def cluster(self) -> ClusterName:
-        """Where it is."""
+        """The cluster."""
 
 
 Key = TypeVar("Key")
@@ -498,7 +498,7 @@ Record = TypeVar("Record", bound=OnCluster)
 
 
 class ClusterTable(dict[Key, Record]):
-    """A table that also knows its records by their cluster."""
+    """Table of records that are also indexed by cluster."""
 
     __slots__ = ("_clusters",)
 
@@ -552,7 +552,7 @@ class ClusterTable(dict[Key, Record]):
 
 @dataclass(slots=True)
 class PlaceholderRecord:
-    """One virtual job (VJobProxy in the Virtual Job Model)."""
+    """State of a placeholder (VJobProxy in the Virtual Job Model)."""
 
     id: PlaceholderId
     cluster: ClusterName
@@ -590,16 +590,16 @@ class PlaceholderRecord:
 
     @property
     def held(self) -> bool:
-        """True while its processor is ours and free for a launch."""
+        """Whether the processor is held and no process runs on it."""
         return self.state is PlaceholderState.HELD and self.silent_since is None
 
     @property
     def waiting(self) -> bool:
-        """True while it waits in its LRM's queue, or is on its way there."""
+        """Whether it waits in its LRM's queue or is being submitted."""
         return self.state in {PlaceholderState.SUBMITTED, PlaceholderState.QUEUED}
 
     def lasts(self, now: float, seconds: float) -> bool:
-        """Tell whether its LRM leaves it running for so long.
+        """Return whether its LRM leaves it running for so many seconds more.
 
         Where neither LRM nor agent said when it ends, what was asked from the LRM counts.
         """
@@ -654,7 +654,7 @@ class Staging:
 
 @dataclass(slots=True)
 class Claim:
-    """What one component of a job has been given and holds."""
+    """Cluster, placeholders and processes of one component of a job."""
 
     component: str
     processors: int = 0
@@ -680,7 +680,7 @@ class Claim:
 
     @property
     def growth_refused(self) -> str:
-        """What its cluster said when it rejected placeholders for a growth; empty: it has not."""
+        """Reason of the cluster for rejecting placeholders for growth; empty: none were rejected."""
         return "" if self.cluster is None else self.excluded.get(self.cluster, "")
 
     @property
@@ -689,19 +689,19 @@ class Claim:
         return self.processors - len(self.placeholders)
 
     def unplace(self) -> list[PlaceholderId]:
-        """Leave the cluster; return the placeholders that were claimed there."""
+        """Remove the claim from its cluster; return its placeholders."""
         left = self.placeholders
         self.cluster, self.processors, self.placeholders, self.postponed = None, 0, [], None
         return left
 
     def sized(self, component: Component) -> Component:
-        """Return the component of this claim in the size that the claim has: a piece of it, or the whole."""
+        """Return the component in this claim's size: the whole or a piece."""
         return component if self.piece is None else replace(component, minimum=self.piece, maximum=self.piece)
 
 
 @dataclass(slots=True)
 class JobRecord:
-    """A job and its progress."""
+    """State of a job."""
 
     job: Job
     claims: list[Claim]
@@ -793,32 +793,32 @@ class JobRecord:
     """Ranks of earlier attempts whose agents have not."""
 
     def held_for(self, now: float) -> float:
-        """Return the processor seconds for which it has had processors."""
+        """Return the processor seconds held so far."""
         return self.held_seconds + self.processors_held * max(0.0, now - self.held_until)
 
     @property
     def not_before(self) -> float | None:
-        """Back-off: a waiting job is not in the placement queue before this."""
+        """End of the pause during which a waiting job is not in the placement queue."""
         return self._due(TimerKind.BACKOFF)
 
     @property
     def attempt_decided_at(self) -> float | None:
-        """Time at which it is decided, at the latest, whether another attempt follows one that has ended."""
+        """Latest time of the decision whether another attempt follows."""
         return self._due(TimerKind.ATTEMPT)
 
     @property
     def between_attempts(self) -> bool:
-        """Tell whether an attempt has ended and it is not decided yet whether another one follows."""
+        """Return whether an attempt has ended and the next is not decided yet."""
         return self.attempt_decided_at is not None
 
     @property
     def life_ends_at(self) -> float | None:
-        """When what it holds is handed back, if processors are still missing then."""
+        """Time at which held processors are handed back if others are still missing."""
         return self._due(TimerKind.LIFE)
 
     @property
     def reclaim_at(self) -> float | None:
-        """When the processors that were handed back are claimed again."""
+        """Time at which handed-back processors are claimed again."""
         return self._due(TimerKind.RECLAIM)
 
     def _due(self, kind: TimerKind) -> float | None:
@@ -826,7 +826,7 @@ class JobRecord:
         return None if due is None else due.at
 
     def note_size(self, claim: Claim, before: int, reason: str, now: float, *, waited: float = 0.0) -> None:
-        """Keep for people that the size of a claim has changed from ``before`` to what it is now.
+        """Record a claim's change of size from ``before``, for reports.
 
         ``waited``: seconds since the placeholders of a growth were submitted.
         """
@@ -844,14 +844,14 @@ class JobRecord:
         self.size_changes = [*self.size_changes, change][-SIZE_CHANGES_KEPT:]
 
     def claim_of(self, placeholder: PlaceholderRecord) -> int | None:
-        """Return the index of the claim that a placeholder belongs, or belonged, to; None: there is none."""
+        """Return the index of a placeholder's present or former claim; None: there is none."""
         for number, claim in enumerate(self.claims):
             if (claim.component, claim.cluster) == (placeholder.component, placeholder.cluster):
                 return number
         return None
 
     def ranks_awaited(self) -> list[int]:
-        """Return the processes that have not ended; those that a growth was still to bring in need not have begun."""
+        """Return the processes that have not ended, without those of an unfinished growth."""
         new = {rank for one in self.changes.values() if one.phase is ChangePhase.TAKING for rank in one.ranks}
         over = self.ends.keys() | self.departed | new
         return [rank.rank for rank in self.ranks if rank.rank not in over]
@@ -889,7 +889,7 @@ class JobRecord:
         return sum(change.coming(part) for change, part in self._parts(component, beside))
 
     def leaving(self, component: str | None = None, *, beside: Claim | None = None) -> int:
-        """Return the processors that a component (None: all) may be about to give up, likewise."""
+        """Return how many processors a component (None: all) may be about to give up."""
         return sum(change.leaving(part) for change, part in self._parts(component, beside))
 
     def _parts(self, component: str | None, beside: Claim | None) -> Iterator[tuple[Change, Part]]:
@@ -900,11 +900,11 @@ class JobRecord:
                         yield change, part
 
     def is_worker(self, rank: int) -> bool:
-        """Tell whether a process is one that may come and go without the others."""
+        """Return whether a process is a worker, which comes and goes without the others."""
         return self.job.has_workers and not self.job.is_head(self.ranks[rank].component)
 
     def rank_in(self, placeholder: PlaceholderRecord) -> Rank | None:
-        """Return the process of a placeholder, of several the first whose end counts; None: it has none.
+        """Return a placeholder's process, of several the first whose end counts; None: there is none.
 
         It counts if it is still to come, or is neither good nor that of a process which has saved its state.
         """
@@ -914,7 +914,7 @@ class JobRecord:
         return next(left, there[0] if there else None)
 
     def is_done(self) -> bool:
-        """Tell whether all work of a launched job is done, as far as its processes have ended well.
+        """Return whether all work of a launched job is done, as far as its processes have ended well.
 
         A sweep is done when that is said; a job of a head and workers with its head; any other with all of its
         processes, and under MPI its launcher.
@@ -930,7 +930,7 @@ class JobRecord:
         return len(self.ends) + len(self.departed) == len(self.ranks)
 
     def unclaim(self, placeholders: set[PlaceholderId]) -> None:
-        """Take placeholders out of the claims: they are no longer counted on."""
+        """Remove placeholders from the claims."""
         if len(placeholders) == 1:  # of thousands that are lost one by one, each is among the first
             (one,) = placeholders
             for claim in self.claims:
@@ -941,7 +941,7 @@ class JobRecord:
             claim.placeholders = [id_ for id_ in claim.placeholders if id_ not in placeholders]
 
     def components(self) -> Iterator[tuple[Component, Claim]]:
-        """Return what each claim is for, beside it: a component, or a piece of a flexible one in its size."""
+        """Return each claim with its component in its size."""
         components = iter(self.job.components)
         component = next(components)
         for claim in self.claims:
@@ -950,7 +950,7 @@ class JobRecord:
             yield claim.sized(component), claim
 
     def component_of(self, claim: Claim) -> Component:
-        """Return what one claim is for, as :meth:`components` does."""
+        """Return the component of one claim, as :meth:`components` does."""
         return claim.sized(self.job.component(claim.component))
 
 
@@ -981,7 +981,7 @@ BatchTable = Annotated[
 
 @dataclass(slots=True)
 class State:
-    """All that the scheduler knows."""
+    """Whole state of the scheduler."""
 
     parameters: Parameters = field(default_factory=Parameters)
     now: float | None = None
@@ -1021,7 +1021,7 @@ class State:
         return self.parameters.lease if own is None else own
 
     def placeholders_of(self, record: JobRecord) -> list[PlaceholderRecord]:
-        """Return the placeholders in the claims of a job (not those already given up or gone)."""
+        """Return the placeholders in a job's claims."""
         ids = (id_ for claim in record.claims for id_ in claim.placeholders)
         return [self.placeholders[id_] for id_ in ids if id_ in self.placeholders]
 
@@ -1031,7 +1031,7 @@ class State:
         return component.slot_on(placeholder.cluster)
 
     def note_wait(self, placeholder: PlaceholderRecord, now: float) -> None:
-        """Write into the waiting history of a cluster that a placeholder got its processor.
+        """Add a placeholder's waiting time to a cluster's history.
 
         A submission is one entry: a parallel job waits for the last of its processors.
         """
@@ -1045,12 +1045,12 @@ class State:
         del waits[:-WAITS_KEPT]
 
     def note_vain_wait(self, placeholder: PlaceholderRecord, now: float) -> None:
-        """Write into the history that a placeholder ended without a processor, if it waited longer than others do."""
+        """Add the waiting time of a placeholder that never started, if it is longer than expected."""
         if now - placeholder.submitted_at > (self.clusters[placeholder.cluster].mean_wait or 0.0):
             self.note_wait(placeholder, now)
 
     def expected_wait(self, cluster: ClusterRecord, now: float) -> float | None:
-        """Return the seconds that new placeholders will probably wait on a cluster: the mean of those before.
+        """Return the expected waiting time on a cluster: the mean of its history.
 
         What waits there now has waited long enough already to count, once it exceeds that. None: nothing is known.
         """
@@ -1058,7 +1058,7 @@ class State:
         return cluster.mean_wait if oldest is None else max(cluster.mean_wait or 0.0, now - oldest)
 
     def note_claims(self, record: JobRecord, now: float) -> None:
-        """Write down what is to be known of a job's placeholders when they are gone: at its launch and at its end."""
+        """Record a job's placeholders for reports, at its launch and end."""
         for claim in record.claims:
             placeholders = [self.placeholders[id_] for id_ in claim.placeholders if id_ in self.placeholders]
             if placeholders and claim.waited is None:

@@ -46,7 +46,7 @@ HOLDERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldGroup:
-    """Placeholders that are in hold for the same reason."""
+    """Placeholders held for the same reason."""
 
     holder: HoldOwner | None
     reason: str
@@ -58,17 +58,17 @@ class HoldGroup:
 
     @property
     def told(self) -> str:
-        """What keeps them, in words, with the batch system's own word."""
+        """Reason of the hold in words, with the batch system's own word."""
         return f"in hold {self.who}" if self.in_hold else f"kept waiting by the batch system ({self.reason})"
 
     @property
     def who(self) -> str:
-        """Who holds them, in words, with the batch system's own word."""
+        """Owner of the hold in words, with the batch system's own word."""
         return f"{HOLDERS[self.holder]} ({self.reason})" if self.reason else HOLDERS[self.holder]
 
 
 def holds_seen(context: Context, event: ev.HoldsSeen) -> None:
-    """Note whose holds the placeholders on a cluster are in."""
+    """Update the holds of placeholders on a cluster."""
     seen = {hold.placeholder: hold for hold in event.holds}
     for placeholder in context.state.placeholders.on(event.cluster).values():
         hold = seen.get(placeholder.id)
@@ -84,7 +84,7 @@ def holds_seen(context: Context, event: ev.HoldsSeen) -> None:
 
 
 def hold_groups(placeholders: Iterable[PlaceholderRecord]) -> tuple[HoldGroup, ...]:
-    """Return the holds in which waiting placeholders are, equal ones together, in the order of the placeholders."""
+    """Return waiting placeholders grouped by hold, in order."""
     since: dict[tuple[HoldOwner | None, str, bool], list[float]] = {}
     for one in placeholders:
         if one.waiting and one.on_hold_since is not None:
@@ -99,7 +99,7 @@ def hold_groups(placeholders: Iterable[PlaceholderRecord]) -> tuple[HoldGroup, .
 
 
 def placeholder_started(context: Context, event: ev.PlaceholderStarted) -> None:
-    """Expect the agent's report within the registration time-out."""
+    """Set the time-out for the report of a started placeholder's agent."""
     placeholder = context.state.placeholders.get(event.placeholder)
     if placeholder is None:
         return
@@ -112,7 +112,7 @@ def placeholder_started(context: Context, event: ev.PlaceholderStarted) -> None:
 
 
 def placeholder_held(context: Context, event: ev.PlaceholderHeld) -> None:
-    """Count on a processor from now on; with the last one the job is launched."""
+    """Count a processor as held; launch the job with the last one."""
     placeholder = context.state.placeholders.get(event.placeholder)
     if placeholder is None:
         return
@@ -143,7 +143,7 @@ def placeholder_held(context: Context, event: ev.PlaceholderHeld) -> None:
 
 
 def placeholder_silent(context: Context, event: ev.PlaceholderSilent) -> None:
-    """Wait for a lost agent as long as its lease lasts."""
+    """Start the lease of an agent out of contact."""
     placeholder = context.state.placeholders.get(event.placeholder)
     if placeholder is not None and placeholder.silent_since is None:
         placeholder.silent_since = context.now
@@ -153,7 +153,7 @@ def placeholder_silent(context: Context, event: ev.PlaceholderSilent) -> None:
 
 
 def suspensions_seen(context: Context, event: ev.SuspensionsSeen) -> None:
-    """Note which placeholders of a cluster are suspended. One that goes on has time to come into contact again."""
+    """Update which placeholders of a cluster are suspended; resumed ones get time to report."""
     for placeholder in context.state.placeholders.on(event.cluster).values():
         if placeholder.id in event.placeholders:
             if placeholder.suspended_since is None:
@@ -170,7 +170,7 @@ def _watch_silence(context: Context, placeholder: PlaceholderRecord) -> None:
 
 
 def silence_timer(context: Context, placeholder: PlaceholderRecord) -> None:
-    """Give up a placeholder whose agent's lease has run out, unless one is to wait for it while it is suspended."""
+    """Give up a placeholder after its agent's lease, unless it is suspended and that is to be waited for."""
     if placeholder.suspended_since is not None and context.state.parameters.await_suspended:
         _watch_silence(context, placeholder)
         return
@@ -193,7 +193,7 @@ def placeholder_ending(context: Context, event: ev.PlaceholderEnding) -> None:
 
 
 def placeholder_ended(context: Context, event: ev.PlaceholderEnded) -> None:
-    """Forget a placeholder, after its job has taken the loss."""
+    """Drop a placeholder after its job has handled the loss."""
     placeholder = context.state.placeholders.get(event.placeholder)
     if placeholder is not None:
         end = TaskEnd(reason=event.reason, detail=event.detail)
@@ -209,7 +209,7 @@ def placeholder_ended(context: Context, event: ev.PlaceholderEnded) -> None:
 
 
 def _lose(context: Context, placeholder: PlaceholderRecord, end: TaskEnd) -> None:
-    """Take an ending placeholder out of its job: a launched job ends with it, a claiming one claims another."""
+    """Remove an ending placeholder from its job: a launched job ends, a claiming one claims another."""
     record = context.state.jobs[placeholder.job_id]
     record.unclaim({placeholder.id})
     if record.state in LAUNCHED_STATES:
@@ -228,7 +228,7 @@ IN_VAIN = ("MISSING", "placeholder ")
 
 
 def placeholder_said(context: Context, event: ev.PlaceholderSaid) -> None:
-    """Add what a placeholder that never reported wrote to what is told of its job, and of its cluster while paused."""
+    """Store the output of a placeholder that never reported, for explanations of job and cluster."""
     record = context.state.jobs.get(event.job_id)
     said = f"; it wrote: {event.text}"
     if record is not None and record.last_trouble.startswith(IN_VAIN) and said not in record.last_trouble:
@@ -239,7 +239,7 @@ def placeholder_said(context: Context, event: ev.PlaceholderSaid) -> None:
 
 
 def rank_started(context: Context, event: ev.RankStarted) -> None:
-    """Note a process that runs; with the last one the job runs, or has taken in its new processors."""
+    """Record a running process; with the last one the job runs, or has its new processors."""
     record = context.state.jobs.get(event.job_id)
     if record is None or event.rank not in range(len(record.ranks)):
         return
@@ -252,7 +252,7 @@ def rank_started(context: Context, event: ev.RankStarted) -> None:
 
 
 def rank_measured(context: Context, event: ev.RankMeasured) -> None:
-    """Add up what a rank has used, also when its job has ended before it."""
+    """Add a rank's usage to its job, even an ended one."""
     record = context.state.jobs.get(event.job_id)
     if record is not None and event.rank in range(len(record.ranks)) and event.rank not in record.measured:
         record.measured.add(event.rank)

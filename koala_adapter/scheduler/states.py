@@ -162,7 +162,7 @@ AnyState = TypeVar("AnyState", JobState, PlaceholderState, ChangePhase)
 
 
 def _check(what: str, table: Mapping[AnyState, Mapping[AnyState, str]], source: AnyState, target: AnyState) -> None:
-    """Raise TransitionError unless a table has a move."""
+    """Raise TransitionError for a move that the table does not have."""
     if target not in table[source]:
         raise TransitionError(f"{what} cannot go from {source.value!r} to {target.value!r}")
 
@@ -175,7 +175,7 @@ def _check(what: str, table: Mapping[AnyState, Mapping[AnyState, str]], source: 
 
 
 class Ledger:
-    """Counts what a state holds, and moves its jobs and placeholders between states."""
+    """Moves jobs, placeholders and changes between states, and keeps all counts."""
 
     def __init__(self, state: State) -> None:
         """Count what is there."""
@@ -208,21 +208,21 @@ class Ledger:
     # ---- jobs -----------------------------------------------------------------------------------------------------
 
     def add_job(self, record: JobRecord) -> None:
-        """Take in a new job, which waits."""
+        """Add a new, waiting job."""
         self.state.jobs[record.job.id] = record
         self._note_slots(record)
 
     def move_job(self, record: JobRecord, target: JobState) -> None:
-        """Bring a job into another state. Raises TransitionError."""
+        """Move a job to another state. Raises TransitionError."""
         _check(f"job {record.job.id}", JOB_TRANSITIONS, record.state, target)
         record.state = target
 
     def drop_job(self, record: JobRecord) -> None:
-        """Forget a job that has ended and has no placeholders any more."""
+        """Remove an ended job without placeholders."""
         del self.state.jobs[record.job.id]
 
     def shapes_on(self, cluster: ClusterName) -> tuple[Slot, ...]:
-        """Return the shapes of slots, other than one processor, that jobs need on a cluster which have not ended."""
+        """Return slot shapes, other than one processor, of unfinished jobs for a cluster."""
         shapes: dict[Slot, None] = {}
         for job_id in list(self._with_slots):
             record = self.state.jobs.get(job_id)
@@ -239,7 +239,7 @@ class Ledger:
     # ---- placeholders ---------------------------------------------------------------------------------------------
 
     def add_batch(self, batch: BatchRecord, placeholders: Iterable[PlaceholderRecord]) -> None:
-        """Take in a submission with its placeholders."""
+        """Add a submission with its placeholders."""
         self.state.batches[batch.key] = batch
         for placeholder in placeholders:
             self.state.placeholders[placeholder.id] = placeholder
@@ -247,7 +247,7 @@ class Ledger:
             self._count(placeholder, 1)
 
     def move(self, placeholder: PlaceholderRecord, target: PlaceholderState) -> None:
-        """Bring a placeholder into another state, if it is not there already. Raises TransitionError."""
+        """Move a placeholder to another state, if it is not there. Raises TransitionError."""
         if placeholder.state is target:
             return
         _check(f"placeholder {placeholder.id}", PLACEHOLDER_TRANSITIONS, placeholder.state, target)
@@ -260,7 +260,7 @@ class Ledger:
         self._count(placeholder, 1)
 
     def reassign(self, placeholder: PlaceholderRecord, taker: JobRecord, component: str) -> None:
-        """Give a processor to another job, which holds it from now on. Raises TransitionError."""
+        """Give a held placeholder to another job. Raises TransitionError."""
         if placeholder.state is not PlaceholderState.HELD:
             what = f"placeholder {placeholder.id}"
             _check(what, PLACEHOLDER_TRANSITIONS, placeholder.state, PlaceholderState.HELD)
@@ -284,7 +284,7 @@ class Ledger:
         self.state.batches[pending.id.batch].mixed = True
 
     def remove(self, placeholder: PlaceholderRecord) -> None:
-        """Drop the record of a placeholder that is gone; with the last one, that of its submission."""
+        """Remove a placeholder that is gone; with the last one, its submission."""
         self._note_held(placeholder)
         self._count(placeholder, -1)
         self._count_live(placeholder, -1)
@@ -298,7 +298,7 @@ class Ledger:
     def move_change(
         self, record: JobRecord, change: Change, phase: ChangePhase, parts: list[Part] | None = None
     ) -> None:
-        """Bring a change into another phase, with other ``parts``. Raises TransitionError.
+        """Move a change to another phase, with other ``parts``. Raises TransitionError.
 
         A new change comes into the record of its job, and one that is over goes from there.
         """
@@ -313,21 +313,21 @@ class Ledger:
         self._count_change(record, change, 1)
 
     def add_places(self, claim: Claim, placeholders: Sequence[PlaceholderId]) -> None:
-        """Note that placeholders were queued for the size that the owner of a running job wants."""
+        """Count placeholders queued for a wanted size."""
         claim.places = [*claim.places, *placeholders]
         self._count_places(claim, len(placeholders))
 
     def remove_places(self, claim: Claim, placeholders: Sequence[PlaceholderId]) -> None:
-        """Note that some of them are not for that any more: they are taken in, given back, or lost."""
+        """Stop counting such placeholders: they are taken, given back or lost."""
         claim.places = [id_ for id_ in claim.places if id_ not in placeholders]
         self._count_places(claim, -len(placeholders))
 
     def reserve(self, cluster: ClusterRecord, processors: int) -> None:
-        """Keep processors from everybody for a moment; a negative number gives them free again."""
+        """Reserve processors for a moment; negative: free them."""
         cluster.offered += processors
 
     def _count_change(self, record: JobRecord, change: Change, one: int) -> None:
-        """Add a change to what is kept or gathered on its clusters, or (``one`` = -1) take it out."""
+        """Add (``one`` = 1) or subtract a change in its clusters' counts."""
         for part in change.parts:
             claim = record.claims[part.claim]
             if claim.cluster is not None:
@@ -336,26 +336,26 @@ class Ledger:
                 cluster.gathering += each * part.accepted if change.phase is ChangePhase.GATHERING else 0
 
     def _count_places(self, claim: Claim, count: int) -> None:
-        """Add so many placeholders to those that running jobs have not taken in yet."""
+        """Change the number of placeholders that running jobs have not taken yet."""
         if claim.cluster is not None:
             self.state.clusters[claim.cluster].gathering += count * claim.slot_processors
 
     # ---- counts ---------------------------------------------------------------------------------------------------
 
     def _note_held(self, placeholder: PlaceholderRecord) -> None:
-        """Add up for how long the job of a placeholder has had processors, before it has others."""
+        """Add the processor time of a placeholder's job up to now."""
         record, now = self.state.jobs[placeholder.job_id], self.state.now or 0.0
         record.held_seconds, record.held_until = record.held_for(now), now
 
     def _count_live(self, placeholder: PlaceholderRecord, one: int) -> None:
-        """Add a placeholder to those that have not ended, or (``one`` = -1) take it out of them."""
+        """Add (``one`` = 1) or subtract a placeholder that has not ended."""
         state = self.state
         state.clusters[placeholder.cluster].managed += one * placeholder.slot_processors
         state.batches[placeholder.id.batch].live += one
         state.jobs[placeholder.job_id].live += one
 
     def _count(self, placeholder: PlaceholderRecord, one: int) -> None:
-        """Add a placeholder to the counts that depend on its state, or (``one`` = -1) take it out of them."""
+        """Add (``one`` = 1) or subtract a placeholder in the counts of its state."""
         if placeholder.waiting:
             cluster, batch = self.state.clusters[placeholder.cluster], placeholder.id.batch
             cluster.queued += one
@@ -379,7 +379,7 @@ class Ledger:
 
 
 class RunningClaim(MalleableJob):
-    """A component of a running malleable job on its cluster, with its sizes in processors of the cluster."""
+    """Claim of a running malleable job, as malleability policies see it."""
 
     __slots__ = ("claim", "cluster", "job_id")
 
@@ -395,7 +395,7 @@ class RunningClaim(MalleableJob):
 
 
 class Roster:
-    """All running malleable jobs, by cluster."""
+    """All running malleable jobs by cluster."""
 
     def __init__(self, jobs: Iterable[JobRecord] = ()) -> None:
         """Take those of the jobs that run according to their records."""
@@ -425,7 +425,7 @@ class Roster:
         return self._clusters.get(cluster) or RunningJobs()
 
     def update(self, record: JobRecord) -> None:
-        """Follow what has happened to a job: it started, ended, changed, or can or cannot change any more."""
+        """Update from a job's record: it started, ended, changed, or may or may not change."""
         if not record.job.kind.varies:
             return
         self.touched[record.job.id] = None
@@ -470,7 +470,7 @@ class Roster:
 
 
 def is_busy(record: JobRecord, number: int) -> bool:
-    """Tell whether a claim of a running job is to be left alone: it changes already, or is about to end."""
+    """Return whether a claim must not be changed: it is changing or about to end."""
     return bool(record.ends) or record.is_changing(number)
 
 

@@ -42,13 +42,13 @@ AWAITS_AGENTS = frozenset(
 
 
 def advance(state: State, time: float) -> float:
-    """Return the time of an event as the scheduler takes it: that of the latest one for an event that is older."""
+    """Return the time of an event, at least that of the latest one."""
     state.now = time if state.now is None else max(state.now, time)
     return state.now
 
 
 def give_time(state: State, timetable: Timetable, now: float) -> None:
-    """Put off what fell due while the service was down, as long as an agent has for its first report.
+    """Postpone timers that fell due while the service was down, until agents can have reported.
 
     An agent that could not report is not MISSING, ranks may have ended well in time, and the last processor may be
     there: first let them say so. What an application was asked is asked again when its agents are back: from then on it
@@ -60,7 +60,7 @@ def give_time(state: State, timetable: Timetable, now: float) -> None:
 
 
 def _await_answers(state: State, until: float) -> None:
-    """Take nothing for declined before that."""
+    """Postpone the time-outs of offers until then."""
     for change in (change for job in state.jobs.values() for change in job.changes.values()):
         if change.phase is ChangePhase.ASKED and change.due is not None:
             change.due = change.due._replace(at=max(change.due.at, until))
@@ -75,7 +75,7 @@ def postpone(state: State, timetable: Timetable, now: float, seconds: float) -> 
 def _after_downtime(
     state: State, kind: TimerKind, at: float, placeholder: PlaceholderRecord | None, now: float
 ) -> float:
-    """Return when a timer fires that was set before the service was down."""
+    """Return the new time of a timer that was set before the service was down."""
     if kind in AWAITS_AGENTS and at <= now:
         return now + state.parameters.registration_timeout
     if kind is TimerKind.ENDING and placeholder is not None and placeholder.host:
@@ -85,7 +85,7 @@ def _after_downtime(
 
 
 def _move_timers(state: State, moved: Callable[[TimerKind, float, PlaceholderRecord | None], float]) -> None:
-    """Give each timer another time, which ``moved`` tells from its kind, its time and its placeholder."""
+    """Move each timer to the time that ``moved`` returns."""
     if state.scan_due is not None:
         state.scan_due = state.scan_due._replace(at=moved(TimerKind.SCAN, state.scan_due.at, None))
     for placeholder in state.placeholders.values():
@@ -103,7 +103,7 @@ def _move_timers(state: State, moved: Callable[[TimerKind, float, PlaceholderRec
 
 
 class Timetable:
-    """Sets timers, and says which comes next."""
+    """Sets timers and finds the next one."""
 
     def __init__(self, state: State) -> None:
         """Put the timers that the records keep in order."""
@@ -118,7 +118,7 @@ class Timetable:
         return sum(self._stands(timer) for timer in self._heap)
 
     def rebuild(self) -> None:
-        """Put all timers in order anew: the records were changed from outside."""
+        """Rebuild the order of timers from the records."""
         self._heap = [*self._of_clusters(), *self._of_jobs()]
         heapq.heapify(self._heap)
         self._pause_ends = {(timer.cluster, timer.at) for timer in self._heap if timer.kind is TimerKind.PAUSE}
@@ -147,31 +147,31 @@ class Timetable:
     # ---- setting --------------------------------------------------------------------------------------------------
 
     def for_job(self, record: JobRecord, kind: TimerKind, at: float) -> None:
-        """Have a job looked at; a timer of the same kind is replaced, unless it is for the same time."""
+        """Set a job's timer; replaces one of the same kind."""
         if kind not in record.timers or record.timers[kind].at != at:
             due = record.timers[kind] = self._numbered(at)
             heapq.heappush(self._heap, Timer(*due, kind, job_id=record.job.id))
 
     def for_placeholder(self, placeholder: PlaceholderRecord, kind: TimerKind, at: float) -> None:
-        """Have a placeholder looked at; a timer of the same kind is replaced, unless it is for the same time."""
+        """Set a placeholder's timer; replaces one of the same kind."""
         if kind not in placeholder.timers or placeholder.timers[kind].at != at:
             due = placeholder.timers[kind] = self._numbered(at)
             heapq.heappush(self._heap, Timer(*due, kind, placeholder=placeholder.id))
 
     def for_change(self, record: JobRecord, change: Change, at: float) -> None:
-        """Have a change of the size of a job looked at."""
+        """Set the timer of a change."""
         change.due = self._numbered(at)
         heapq.heappush(self._heap, Timer(*change.due, TimerKind.CHANGE, job_id=record.job.id))
 
     def for_cluster(self, cluster: ClusterRecord, at: float) -> None:
-        """Have the queue scanned at the end of a pause of a cluster, which its record keeps."""
+        """Set the timer for the end of a cluster's pause."""
         timer = Timer(*self._numbered(at), TimerKind.PAUSE, cluster=cluster.parameters.name)
         if (timer.cluster, at) not in self._pause_ends:  # several pauses may end at one time
             self._pause_ends.add((timer.cluster, at))
             heapq.heappush(self._heap, timer)
 
     def for_scan(self, at: float) -> None:
-        """Have the queue scanned by its interval."""
+        """Set the timer for the next scan of the queue."""
         due = self._state.scan_due = self._numbered(at)
         heapq.heappush(self._heap, Timer(*due, TimerKind.SCAN))
 
@@ -183,13 +183,13 @@ class Timetable:
 
     @property
     def next_at(self) -> float | None:
-        """Time of the earliest timer; None: there is none."""
+        """Time of the earliest timer; None without timers."""
         while self._heap and not self._stands(self._heap[0]):
             self._pop()
         return self._heap[0].at if self._heap else None
 
     def take_due(self, now: float) -> Timer | None:
-        """Take the earliest timer, if its time has come; its record does not keep it any more."""
+        """Remove and return the earliest timer if its time has come."""
         at = self.next_at
         if at is None or at > now:
             return None
@@ -203,7 +203,7 @@ class Timetable:
         return timer
 
     def _stands(self, timer: Timer) -> bool:
-        """Tell whether a timer is as its record keeps it."""
+        """Return whether a timer is still the one that its record has."""
         state = self._state
         if timer.kind is TimerKind.SCAN:
             due = state.scan_due
@@ -230,7 +230,7 @@ class Timetable:
 
 
 def change_due(record: JobRecord, timer: Timer) -> Change | None:
-    """Return the change that a timer is for; None: that is over."""
+    """Return the change of a timer; None when it is over."""
     for change in record.changes.values():
         if change.due is not None and change.due.number == timer.number:
             return change

@@ -44,7 +44,7 @@ _ENDS = {
 
 
 def end_attempt(context: Context, record: JobRecord, outcome: JobOutcome) -> bool:
-    """Take the end of an attempt after which the job may run again; False: it is the end of the job."""
+    """Handle the end of an attempt that another may follow; return False when the job ends with it."""
     if record.state not in LAUNCHED_STATES or not _may_follow(record, outcome):
         return False
     record.attempts_over += 1
@@ -80,7 +80,7 @@ def placeholders_gone(context: Context, record: JobRecord) -> None:
 
 
 def attempt_timer(context: Context, record: JobRecord) -> None:
-    """Have a job run again, or end with the outcome of its latest attempt."""
+    """Start the next attempt of a job, or end the job with the outcome of its latest attempt."""
     record.timers.pop(TimerKind.ATTEMPT, None)
     outcome = record.attempts[-1].outcome
     if is_requeued(record.job, outcome):
@@ -101,13 +101,13 @@ def attempt_timer(context: Context, record: JobRecord) -> None:
 
 
 def correct_attempt(record: JobRecord, outcome: JobOutcome) -> None:
-    """Take the reason for which the latest attempt ended as its batch system knows it."""
+    """Update why the latest attempt ended, as the batch system reports it."""
     record.attempts = [*record.attempts[:-1], replace(record.attempts[-1], outcome=outcome)]
     record.last_trouble = outcome.detail
 
 
 def _may_follow(record: JobRecord, outcome: JobOutcome) -> bool:
-    """Tell whether another attempt may follow such an end, as far as is known now.
+    """Return whether another attempt may follow an end, as far as is known now.
 
     A placeholder that was cancelled may have met its walltime, or been lost with its node.
     """
@@ -121,13 +121,13 @@ def _may_follow(record: JobRecord, outcome: JobOutcome) -> bool:
 
 
 def is_requeued(job: Job, outcome: JobOutcome) -> bool:
-    """Tell whether a job goes on later from the state that it has saved."""
+    """Return whether a job will continue from its saved state."""
     saved = outcome.reason is EndReason.EXITED and outcome.exit_code == GOES_ON_STATUS
     return job.requeue_on_walltime and (saved or outcome.reason is EndReason.WALLTIME)
 
 
 def is_retried(job: Job, outcome: JobOutcome) -> bool:
-    """Tell whether a job is to run again after such an end."""
+    """Return whether a job is tried again after this end."""
     if outcome.state is JobState.COMPLETED:
         return False
     exited = outcome.reason in {EndReason.EXITED, EndReason.SIGNALLED}
@@ -135,7 +135,7 @@ def is_retried(job: Job, outcome: JobOutcome) -> bool:
 
 
 def _begin_anew(record: JobRecord) -> None:
-    """Forget what an attempt has left in the record of its job; its placeholders are gone or on their way out."""
+    """Reset a job's record after an attempt; its placeholders are gone or ending."""
     record.uncounted += len(record.ranks) - len(record.measured)
     record.claims = [Claim(component=component.name) for component in record.job.components]
     record.ranks, record.ended_by, record.suspected = (), None, None

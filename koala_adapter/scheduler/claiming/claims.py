@@ -72,7 +72,7 @@ def submit_batch(  # noqa: PLR0917 - what a batch consists of
     stub: bool = False,
     memory_mib: int = 0,
 ) -> list[PlaceholderId]:
-    """Submit ``count`` placeholders that are to live for so many seconds, or for as long as the cluster allows.
+    """Submit ``count`` placeholders with a walltime, or the longest that the cluster allows.
 
     ``stub``: they are for an application that runs already. ``memory_mib``: of each; 0: what the site says.
     """
@@ -126,7 +126,7 @@ SILENCE_MARGIN = 15.0
 
 
 def end_placeholder(context: Context, placeholder: PlaceholderRecord, *, force: bool = False) -> None:
-    """Ask for the end of a placeholder, and look again after a while."""
+    """End a placeholder, and set a timer to check that it ends."""
     if placeholder.state is not PlaceholderState.ENDING:
         context.ledger.move(placeholder, PlaceholderState.ENDING)
         placeholder.ending_since = context.now
@@ -173,7 +173,7 @@ def start_life(context: Context, record: JobRecord) -> None:
 
 
 def claim_failed(context: Context, record: JobRecord, reason: str, *, pause: bool = True) -> None:
-    """Count a claim that came to nothing; claim again later, or give up after the allowed number of tries.
+    """Count a failed claim; schedule the next try, or give up after the allowed number.
 
     Several losses before the next attempt count once.
     """
@@ -206,7 +206,7 @@ def _requeue(context: Context, record: JobRecord) -> None:
 
 
 def registration_timer(context: Context, placeholder: PlaceholderRecord) -> None:
-    """Give up a placeholder that runs but whose agent never reported (MISSING); pause the cluster after a few."""
+    """Give up a started placeholder whose agent did not report (MISSING); pause the cluster after a few."""
     waited = context.now - (context.now if placeholder.started_at is None else placeholder.started_at)
     detail = (
         f"placeholder {placeholder.id} on {placeholder.cluster} started but its agent did not report in {waited:.0f} s"
@@ -218,7 +218,7 @@ def registration_timer(context: Context, placeholder: PlaceholderRecord) -> None
 
 
 def note_missing(context: Context, placeholder: PlaceholderRecord, trouble: str) -> None:
-    """Set a job back for a placeholder that has started in vain, and ask what it wrote.
+    """Count a placeholder that started in vain against its job, and ask for its output.
 
     After a few in a row its cluster is paused.
     """
@@ -241,7 +241,7 @@ elsewhere."""
 
 
 def watch_kept(context: Context, placeholder: PlaceholderRecord) -> None:
-    """Look again after a while at a placeholder that only a change of a limit, or of the site, lets start."""
+    """Set a timer for a placeholder that only a change of a limit or of the site lets start."""
     if not placeholder.hold_lasts:
         placeholder.timers.pop(TimerKind.KEPT, None)
     elif TimerKind.KEPT not in placeholder.timers:
@@ -249,7 +249,7 @@ def watch_kept(context: Context, placeholder: PlaceholderRecord) -> None:
 
 
 def kept_timer(context: Context, placeholder: PlaceholderRecord) -> None:
-    """Place a claim elsewhere whose placeholder is kept waiting, if it fits elsewhere; else it stays in that queue.
+    """Move a claim to another cluster if its placeholder is kept waiting and there is room; else wait on.
 
     The growth of a running job is given up, so that it can grow elsewhere.
     """
@@ -275,7 +275,7 @@ def kept_timer(context: Context, placeholder: PlaceholderRecord) -> None:
 
 
 def join_pieces(record: JobRecord, claims: list[Claim]) -> None:
-    """Make one claim of those among ``claims`` that are pieces of the same component; none may hold anything.
+    """Join claims of ``claims`` that are pieces of the same component and hold nothing.
 
     KOALA's flexible requests (CoreGRID TR-0092) leave the sizes of the pieces to the scheduler; so pieces that came
     to nothing need not be placed again as they were. What was joined has no placement any more.
@@ -302,7 +302,7 @@ def join_pieces(record: JobRecord, claims: list[Claim]) -> None:
 
 
 def batch_submitted(context: Context, event: BatchSubmitted) -> None:
-    """Note the LRM's ids; cancel what was given up before they were known."""
+    """Store the LRM's ids; cancel placeholders that were given up meanwhile."""
     batch = context.state.batches.get(event.batch)
     if batch is None or batch.lrm_ids is not None:
         return
@@ -317,14 +317,14 @@ def batch_submitted(context: Context, event: BatchSubmitted) -> None:
 
 
 def batch_uncertain(context: Context, event: BatchUncertain) -> None:
-    """Note that the outcome of a submission is unknown; the driver looks for it by its key."""
+    """Mark a submission as of unknown outcome; the driver looks for it by its key."""
     batch = context.state.batches.get(event.batch)
     if batch is not None and batch.lrm_ids is None:
         batch.uncertain = event.reason
 
 
 def batch_failed(context: Context, event: BatchRejected | BatchAbsent) -> None:
-    """Forget the placeholders of a submission that is not there, and claim others.
+    """Drop the placeholders of a failed submission and claim others.
 
     What was taken before, or has shown itself since, is there whatever is said now: a late or repeated message.
     Of an absent one that ``pauses``, nothing else is placed on its cluster for as long as a job pauses.
@@ -379,7 +379,7 @@ def _exclude(  # noqa: PLR0917 - who is excluded from where, and why
 def _exclude_from_growth(
     context: Context, record: JobRecord, cluster: ClusterName, missed: set[PlaceholderId], reason: str
 ) -> None:
-    """Have a running job grow no more on a cluster that rejects what it was offered, or keeps it waiting.
+    """Stop a job's growth on a cluster that rejects or delays its placeholders.
 
     Unless its owner asks for that.
     """
@@ -398,7 +398,7 @@ def _placeholders_in(state: State, batch: BatchRecord) -> list[PlaceholderRecord
 
 
 def scan_queue(context: Context, *, above: int | None = None) -> None:
-    """Try to place waiting jobs from head to tail; with ``above``, only those of a higher priority than that."""
+    """Try to place waiting jobs in queue order; ``above``: only those of higher priority."""
     if not len(context.queue):
         return
     state = context.state
@@ -432,12 +432,12 @@ def scan_queue(context: Context, *, above: int | None = None) -> None:
 
 
 def _waits(context: Context, record: JobRecord, placed: Placed, capacity: Capacity) -> bool:
-    """Tell whether a job that would only be queued waits for the first polls of clusters."""
+    """Return whether a job that would be queued waits for the first polls of clusters instead."""
     return waits_for_looks(context, would_be_queued(context.requests(record), placed, capacity.views))
 
 
 def claim_placement(context: Context, record: JobRecord, placed: Placed, views: Views) -> None:
-    """Submit placeholders for every component of a placement, which was found with ``views``."""
+    """Submit placeholders for every component of a placement found with ``views``."""
     life = _life_asked(context, record, placed, views)
     context.ledger.move_job(record, JobState.CLAIMING)
     record.reclaim_with_room = False
@@ -484,7 +484,7 @@ def _fill(
     placed: tuple[PlacedComponent, ...],
     life: float,
 ) -> None:
-    """Claim what was placed for some claims of a job; a component that was split gets one claim for each piece.
+    """Assign a placement to claims of a job; a split component gets one claim for each piece.
 
     ``life``: seconds that placeholders are to last beyond their job.
     """
@@ -539,7 +539,7 @@ def submit_postponed(context: Context, record: JobRecord) -> None:
 
 
 def reclaim(context: Context, record: JobRecord, *, early: bool = False) -> None:
-    """Claim again what a job is missing, incrementally (ICP): the components whose claim failed, all of them or none.
+    """Claim the missing components of a job again (incremental claiming), all of them or none.
 
     A component that still has placeholders in a queue stays on its cluster; one that has none may move. Waiting jobs
     of higher priority are placed first. ``early``: the pause is not over, so that a failure is not counted.
@@ -579,7 +579,7 @@ def reclaim(context: Context, record: JobRecord, *, early: bool = False) -> None
 
 
 def _leave_kept(context: Context, record: JobRecord, views: Views) -> None:
-    """Take the room that is kept for a guarded job of higher priority out of the views."""
+    """Subtract room kept for guarded jobs of higher priority from the views."""
     state = context.state
     if state.guarded is not None and state.jobs[state.guarded].job.priority > record.job.priority:
         for name, kept in state.kept_room.items():
@@ -588,7 +588,7 @@ def _leave_kept(context: Context, record: JobRecord, views: Views) -> None:
 
 
 def _reserve(record: JobRecord, settled: list[Claim], views: Views) -> str | None:
-    """Take the room for what settled components miss out of the views; return the trouble when there is too little."""
+    """Subtract what settled components miss from the views; return the reason when there is too little."""
     for claim in settled:
         if claim.cluster is None:
             continue
@@ -602,7 +602,7 @@ def _reserve(record: JobRecord, settled: list[Claim], views: Views) -> str | Non
 
 
 def check_complete(context: Context, record: JobRecord) -> None:
-    """Launch a claiming job when everything it wants is held and will last long enough."""
+    """Launch a claiming job once it holds everything for long enough."""
     if record.state is not JobState.CLAIMING:
         return
     if record.held < sum(len(claim.placeholders) for claim in record.claims):

@@ -22,7 +22,7 @@ WORDS = {AfterEnd.OK: "completed", AfterEnd.FAILED: "failed", AfterEnd.ANY: "end
 
 
 def enter(context: Context, record: JobRecord) -> None:
-    """Let a new job into the placement queue, or have it wait for the jobs that it names."""
+    """Put a new job into the placement queue, or let it wait for the jobs that it depends on."""
     jobs = context.state.jobs
     unknown = [after.job for after in record.job.after if after.job not in jobs]
     if unknown:
@@ -34,7 +34,7 @@ def enter(context: Context, record: JobRecord) -> None:
 
 
 def predecessor_ended(context: Context, record: JobRecord) -> None:
-    """Let in, or cancel, the jobs that wait for one that has ended."""
+    """Release or cancel the jobs that depend on one that has ended."""
     for job_id in context.state.dependents.pop(record.job.id, ()):
         waiting = context.state.jobs.get(job_id)
         if waiting is not None and waiting.state is JobState.WAITING:
@@ -42,13 +42,13 @@ def predecessor_ended(context: Context, record: JobRecord) -> None:
 
 
 def awaited(state: State, record: JobRecord) -> list[After]:
-    """Return those of the jobs that a job is to start after which have not ended."""
+    """Return the unfinished jobs that a job depends on."""
     known = ((after, state.jobs.get(after.job)) for after in record.job.after)
     return [after for after, job in known if job is not None and not job.state.final]
 
 
 def _settle(context: Context, record: JobRecord) -> None:
-    """Cancel a job that can never start, or let it in when it waits for no other job."""
+    """Cancel a job whose dependencies can never be met, or queue it when all are met."""
     for after in record.job.after:
         job = context.state.jobs.get(after.job)  # one that is not kept any more has ended as was asked for
         if job is not None and job.state.final and not fulfils(job.state, after.end):
@@ -64,5 +64,5 @@ def _settle(context: Context, record: JobRecord) -> None:
 
 
 def fulfils(state: JobState, wanted: AfterEnd) -> bool:
-    """Tell whether a job that has ended in a state has ended as is asked for."""
+    """Return whether a final state meets a dependency."""
     return wanted is AfterEnd.ANY or (state is JobState.COMPLETED) is (wanted is AfterEnd.OK)

@@ -47,7 +47,7 @@ LOOK = 100
 
 
 def reassign_to_waiting(context: Context, giver: JobRecord, spares: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
-    """Give held processors to jobs of the queue that fit into them entirely; return what is left.
+    """Give held processors to waiting jobs that fit into them entirely; return the rest.
 
     No new queueing in any LRM: a placeholder can be handed from one job to another of the same user.
     Room that is kept for a guarded job is not given to jobs behind it.
@@ -79,7 +79,7 @@ def reassign_to_waiting(context: Context, giver: JobRecord, spares: list[Placeho
 
 
 def _sizes(free: Free) -> dict[ClusterName, int]:
-    """Return how many are free on each cluster, and for a component without one, the most on any."""
+    """Return the free placeholders by cluster, and the most on one cluster for components without a cluster."""
     sizes = {name: len(some) for name, some in free.items()}
     sizes[ANY_CLUSTER] = max(sizes.values(), default=0)
     return sizes
@@ -96,7 +96,7 @@ def _start_with(context: Context, taker: JobRecord, fit: Fit, free: Free) -> Non
 
 
 def _fit(context: Context, record: JobRecord, free: Free) -> Fit | None:
-    """Choose placeholders for all components of a job among the free ones; None when they do not suffice."""
+    """Choose placeholders for all components of a job; None when there are too few."""
     used: set[PlaceholderId] = set()
     fit: Fit = []
     for component, claim in record.components():
@@ -152,7 +152,7 @@ TAKEN = (PlaceholderState.HELD, PlaceholderState.STARTED)
 
 
 def life_timer(context: Context, record: JobRecord) -> None:
-    """Take a deadlock for granted when the missing placeholders have not come within the life cycle, and break it.
+    """Break the deadlock that is assumed when placeholders are missing at the end of a claim's life.
 
     What is held is exchanged or handed back. What still waits in an LRM's queue keeps its place, since it blocks
     no other job.
@@ -193,7 +193,7 @@ def _await_files(context: Context, record: JobRecord, back: int) -> None:
 
 
 def _extended(context: Context, record: JobRecord) -> bool:
-    """Put the end of a life off, once, when placeholders start just now: another job has given way."""
+    """Extend a claim's life once, when placeholders are starting because another job has given way."""
     more = grace(context.state.parameters)
     if record.life_extended or more <= 0.0:
         return False
@@ -206,7 +206,7 @@ def _extended(context: Context, record: JobRecord) -> bool:
 
 
 def _backfilled(context: Context, giver: JobRecord, over: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
-    """Give what is to be handed back to jobs of the placement queue that can start with it; return the rest."""
+    """Give placeholders to be handed back to waiting jobs that can start with them; return the rest."""
     if not context.state.parameters.reuse:
         return over
     held = [placeholder for placeholder in over if placeholder.held]
@@ -215,7 +215,7 @@ def _backfilled(context: Context, giver: JobRecord, over: list[PlaceholderRecord
 
 
 def yield_to_priority(context: Context, placeholder: PlaceholderRecord) -> None:
-    """Let a job of higher priority go first: give it a placeholder just held if it waits for that cluster, too.
+    """Give a placeholder just held to a job of higher priority that waits for the same cluster.
 
     KOALA's claiming policy (CoreGRID TR-0092) asks for that; an LRM's queue knows nothing of our priorities.
     """
@@ -230,7 +230,7 @@ def yield_to_priority(context: Context, placeholder: PlaceholderRecord) -> None:
 
 
 def take_from_lower(context: Context, event: BatchSubmitted) -> None:
-    """Note the ids of a submission; let its job go first where others of lower priority hold what it waits for.
+    """Store a submission's ids; give its job placeholders that jobs of lower priority hold there.
 
     Where enough processors are idle, it gets its own.
     """
@@ -253,7 +253,7 @@ def take_from_lower(context: Context, event: BatchSubmitted) -> None:
 def reassign_to_claiming(
     context: Context, giver: JobRecord, spares: list[PlaceholderRecord]
 ) -> list[PlaceholderRecord]:
-    """Give what a completed job held to jobs of its user that start with it; return the rest.
+    """Give a completed job's placeholders to claiming jobs of its user that start with them; return the rest.
 
     The takers' pending placeholders are ended: the giver needs no processors any more.
     """
@@ -270,7 +270,7 @@ def reassign_to_claiming(
 
 
 def _reorganized(context: Context, giver: JobRecord, over: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
-    """Exchange placeholders whose life is over, and return the rest."""
+    """Exchange placeholders whose life is over (reorganization); return the rest."""
     left = {placeholder.id: placeholder for placeholder in over if placeholder.held}
     unfit = [placeholder for placeholder in over if not placeholder.held]
     takers: dict[str, int] = {}
@@ -290,7 +290,7 @@ def _reorganized(context: Context, giver: JobRecord, over: list[PlaceholderRecor
 def _completions(
     context: Context, giver: JobRecord, left: dict[PlaceholderId, PlaceholderRecord], *, both: bool
 ) -> Iterator[tuple[JobRecord, list[Exchange]]]:
-    """Yield jobs that start with what is left, in their order, each with the exchanges that it takes."""
+    """Yield jobs that can start with the remaining placeholders, in order, with the exchanges needed."""
     for taker, pending in _takers(context, giver, left.values()):
         if any(claim.cluster is None or claim.missing for claim in taker.claims) or not is_staged(taker):
             continue
@@ -306,7 +306,7 @@ def _completions(
 def _takers(
     context: Context, giver: JobRecord, held: Iterable[PlaceholderRecord]
 ) -> list[tuple[JobRecord, list[PlaceholderRecord]]]:
-    """Return claiming jobs of the giver's user in their order, with what they await on clusters of placeholders."""
+    """Return the user's claiming jobs in order, with what they await on clusters of the placeholders."""
     awaited: dict[str, list[PlaceholderRecord]] = {}
     for one in _pending(context, giver, {placeholder.cluster for placeholder in held}):
         awaited.setdefault(one.job_id, []).append(one)
@@ -317,7 +317,7 @@ def _takers(
 def _pending(
     context: Context, giver: JobRecord, clusters: set[ClusterName], *, above: int | None = None
 ) -> Iterator[PlaceholderRecord]:
-    """Yield placeholders in the queues of some clusters that other claiming jobs of the same user wait for.
+    """Yield queued placeholders, on some clusters, of the user's other claiming jobs.
 
     With ``above``, only those of jobs of a higher priority than that. Nearly every submission belongs to one job, so
     its placeholders are looked at only when that job counts.
@@ -346,7 +346,7 @@ def _pending(
 def _paired(
     context: Context, held: Iterable[PlaceholderRecord], pending: Iterable[PlaceholderRecord], *, both: bool
 ) -> list[Exchange]:
-    """Return which held placeholder takes the place of which pending one, as many as suit."""
+    """Return pairs of held and pending placeholders that can be exchanged."""
     pairs = []
     free = list(held)
     for one in pending:
@@ -357,7 +357,7 @@ def _paired(
 
 
 def _suits(context: Context, held: PlaceholderRecord, pending: PlaceholderRecord, *, both: bool) -> bool:
-    """Tell whether a held placeholder lasts for the job of a pending one, and (``both``) the other way round."""
+    """Return whether a held placeholder lasts for the pending one's job, and (``both``) vice versa."""
     state = context.state
     taker = state.jobs[pending.job_id].job
     if held.cluster != pending.cluster or not held.lasts(context.now, taker.walltime):

@@ -29,7 +29,7 @@ Position = tuple[int, float, int]
 
 
 class AnyLane(Protocol):
-    """What all jobs of a lane have in common; hashable."""
+    """Common properties of the jobs in a lane; hashable."""
 
     @property
     def total(self) -> int:
@@ -43,7 +43,7 @@ _TOTAL: Callable[[AnyLane], int] = attrgetter("total")
 
 
 class Need(NamedTuple):
-    """What one component asks for at least."""
+    """Least request of one component."""
 
     minimum: int
     cluster: ClusterName
@@ -59,7 +59,7 @@ class Need(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """What all jobs of a lane have in common: everything that decides whether they can be placed."""
+    """Properties that decide whether a job can be placed; jobs with equal ones are in one lane."""
 
     needs: tuple[Need, ...]
     walltime_class: int
@@ -173,13 +173,13 @@ class PlacementQueue(LaneQueue[Lane, Position, JobId]):
         self._margin = 0
 
     def configure(self, walltime_limits: Iterable[int], *, margin: int) -> None:
-        """Empty the queue, and tell walltimes (plus ``margin``) apart by these limits, in seconds, from now on."""
+        """Empty the queue and set the limits by which walltimes (plus ``margin``) are told apart, in seconds."""
         self._limits = tuple(sorted(set(walltime_limits)))
         self._margin = margin
         self.clear()
 
     def lane_of(self, record: JobRecord) -> Lane:
-        """Return the lane in which a job waits."""
+        """Return the lane of a job."""
         needs = sorted(
             Need(
                 component.minimum,

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 class Capacity:
-    """Views of the clusters that have room, kept true while jobs are placed."""
+    """Views of the clusters with room, updated while jobs are placed."""
 
     def __init__(self, context: Context) -> None:
-        """Take the views of now."""
+        """``views``: of this moment."""
         self._context = context
         self.largest = 0
         """Most room on any of them."""
@@ -52,7 +52,7 @@ class Capacity:
         self._measure()
 
     def refresh(self, names: Iterable[ClusterName]) -> None:
-        """Look at these clusters again: something was placed there."""
+        """Update the views of clusters where something was placed."""
         for name in names:
             self.views.refresh(name)
             self._rooms[name] = self._room(name)
@@ -61,7 +61,7 @@ class Capacity:
         self._measure()
 
     def keep(self, kept: Mapping[ClusterName, int]) -> None:
-        """Leave so many processors to another job from now on."""
+        """Reserve processors for another job."""
         for name, processors in kept.items():
             if name in self.views:
                 self.views.take(name, processors)
@@ -105,21 +105,21 @@ FIRST_LOOK = 30.0
 
 
 def await_first_looks(context: Context) -> None:
-    """Give the clusters of the site that were never polled time for that, from now on."""
+    """Set a time limit for the first polls of clusters that were never polled."""
     for cluster in context.state.clusters.values():
         if cluster.configured and cluster.polled_at is None and cluster.unavailable is None:
             cluster.first_look_until = context.now + FIRST_LOOK
 
 
 def looked_at(context: Context, cluster: ClusterRecord) -> None:
-    """Note that a cluster has answered its first poll, or has failed to; what waited for that may be queued now."""
+    """Handle a cluster's first poll or its failure: jobs that waited for it may be queued now."""
     if cluster.first_look_until is not None:
         cluster.first_look_until = None
         context.scan_wanted = True
 
 
 def awaited_looks(state: State, now: float) -> list[ClusterRecord]:
-    """Return the clusters whose first polls are waited for, in the order of the site file."""
+    """Return clusters whose first polls are awaited, in site-file order."""
     return [
         cluster
         for cluster in state.clusters.values()
@@ -128,7 +128,7 @@ def awaited_looks(state: State, now: float) -> list[ClusterRecord]:
 
 
 def waits_for_looks(context: Context, requests: Iterable[ComponentRequest]) -> bool:
-    """Tell whether a component may find idle processors on a cluster that was not polled yet.
+    """Return whether a component may find idle processors on a cluster not polled yet.
 
     Then the scheduler wakes up, at the latest, when the time for that poll is over.
     """
@@ -146,7 +146,7 @@ def waits_for_looks(context: Context, requests: Iterable[ComponentRequest]) -> b
 
 
 def would_be_queued(requests: Sequence[ComponentRequest], placed: Placed, views: Views) -> list[ComponentRequest]:
-    """Return those of the requests that were placed where too few slots are idle for all that was placed there."""
+    """Return the placed requests for which too few slots are idle on their clusters."""
     components = {request.component.name: request.component for request in requests}
     wanted: dict[ClusterName, int] = {}
     for part in placed.components:
@@ -180,7 +180,7 @@ def enqueue(context: Context, record: JobRecord) -> None:
 
 
 def leave_queue(context: Context, record: JobRecord) -> None:
-    """Take a job out of the placement queue, if it is there; the scans it saw there count as tries."""
+    """Remove a job from the placement queue if it is there; its scans count as tries."""
     state = context.state
     context.queue.remove(record.job.id)
     if record.queued_at_scan is not None:
@@ -198,7 +198,7 @@ def leave_queue(context: Context, record: JobRecord) -> None:
 
 
 def rebuild(queue: PlacementQueue, state: State) -> None:
-    """Fill the queue from the records, for the site as it is configured now."""
+    """Fill the queue from the records for the configured site."""
     limits = (cluster.parameters.walltime_limit for cluster in state.clusters.values() if cluster.configured)
     queue.configure((limit for limit in limits if limit is not None), margin=int(state.parameters.launch_margin))
     for record in state.jobs.values():
@@ -207,7 +207,7 @@ def rebuild(queue: PlacementQueue, state: State) -> None:
 
 
 def interval_scan(context: Context) -> None:
-    """Count the scan that the interval timer brings: it is one try of every waiting job."""
+    """Count a scan by the interval timer as a try of every waiting job."""
     state = context.state
     state.scans += 1
     context.scan_wanted = True
@@ -223,7 +223,7 @@ def interval_scan(context: Context) -> None:
 
 
 def _last_try(context: Context, record: JobRecord, verdict: PlacementResult) -> None:
-    """Give a job up, unless it could be placed right now."""
+    """Give up a job, unless it can be placed right now."""
     state = context.state
     if isinstance(verdict, Placed):
         state.tries_end[state.scans].pop(record.job.id)
@@ -239,7 +239,7 @@ def _last_try(context: Context, record: JobRecord, verdict: PlacementResult) -> 
 
 
 def place(context: Context, record: JobRecord, views: Views) -> PlacementResult:
-    """Ask the job's placement policy where it would go now."""
+    """Return the placement of a job by its policy now."""
     return ask_policy(context, record, context.requests(record), views)
 
 
@@ -249,7 +249,7 @@ def ask_policy(
     requests: Sequence[ComponentRequest],
     views: Views,
 ) -> PlacementResult:
-    """Ask a job's placement policy where components of it would go now; an answer that cannot be followed is none.
+    """Return a policy's placement of components; an invalid answer counts as no placement.
 
     A policy sees clusters in slots. So of components with other slots it is asked one kind of slot after the other,
     each with what the earlier ones have left.
@@ -277,7 +277,7 @@ def ask_policy(
 
 
 def alike(requests: Sequence[ComponentRequest]) -> list[Sequence[ComponentRequest]]:
-    """Return the requests by what their slots are, the largest slots first."""
+    """Group requests by their slots, largest slots first."""
     first = requests[0].component
     if all(one.component.slot == first.slot and one.component.slots == first.slots for one in requests):
         return [requests]
@@ -313,7 +313,7 @@ def refuse_impossible(context: Context) -> None:
 
 
 def _guard(context: Context, views: Views) -> None:
-    """Choose the job to be guarded, if one has waited long enough, and where."""
+    """Choose a job that has waited long enough, and clusters, for which room is kept."""
     state = context.state
     if state.guarded is not None:
         record = state.jobs[state.guarded]
@@ -344,7 +344,7 @@ def _guardable(context: Context, record: JobRecord) -> bool:
 
 
 def wake_for_scan(context: Context) -> None:
-    """Have the queue scanned again after the interval, as long as jobs wait in it."""
+    """Set the timer for the next scan while jobs wait."""
     state = context.state
     if len(context.queue) and state.scan_due is None:
         context.timetable.for_scan(context.now + state.parameters.scan_interval)
@@ -360,7 +360,7 @@ def maximum_tries(context: Context, record: JobRecord) -> int:
 
 
 def tries_used_up(context: Context, record: JobRecord) -> bool:
-    """Fail a job that has been tried often enough; tell whether that was so."""
+    """Fail a job that has used up its tries; return whether it had."""
     limit = maximum_tries(context, record)
     if record.tries < limit:
         return False

@@ -70,7 +70,7 @@ class Changes:
     # ---- growing: placeholders are gathered, then become processes of the application -------------------------------
 
     def gather(self, change: Change, parts: list[Part]) -> bool:
-        """Submit the placeholders that parts have accepted; return False, and do nothing, when one has no room.
+        """Submit placeholders for accepted parts; return False without effect when one has no room.
 
         What was kept for the change until now counts as room, and what is promised to others, who wait for processors
         that come free.
@@ -89,7 +89,7 @@ class Changes:
         return True
 
     def submit_stubs(self, number: int, count: int, *, memory_mib: int = 0) -> list[PlaceholderId]:
-        """Submit placeholders for a claim, for no longer than the job has left."""
+        """Submit placeholders for a claim, with the rest of the job's walltime."""
         seconds = self.time_left + self.context.state.parameters.launch_margin
         component, name = self.record.claims[number].component, cluster_of(self.context, self.record, number).name
         return submit_batch(
@@ -97,7 +97,7 @@ class Changes:
         )
 
     def gathering(self, placeholder: PlaceholderRecord) -> tuple[Change, Part] | None:
-        """Return the growth, and its part, that a placeholder is gathered for; None: it is for none."""
+        """Return the change and part that a placeholder is gathered for; None: there is none."""
         for change in self.record.changes.values():
             for part in change.parts:
                 if placeholder.id in part.stubs:
@@ -105,7 +105,7 @@ class Changes:
         return None
 
     def held(self, placeholder: PlaceholderRecord) -> None:
-        """Let the application take its new processors when the last of them is held."""
+        """Give the application its new processors once all are held."""
         found = self.gathering(placeholder)
         if found is None:
             return
@@ -120,7 +120,7 @@ class Changes:
             self.take(change)
 
     def take(self, change: Change) -> None:
-        """Have the application take in the placeholders of its growth, all of which are held."""
+        """Let the application use the placeholders of its growth, all of which are held."""
         record = self.record
         for part in change.parts:
             claim = self.claim(part)
@@ -158,7 +158,7 @@ class Changes:
         self.move(change, ChangePhase.TAKING)
 
     def lost(self, placeholder: PlaceholderRecord) -> None:
-        """Give up a growth one of whose placeholders is gone or going, unless its submission never arrived.
+        """Give up a growth that has lost a placeholder, unless its submission never arrived.
 
         koala may have been killed before that was on its way: then it is made once more.
         """
@@ -217,12 +217,12 @@ class Changes:
         abandon_after(self.context, self.record, change, seconds)
 
     def _spare(self, number: int) -> int:
-        """Return how many processors a claim has beyond its minimum."""
+        """Return a claim's processors beyond its minimum."""
         claim = self.record.claims[number]
         return claim.processors - bounds(self.record, claim)[0]
 
     def released(self, placeholders: Collection[PlaceholderId]) -> None:
-        """Take back what an application no longer uses, as far as its minimum allows."""
+        """Take back processors that an application no longer uses, down to its minimum."""
         started = {rank.placeholder for rank in self.record.ranks if rank.rank in self.record.started}
         known = self.context.state.placeholders
         launched = {id_ for id_ in started & known.keys() if known[id_].state is PlaceholderState.LAUNCHED}
@@ -234,7 +234,7 @@ class Changes:
         self.check_done()
 
     def depart(self, number: int, going: list[PlaceholderId], why: str = "", *, gone: bool = False) -> None:
-        """Take processors of a claim, with the processes that had them, out of the job.
+        """Remove processors of a claim from the job, with their processes.
 
         ``why``: for people, when they were not asked for. ``gone``: their placeholders end without that.
         """
@@ -261,13 +261,13 @@ class Changes:
         self.context.roster.update(record)
 
     def _take_out(self, ranks: Iterable[int]) -> None:
-        """Note that processes are no part of the job any more."""
+        """Remove processes from the job's records."""
         for rank in ranks:
             self.record.departed.add(rank)
             self.record.ends.pop(rank, None)
 
     def _release_over(self, change: Change) -> None:
-        """Count what was given up, and wait for no more."""
+        """Record what was given up and end the wait for more."""
         (part,) = change.parts
         claim = self.claim(part)
         self.record.note_size(claim, claim.processors + part.done, change.reason, self.context.now)
@@ -276,7 +276,7 @@ class Changes:
     # ---- adapting: all processes change together, at one point of progress ------------------------------------------
 
     def point_reached(self, change: Change, event: ev.PointReached) -> None:
-        """Note that a change is being carried out: it is not given up any more."""
+        """Mark a change as being carried out, after which it cannot be given up."""
         if change.phase is ChangePhase.RELEASING:
             (part,) = change.parts
             claim = self.claim(part)
@@ -289,7 +289,7 @@ class Changes:
         change.adaptation, change.point, change.due = event.adaptation, event.point, None
 
     def made(self, change: Change) -> None:
-        """Take newcomers into the job; let those that leave end."""
+        """Add new processes to the job, and end those that leave."""
         change.made = True
         if change.phase is ChangePhase.TAKING:
             self.record.joined += change.ranks
@@ -314,7 +314,7 @@ class Changes:
     # ---- answers of the application, and changes that take too long -------------------------------------------------
 
     def answered(self, change: Change, accepted: int) -> None:
-        """Begin what the application has agreed to."""
+        """Start the change that the application has agreed to."""
         if change.processors < 0:
             self.await_release(change, accepted)
             return
@@ -407,7 +407,7 @@ class Changes:
                 end_placeholder(self.context, placeholder)
 
     def _announce_withdrawal(self, change: Change, reason: str) -> None:
-        """Tell the application that it does not get what it accepted."""
+        """Tell the application that accepted processors are not available."""
         if not self.record.ends_soon:  # it can have nothing elsewhere, either, and must not be offered that for ever
             wanted_again(self.context, self.record, change.component)
         names = [self.cluster(part).name for part in change.parts]
@@ -424,7 +424,7 @@ class Changes:
         )
 
     def _return_stubs(self, change: Change) -> None:
-        """End what was gathered."""
+        """End gathered placeholders."""
         for part in change.parts:
             for id_ in part.stubs:
                 stub = self.context.state.placeholders.get(id_)
@@ -435,7 +435,7 @@ class Changes:
             part.stubs = []
 
     def drop(self) -> None:
-        """Undo what is under way, and give up all places: the job has ended."""
+        """Undo changes under way and give up queued places, as the job has ended."""
         for number in range(len(self.record.claims)):
             self.give_up_places(number, self.record.claims[number].places)
         for change in list(self.record.changes.values()):
@@ -444,7 +444,7 @@ class Changes:
             self._over(change, -freed)
 
     def _over(self, change: Change, settled: int = 0) -> None:
-        """Have nothing kept for a change any more; its step hears by how many processors (signed) the size changed."""
+        """Drop a change and report the achieved change of size to its step."""
         if change.phase is ChangePhase.PROMISED:
             self.end_promise(change)
         self.move(change, ChangePhase.OVER)
@@ -453,18 +453,18 @@ class Changes:
         settle(self.context, self.record, change, settled)
 
     def end_promise(self, change: Change) -> None:
-        """Wait no longer for what others give up for a change."""
+        """Stop waiting for processors that others were to give up for a change."""
         cluster = self.cluster(change.parts[0])
         cluster.promises = [one for one in cluster.promises if one.change != change.number]
         self.context.scan_wanted = True
 
     def move(self, change: Change, phase: ChangePhase, parts: list[Part] | None = None) -> None:
-        """Bring a change into another phase."""
+        """Move a change to another phase."""
         self.context.ledger.move_change(self.record, change, phase, parts)
         self.context.roster.update(self.record)
 
     def give_up_places(self, number: int, going: Sequence[PlaceholderId]) -> None:
-        """Give up some places that a claim has in the queue of its cluster, and end their placeholders."""
+        """Give up some of a claim's queued places and end their placeholders."""
         if going:
             self.context.ledger.remove_places(self.record.claims[number], going)
             for id_ in going:
@@ -475,7 +475,7 @@ class Changes:
 
 
 def shared_out(parts: Iterable[Part], most: Iterable[int], wanted: int) -> list[Part]:
-    """Return parts that accept ``wanted`` processors together, the first ones as many as they can; none accepts 0."""
+    """Divide ``wanted`` processors over parts, filling the first ones first."""
     shares = []
     for part, able in zip(parts, most, strict=True):
         count = min(able, wanted)
@@ -486,7 +486,7 @@ def shared_out(parts: Iterable[Part], most: Iterable[int], wanted: int) -> list[
 
 
 def why_lost(claim: Claim, placeholder: PlaceholderRecord) -> str:
-    """Say why a placeholder for a growth does not come."""
+    """Return why a placeholder for a growth will not come."""
     refused = claim.growth_refused
     return f"{claim.cluster} refused it: {refused}" if refused else f"placeholder {placeholder.id} was lost"
 
@@ -498,7 +498,7 @@ def time_left(context: Context, record: JobRecord) -> float:
 
 
 def stub_lost(context: Context, placeholder: PlaceholderRecord) -> None:
-    """Take the loss of a placeholder that was submitted for a running job."""
+    """Handle the loss of a placeholder that was submitted for a running job."""
     record = context.state.jobs.get(placeholder.job_id)
     if record is not None:
         Changes(context, record).lost(placeholder)
@@ -525,7 +525,7 @@ def check_running(context: Context, record: JobRecord) -> None:
 
 
 def _watch_walltime(context: Context, record: JobRecord) -> None:
-    """Have the job looked at when it has too little time left to grow; it may have so from its start."""
+    """Set a timer for the time when too little walltime is left to grow."""
     least = context.state.parameters.least_time_to_grow
     if record.job.has_workers:  # they would be asked to end at once
         least = max(least, float(record.job.warn_before))
@@ -539,7 +539,7 @@ def _watch_walltime(context: Context, record: JobRecord) -> None:
 
 
 def near_end_timer(context: Context, record: JobRecord) -> None:
-    """Let a job grow no more; what is still being gathered is handed back."""
+    """Stop a job's growth and hand back gathered placeholders."""
     record.ends_soon = True
     for change in list(record.changes.values()):
         if change.phase is ChangePhase.GATHERING:
@@ -583,7 +583,7 @@ def _open_clusters(context: Context, record: JobRecord, *, added: bool = False) 
 
 
 def change_of_rank(record: JobRecord, rank: int) -> tuple[Change, Part] | None:
-    """Return the change that allows a process to end alone: it is new and not told of it yet, or it was let go."""
+    """Return the change in which a process may end alone: not told of it yet, or let go by it."""
     if record.state is not JobState.RUNNING or not record.job.adapts(record.ranks[rank].component):
         return None
     for change in record.changes.values():
@@ -596,7 +596,7 @@ def change_of_rank(record: JobRecord, rank: int) -> tuple[Change, Part] | None:
 
 
 def newcomer(record: JobRecord, rank: int) -> bool:
-    """Tell whether a process was started for a growth that is not made: it begins to count when that is."""
+    """Return whether a process was started for a growth that is not complete."""
     taking = (change for change in record.changes.values() if change.phase is ChangePhase.TAKING)
     return record.job.adapts(record.ranks[rank].component) and any(rank in change.ranks for change in taking)
 
@@ -611,7 +611,7 @@ if TYPE_CHECKING:
 
 
 def _found(context: Context, event: OfChange, *phases: ChangePhase) -> tuple[Changes, Change] | None:
-    """Return the change that an event is about; None: it is over, or in none of these phases any more."""
+    """Return the change of an event; None when it is over or in another phase."""
     record = context.state.jobs.get(event.job_id)
     change = None if record is None else record.changes.get(event.number)
     return (
@@ -620,7 +620,7 @@ def _found(context: Context, event: OfChange, *phases: ChangePhase) -> tuple[Cha
 
 
 def offer_answered(context: Context, event: ev.OfferAnswered) -> None:
-    """Take the answer to a message that still waits for one; any other comes too late."""
+    """Handle the answer to a message; a late one is ignored."""
     found = _found(context, event, ChangePhase.ASKED)
     if found is None:
         return
@@ -636,7 +636,7 @@ def offer_answered(context: Context, event: ev.OfferAnswered) -> None:
 
 
 def processors_released(context: Context, event: ev.ProcessorsReleased) -> None:
-    """Take back what an application no longer uses."""
+    """Take back processors that an application no longer uses."""
     record = context.state.jobs.get(event.job_id)
     if record is not None and record.state is JobState.RUNNING:
         Changes(context, record).released(event.placeholders)

@@ -69,7 +69,7 @@ class Shrinkable(NamedTuple):
 
 
 def cluster_to_shrink(need: int, clusters: Iterable[tuple[N, Shrinkable]]) -> tuple[N, int] | None:
-    """Return on which cluster to shrink for a component of ``need`` processors, and by how many; None: impossible.
+    """Return the cluster to shrink, and by how many, for a component of ``need`` processors; None: impossible.
 
     As with worst fit, it is the one with the most free processors of those where it would suffice: there the fewest
     have to be taken from others. ``clusters``: those that may hold the component and on which no room is being made.
@@ -88,7 +88,7 @@ def cluster_to_shrink(need: int, clusters: Iterable[tuple[N, Shrinkable]]) -> tu
 
 
 def yield_to_others(context: Context, cluster: ClusterRecord) -> None:
-    """Withdraw each growth on a cluster that waits for processors which others lack, unless its application insists."""
+    """Withdraw growths that wait for processors which others lack, unless their applications insist."""
     if not cluster.gathering or not others_lack(context, cluster):
         return
     for member in list(context.roster.on(cluster.name)):
@@ -119,7 +119,7 @@ C = TypeVar("C", bound=CountedCluster)
 
 
 class Need(NamedTuple, Generic[C]):
-    """What a component of a waiting job needs."""
+    """Requirement of a waiting job's component."""
 
     minimum: int
     clusters: Sequence[C]
@@ -129,7 +129,7 @@ class Need(NamedTuple, Generic[C]):
 
 
 class ShrunkFor(Enum):
-    """For whom running jobs are shrunk."""
+    """The jobs for which running jobs are shrunk."""
 
     HEAD = "head"
     """For the head of the placement queue."""
@@ -140,7 +140,7 @@ class ShrunkFor(Enum):
 
 
 class DecidedClusters(Protocol[C]):
-    """The clusters at one point in time, with what runs on them and what waits for them.
+    """Interface of job management to clusters, running and waiting jobs at one time.
 
     Methods that answer here by themselves are about what cannot happen where applications answer at once.
     """
@@ -190,13 +190,13 @@ class DecidedClusters(Protocol[C]):
         return False
 
     def paused(self, cluster: C, direction: Direction) -> bool:
-        """Tell whether the last step in a direction was in vain, and it is too early for another."""
+        """Return whether a step in a direction is blocked for a while after one without result."""
 
     def rebalances(self, cluster: C) -> bool:
-        """Tell whether its malleability policy changes shares also where nothing is free."""
+        """Return whether the malleability policy of a cluster changes sizes even when nothing is free."""
 
     def short_of_processors(self) -> Iterable[tuple[C, int, ShrunkFor]]:
-        """Yield clusters whose batch system makes jobs wait, how many processors these lack, and whose they are."""
+        """Yield clusters where waiting jobs lack processors, with how many and whose jobs."""
         return ()
 
     def jobs_wait(self) -> bool:
@@ -209,7 +209,7 @@ class DecidedClusters(Protocol[C]):
         """Yield what the head of the queue needs, component by component."""
 
     def keep_room(self, needs: Mapping[ClusterName, int]) -> None:
-        """Keep what the head of the queue needs on each cluster, from now on, from those behind it."""
+        """Reserve what the head of the queue needs against later jobs."""
 
     def grow(self, cluster: C, value: int, *, thorough: bool) -> bool:
         """Start a step that offers processors; tell whether it is over already and more might be taken."""
@@ -219,14 +219,14 @@ class DecidedClusters(Protocol[C]):
 
 
 class JobManagement(Generic[C]):
-    """Takes the decisions, for sites that know the counts and carry decisions out."""
+    """Decisions of job management, for any clusters of the interface."""
 
     def __init__(self, sites: DecidedClusters[C]) -> None:
-        """Decide for these sites."""
+        """``sites``: clusters about which is decided."""
         self._sites = sites
 
     def decide(self) -> None:
-        """Decide until nothing changes any more at this point in time."""
+        """Decide until nothing changes at this time."""
         while self._sites.decision_wanted():
             self._decide_once()
 
@@ -271,7 +271,7 @@ class JobManagement(Generic[C]):
         return offered
 
     def _worth_offering(self, cluster: C) -> int | None:
-        """Return how many processors running jobs may want; None: none. What all declined is not offered again."""
+        """Return how many processors running jobs may accept; None: none, as they declined the same before."""
         sites = self._sites
         value = sites.free(cluster)
         if not sites.running(cluster).growth or (value == 0 and not sites.rebalances(cluster)):
@@ -282,7 +282,7 @@ class JobManagement(Generic[C]):
         return value
 
     def _may(self, cluster: C, direction: Direction) -> bool:
-        """Tell whether a step may be started on a cluster."""
+        """Return whether a step may be started on a cluster."""
         sites = self._sites
         return not sites.changing(cluster) and not sites.paused(cluster, direction) and sites.in_reach(cluster)
 
@@ -296,7 +296,7 @@ class JobManagement(Generic[C]):
                 sites.shrink(cluster, lacking, shrunk_for)
 
     def _make_room_for_head(self) -> bool:
-        """Tell whether room is being made for the head of the queue; see to it that it is, if possible."""
+        """Shrink for the head of the queue where possible; return whether room is being made."""
         sites = self._sites
         if not sites.jobs_wait():
             return False
@@ -312,7 +312,7 @@ class JobManagement(Generic[C]):
         return True
 
     def _plan(self) -> list[tuple[C, int, int]] | None:
-        """Return where the head needs how much, and by how much to shrink there; None: impossible.
+        """Return the processors that the head needs by cluster, and how many to free there; None: impossible.
 
         Processors on their way out count as free. None, too, when nothing would have to be shrunk and nothing is on its
         way out: then it is not running jobs that are in the way.
@@ -343,7 +343,7 @@ class JobManagement(Generic[C]):
 
 
 class SchedulerClusters:
-    """The clusters of the scheduler's state, while one event is handled."""
+    """Clusters of the scheduler's state, for job management."""
 
     def __init__(self, context: Context) -> None:
         """Look at the state as it is while this is used."""
@@ -390,7 +390,7 @@ class SchedulerClusters:
         return self._context.polled == cluster.name
 
     def in_reach(self, cluster: ClusterRecord) -> bool:
-        """Tell whether the cluster is open."""
+        """Return whether a cluster is open."""
         return closed_reason(cluster, self._context.now) is None
 
     def changing(self, cluster: ClusterRecord) -> bool:
@@ -414,7 +414,7 @@ class SchedulerClusters:
         return now < cluster.balanced_until
 
     def rebalances(self, cluster: ClusterRecord) -> bool:
-        """Tell whether the policy of the cluster does."""
+        """Return whether the malleability policy of a cluster changes sizes even when nothing is free."""
         return policy_of(self._context, cluster).rebalances
 
     def jobs_wait(self) -> bool:

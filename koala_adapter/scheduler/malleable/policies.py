@@ -60,7 +60,7 @@ J = TypeVar("J", bound=MalleableJob)
 
 
 class _Sorted(Generic[J]):
-    """Jobs in the order of their start; adding and removing costs a bisection, the first and last are at hand."""
+    """Jobs sorted by start."""
 
     __slots__ = ("jobs", "orders")
 
@@ -85,7 +85,7 @@ class _Sorted(Generic[J]):
 
 
 class RunningJobs(Generic[J]):
-    """The running malleable jobs of one cluster, ready for questions in the order of their start.
+    """Running malleable jobs of one cluster, sorted by start for policies.
 
     Change ``size`` and ``busy`` of a job only through :meth:`resize`, :meth:`begin` and :meth:`end` while it is here.
     """
@@ -133,13 +133,13 @@ class RunningJobs(Generic[J]):
         self._all.remove(job)
 
     def begin(self, job: J) -> None:
-        """Note that a change of a job is under way."""
+        """Mark a job as changing."""
         if not job.busy:
             self._discount(job)
             job.busy = True
 
     def end(self, job: J) -> None:
-        """Note that a job's change is through."""
+        """Mark a job as not changing."""
         if job.busy:
             job.busy = False
             self._count(job)
@@ -263,7 +263,7 @@ class Direction(StrEnum):
 
 @dataclass(slots=True)
 class Step:
-    """How far growing or shrinking by a value has come. Plain data, so it can be kept in a snapshot."""
+    """Progress of growing or shrinking by a value; plain data for snapshots."""
 
     direction: Direction
     remaining: int
@@ -278,7 +278,7 @@ class Step:
     """Jobs that accepted less than they were asked: in this step they are left alone."""
 
     def answered(self, order: Order, asked: int, accepted: int) -> None:
-        """Take in the answer to a message; both amounts are signed."""
+        """Add the answer to a message; both amounts are signed."""
         self.last = order
         self.remaining -= accepted if self.direction is Direction.GROW else -accepted
         if abs(accepted) < abs(asked):
@@ -286,7 +286,7 @@ class Step:
 
 
 class MalleabilityPolicy(ABC):
-    """Says who is asked next in a step. Pure and without state of its own."""
+    """Chooses the jobs that are asked in a step; pure and stateless."""
 
     name: str
     rebalances: bool = False
@@ -427,7 +427,7 @@ MALLEABILITY_POLICIES: Mapping[str, MalleabilityPolicy] = {
 
 
 def carry_out(policy: MalleabilityPolicy, running: RunningJobs[J], step: Step, ask: Callable[[J, int], int]) -> int:
-    """Do a whole step where answers come at once; return by how many processors all jobs together changed (signed).
+    """Run a whole step with immediate answers; return the total change (signed).
 
     ``ask(job, amount)`` sends a message and returns what the application accepts, between 0 and the amount (a job that
     shrinks may give back more, never below its minimum). The jobs are resized here.

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 def more_requested(context: Context, event: ev.MoreRequested) -> None:
-    """Grant an application what it asks for, or see to it that it can be granted."""
+    """Grant an application's request for processors, or prepare that it can be granted."""
     record = context.state.jobs.get(event.job_id)
     own = [] if record is None else [one for one, c in enumerate(record.claims) if c.component == event.component]
     if record is None or not own or event.number <= max(record.claims[one].last_request for one in own):
@@ -92,7 +92,7 @@ def more_requested(context: Context, event: ev.MoreRequested) -> None:
 
 
 def _growth_problem(record: JobRecord, number: int, event: ev.MoreRequested) -> str:
-    """Return why nothing is granted, whatever is free."""
+    """Return why a request cannot be granted whatever is free; empty when it can."""
     if not record.job.kind.varies:
         return f"a {record.job.kind.value} job keeps its size"
     if record.state is not JobState.RUNNING or record.ends:
@@ -105,7 +105,7 @@ def _growth_problem(record: JobRecord, number: int, event: ev.MoreRequested) -> 
 
 
 def _why_not_more(record: JobRecord, claim: Claim, wanted: int) -> str:
-    """Say which of the bounds of a component keeps it from getting as many more as it asks for."""
+    """Return which bound of a component limits its growth."""
     component = record.job.component(claim.component)
     size, coming = record.size(component.name), record.coming(component.name)
     limit = min(component.maximum, record.sizes_wanted.get(component.name, component.maximum))
@@ -132,7 +132,7 @@ def _filled(free: Mapping[int, int], wanted: int) -> list[Part]:
 
 
 def _promise(changes: Changes, change: Change, free: Mapping[int, int], wanted: int) -> None:
-    """Keep what is free on all clusters, and have others make room where most could be had."""
+    """Reserve free processors on all clusters for a request, and let others make room for the rest."""
     context, record = changes.context, changes.record
     spare = {
         one: context.roster.on(cluster_of(context, record, one).name).spare // record.claims[one].slot_processors
@@ -149,7 +149,7 @@ def _promise(changes: Changes, change: Change, free: Mapping[int, int], wanted: 
 
 
 def keep_promises(context: Context, cluster: ClusterRecord) -> None:
-    """Grant what was promised on a cluster as soon as it is free; make it free where that has not been tried."""
+    """Grant promised processors once they are free; make room where that was not tried."""
     while cluster.promises and cluster.step is None:
         promise = cluster.promises[0]
         changes = Changes(context, context.state.jobs[promise.job_id])
@@ -186,7 +186,7 @@ def keep_promises(context: Context, cluster: ClusterRecord) -> None:
 
 
 def _grant(changes: Changes, change: Change, parts: list[Part], short: str) -> None:
-    """Have all parts gathered; or offer them, where they are less than what an application that negotiates wants."""
+    """Gather all parts; or offer them, when fewer than a negotiating application wants."""
     granted = sum(part.processors for part in parts)
     if change.agreement and 0 < granted < min(change.least, change.wish):
         short = f"{short}: {granted} can be had, and fewer than {change.least} are of no use to it"
@@ -221,7 +221,7 @@ def _answer(changes: Changes, change: Change, granted: int, short: str) -> None:
 
 
 def _lacking_memory(changes: Changes, number: int, event: ev.MoreRequested) -> str:
-    """Return why processors of a claim do not come with the memory that is asked for; empty: they do."""
+    """Return why a claim's processors lack the requested memory; empty when they do not."""
     name = changes.record.claims[number].cluster
     if not event.memory_mib or name is None:
         return ""
@@ -234,7 +234,7 @@ def _lacking_memory(changes: Changes, number: int, event: ev.MoreRequested) -> s
 
 
 def _claims_meant(changes: Changes, event: ev.MoreRequested, own: list[int]) -> list[int]:
-    """Return where a component is to grow, never nowhere.
+    """Return the claims with which a component may grow.
 
     One that negotiates grows on all clusters that it names and where nothing changes; where most is free, first.
     """
@@ -254,7 +254,7 @@ def _claims_meant(changes: Changes, event: ev.MoreRequested, own: list[int]) -> 
 
 
 def less_requested(context: Context, event: ev.LessRequested) -> None:
-    """Begin to take back what an application does not need: the processes that came last, on each of their clusters."""
+    """Start taking back processors that an application offers: latest processes first, by cluster."""
     record = context.state.jobs.get(event.job_id)
     if record is None or event.component not in {one.name for one in record.job.components}:
         return
@@ -296,7 +296,7 @@ def _returning_problem(record: JobRecord, event: ev.LessRequested) -> str:
 
 
 def _pieces(record: JobRecord, component: str, count: int) -> list[tuple[int, int]]:
-    """Return how many processors each claim gives up, by its index."""
+    """Return how many processors each claim gives up."""
     by_placeholder = {id_: number for number, claim in enumerate(record.claims) for id_ in claim.placeholders}
     ranks = [one for one in record.ranks if one.component == component and one.rank not in record.departed]
     last = [one.placeholder for one in ranks[len(ranks) - count :]]
@@ -315,7 +315,7 @@ def _pieces(record: JobRecord, component: str, count: int) -> list[tuple[int, in
 
 
 def size_wanted(context: Context, event: ev.SizeWanted) -> None:
-    """Note what size a component is to have, and see to it."""
+    """Store the wanted size of a component and act on it."""
     record = context.state.jobs.get(event.job_id)
     if record is None or record.state.final or event.component not in {one.name for one in record.job.components}:
         return
@@ -331,7 +331,7 @@ def size_wanted(context: Context, event: ev.SizeWanted) -> None:
 
 
 def keep_to_wanted_sizes(context: Context) -> None:
-    """Ask back what components have beyond the sizes that are wanted, and, with approach none, give them what lacks."""
+    """Take back what components have beyond their wanted sizes; without an approach, also add what lacks."""
     limited = [context.state.jobs[job_id] for job_id in context.roster.limited]
     for record in sorted(limited, key=lambda one: one.start_number):  # after a restart the roster has another order
         for name in record.sizes_wanted:
@@ -340,7 +340,7 @@ def keep_to_wanted_sizes(context: Context) -> None:
 
 
 class ComponentSize:
-    """A component of a running malleable job whose owner wants a size, while an event is handled."""
+    """A component with a wanted size, while an event is handled."""
 
     def __init__(self, changes: Changes, component: Component) -> None:
         """``changes``: of its job."""
@@ -353,7 +353,7 @@ class ComponentSize:
         self._wanted = changes.record.sizes_wanted[component.name]
 
     def keep(self) -> None:
-        """Ask back what the component has beyond its size; with approach none, see to it that it gets what it lacks."""
+        """Take back processors beyond the wanted size; without an approach, also add missing ones."""
         record, name = self._record, self._component.name
         lacking = self._wanted - record.size(name) - record.coming(name)
         surplus = -lacking - record.leaving(name)
@@ -385,7 +385,7 @@ class ComponentSize:
                 ask(self._context, record, self._new(number, -asked))
 
     def _give(self, lacking: int) -> int:
-        """Offer, or gather, what is free; return how many processors may come of it.
+        """Offer or gather free processors; return how many may come.
 
         A place that waits on a cluster stands for a processor that is free there.
         """
@@ -410,13 +410,13 @@ class ComponentSize:
 
     @property
     def _is_asked(self) -> bool:
-        """Whether the application is asked before it gets processors, and needs all of them at once."""
+        """Whether the application is asked before it gets processors, and needs all at once."""
         return self._record.job.adapts(self._component.name) or not self._component.takes_any_size
 
     # ---- places in queues -------------------------------------------------------------------------------------------
 
     def _take_places(self, lacking: int) -> int:
-        """Take in what is held of the places, as far as so many are lacking; return how many those are."""
+        """Take over held places, as far as processors are lacking; return how many."""
         taken, placeholders = 0, self._context.state.placeholders
         for number in self._claims:
             claim = self._record.claims[number]
@@ -440,7 +440,7 @@ class ComponentSize:
         return taken
 
     def _keep_places(self, lacking: int) -> None:
-        """Keep one place for each processor that is lacking, and none beyond that.
+        """Keep one queued place for each lacking processor.
 
         A job that takes no further workers for a while keeps its places, and gives back what it gets meanwhile.
         """
@@ -460,7 +460,7 @@ class ComponentSize:
             self._queue(missing)
 
     def _queue(self, missing: int) -> None:
-        """Queue placeholders where the least is asked for beyond what is idle."""
+        """Submit placeholders to queues, on clusters with the most processors beyond those asked for first."""
         claims, room = self._record.claims, {}
         for number in self._claims:
             if claims[number].cluster is not None and self._in_time(number):
@@ -473,7 +473,7 @@ class ComponentSize:
                 missing -= count
 
     def _in_time(self, number: int) -> bool:
-        """Tell whether placeholders may be queued on the cluster of a claim, and would last as long as the job."""
+        """Return whether placeholders may be queued for a claim and would last as long as the job."""
         cluster, left = cluster_of(self._context, self._record, number), self._changes.time_left
         limit = cluster.parameters.walltime_limit
         is_open = closed_reason(cluster, self._context.now) is None and not growth_paused(self._context, cluster)
@@ -489,7 +489,7 @@ def would_take(record: JobRecord, number: int) -> bool:
 
 
 def place_lost(context: Context, placeholder: PlaceholderRecord) -> bool:
-    """Take note that a placeholder is gone or going; tell whether it was such a place."""
+    """Handle the loss of a placeholder; return whether it was such a place."""
     record = context.state.jobs.get(placeholder.job_id)
     for claim in () if record is None else record.claims:
         if record is not None and placeholder.id in claim.places:

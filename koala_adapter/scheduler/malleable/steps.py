@@ -35,7 +35,7 @@ MOST_DOUBLINGS = 20
 
 
 def pause(context: Context, cluster: ClusterRecord, direction: Direction, seconds: float) -> None:
-    """Start no step of a direction on a cluster for a while; a longer pause that has begun is not cut short."""
+    """Block steps in a direction on a cluster for a while; an existing longer pause stays."""
     if seconds <= 0:
         return
     until = context.now + seconds
@@ -50,27 +50,27 @@ def pause(context: Context, cluster: ClusterRecord, direction: Direction, second
 
 
 def pause_growth(context: Context, cluster: ClusterRecord) -> None:
-    """Offer nothing on a cluster for a while: what was to be had there was not."""
+    """Block offers on a cluster for a while, because expected processors were not there."""
     pause(context, cluster, Direction.GROW, context.state.parameters.backoff)
 
 
 def growth_paused(context: Context, cluster: ClusterRecord) -> bool:
-    """Tell whether the pause after processors for growing could not be had is not over."""
+    """Return whether offers are blocked because expected processors were not there."""
     return cluster.no_growth_before is not None and context.now < cluster.no_growth_before
 
 
 def jobs_have_grown(context: Context, cluster: ClusterRecord) -> None:
-    """Ask no job to shrink for a while."""
+    """Block shrinking for a while after growth."""
     pause(context, cluster, Direction.SHRINK, context.state.parameters.shrink_pause)
 
 
 def jobs_have_shrunk(context: Context, cluster: ClusterRecord) -> None:
-    """Offer nothing for a while."""
+    """Block growth for a while after shrinking."""
     pause(context, cluster, Direction.GROW, context.state.parameters.grow_pause)
 
 
 def shrunk_fruitlessly(context: Context, cluster: ClusterRecord) -> None:
-    """Ask no job to shrink for a while; after some fruitless steps, twice as long each time that nothing has changed.
+    """Block shrinking for a while; after repeated steps without result, for doubling times.
 
     A policy may ask jobs that cannot give anything, as EGS does (CoreGRID TR-0092); others may have their reasons.
     """
@@ -85,7 +85,7 @@ def shrunk_fruitlessly(context: Context, cluster: ClusterRecord) -> None:
 
 
 def shrinking_is_fruitless(context: Context, cluster: ClusterRecord) -> bool:
-    """Tell whether nothing has changed since running jobs gave nothing, and it is too early to ask them again."""
+    """Return whether jobs gave nothing when asked last and nothing has changed since."""
     until = cluster.fruitless_until
     return until is not None and context.now < until and _sizes(context, cluster) == cluster.fruitless_sizes
 
@@ -95,7 +95,7 @@ def _sizes(context: Context, cluster: ClusterRecord) -> list[int]:
 
 
 def in_one_step(context: Context, processors: int) -> int:
-    """Return how many of some processors one step may give out or free."""
+    """Return how many of some processors one step may handle."""
     most = context.state.parameters.largest_change
     return processors if most is None else min(processors, most)
 
@@ -112,7 +112,7 @@ def in_one_step(context: Context, processors: int) -> int:
 
 
 def others_seen(context: Context, cluster: ClusterRecord, wanted: Iterable[int]) -> None:
-    """Take note of the processors that each waiting job of others asks for, in the order of their queue.
+    """Record the processors that waiting jobs of others ask for, in queue order.
 
     They have no names here. Of several of the same size, those that were there first are taken to have left first.
     """
@@ -129,7 +129,7 @@ def others_seen(context: Context, cluster: ClusterRecord, wanted: Iterable[int])
 
 
 def _note_blocked(context: Context, cluster: ClusterRecord, job: ForeignJob) -> None:
-    """Begin, or end, to doubt that a job waits for processors."""
+    """Update from when a job of others counts as waiting for something else than processors."""
     parameters, now = context.state.parameters, context.now
     since = job.blocked_from
     fits = job.processors <= cluster.idle
@@ -141,7 +141,7 @@ def _note_blocked(context: Context, cluster: ClusterRecord, job: ForeignJob) -> 
 
 
 def lacking_for_others(context: Context, cluster: ClusterRecord) -> int:
-    """Return by how many processors jobs of a cluster are to be shrunk for others that wait; 0 or less: by none.
+    """Return by how many processors to shrink for waiting jobs of others; 0 or less: not at all.
 
     A batch system is asked for its jobs, then for its nodes. Those that it starts between the two on what ours have
     left are seen both to wait and to occupy it. So no job is asked for more before the next poll.
@@ -154,7 +154,7 @@ def lacking_for_others(context: Context, cluster: ClusterRecord) -> int:
 
 
 def others_lack(context: Context, cluster: ClusterRecord) -> bool:
-    """Tell whether others wait for more than is coming, and running jobs could give it, those that change included."""
+    """Return whether others wait for more than is coming and running jobs could give it."""
     if not cluster.others_waiting:
         return False
     coming = _coming(cluster)
@@ -162,7 +162,7 @@ def others_lack(context: Context, cluster: ClusterRecord) -> bool:
 
 
 def free_for_growing(context: Context, cluster: ClusterRecord) -> int:
-    """Return the processors that may be offered to running jobs: not those that others wait for."""
+    """Return the processors that may be offered: free and not awaited by others."""
     if not cluster.others_waiting:
         return cluster.available
     left = _wanted(context, cluster, _coming(cluster) + _at_most_given(context, cluster))
@@ -174,12 +174,12 @@ def _at_most_given(context: Context, cluster: ClusterRecord) -> int:
 
 
 def _coming(cluster: ClusterRecord) -> int:
-    """Return the processors that others get at once or soon; negative: ours wait there for so many, too."""
+    """Return the processors that others get at once or soon; negative: our placeholders wait there."""
     return cluster.load_free + cluster.offered + cluster.ending + cluster.gathering
 
 
 def _wanted(context: Context, cluster: ClusterRecord, most: int) -> int:
-    """Return what others wait for, in whole jobs that add up to ``most`` processors at most."""
+    """Return what others wait for, as whole jobs of at most ``most`` processors in sum."""
     if not context.state.parameters.approach.shrinks_for_waiting:
         return 0
     parameters, total = context.state.parameters, 0
@@ -203,14 +203,14 @@ def cluster_of(context: Context, record: JobRecord, number: int) -> ClusterRecor
 
 
 def wanted_again(context: Context, record: JobRecord, component: str) -> None:
-    """Have offered again, on all clusters, what a component declined: it has another size now, or will not get it."""
+    """Offer again, on all clusters, what a component has declined at its former size."""
     for claim in record.claims:
         if claim.component == component and claim.cluster is not None:
             context.state.clusters[claim.cluster].unwanted = None
 
 
 def promised_on(context: Context, cluster: ClusterRecord) -> int:
-    """Return how many processors are kept for all promises of a cluster."""
+    """Return how many processors of a cluster are promised."""
     records = ((context.state.jobs[one.job_id], one.change) for one in cluster.promises)
     parts = ((record, record.changes[number].parts[0]) for record, number in records if number in record.changes)
     return sum(part.processors * record.claims[part.claim].slot_processors for record, part in parts)
@@ -242,7 +242,7 @@ def start_step(
 
 
 def continue_step(context: Context, cluster: ClusterRecord) -> None:
-    """Send the next round of messages when the last one is settled, or end the step."""
+    """Send the next round of a step when the last is answered, or end the step."""
     current = cluster.step
     if current is None or current.awaited:
         return
@@ -298,7 +298,7 @@ def _send_round(context: Context, cluster: ClusterRecord, current: ClusterStep) 
 
 
 def _note_unwanted(context: Context, cluster: ClusterRecord, over: ClusterStep) -> None:
-    """Take note of what was left over by a step, so that it is not offered again."""
+    """Record the processors left over by a step, so that they are not offered again."""
     left = over.step.remaining
     cluster.unwanted = left + over.withheld if left > 0 else 0
     if over.lapsed:  # not at once: a peer that lets everything run out would be asked without end
@@ -307,7 +307,7 @@ def _note_unwanted(context: Context, cluster: ClusterRecord, over: ClusterStep) 
 
 
 def settle(context: Context, record: JobRecord, change: Change, accepted: int) -> None:
-    """Tell a step what became of its message: by how many processors (signed) the job grows or has shrunk."""
+    """Report to a step the signed change that its message led to."""
     part = change.parts[0]
     cluster = cluster_of(context, record, part.claim)
     current = cluster.step
@@ -321,7 +321,7 @@ def settle(context: Context, record: JobRecord, change: Change, accepted: int) -
 
 
 def abandon_after(context: Context, record: JobRecord, change: Change, seconds: float) -> None:
-    """Have a change looked at after a while."""
+    """Set the time-out of a change."""
     context.timetable.for_change(record, change, context.now + max(SHORTEST_PAUSE, seconds))
 
 
@@ -335,7 +335,7 @@ def new_change(context: Context, record: JobRecord, parts: list[Part], reason: s
 def _messages(
     context: Context, cluster: ClusterRecord, policy: MalleabilityPolicy, step: Step
 ) -> list[tuple[RunningClaim, int]]:
-    """Return the next round of a step; none when that cannot be sent, which ends the step."""
+    """Return the next round of a step; empty ends it, also when messages are invalid."""
     try:
         messages = policy.messages(context.roster.on(cluster.parameters.name), step)
     except PolicyAnswerError as error:
@@ -355,7 +355,7 @@ def _ask(context: Context, member: RunningClaim, amount: int, reason: str) -> No
 
 
 def ask(context: Context, record: JobRecord, change: Change) -> None:
-    """Offer processors to a job on one cluster, or ask for some of its, and wait for the answer as long as allowed."""
+    """Send an offer or request for one cluster to a job and set the time-out of its answer."""
     (part,) = change.parts
     context.ledger.move_change(record, change, ChangePhase.ASKED)
     abandon_after(context, record, change, context.state.parameters.answer_timeout)

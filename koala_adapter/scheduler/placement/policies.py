@@ -55,7 +55,7 @@ class WorstFit(PlacementPolicy):
         return sized(shares, views)
 
     def preference(self, views: Views) -> Preference | None:  # noqa: ARG002 - for policies that prefer something
-        """Return what counts before the number of idle processors; None: nothing does."""
+        """Return a sort key that precedes the number of idle processors; None: there is none."""
         return None
 
 
@@ -74,7 +74,7 @@ def _greedy(
 
 
 def _searched(requests: Sequence[ComponentRequest], views: Views) -> Mapping[str, ClusterName] | None:
-    """Look for any placement within the room there is, where the greedy one found none."""
+    """Search for any placement in the room, after the greedy one has failed."""
     if len(requests) < 2:  # noqa: PLR2004 - a single component has no other way to fit
         return None
     rooms = {view.name: view.room for view in views.values() if view.closed is None}
@@ -175,7 +175,7 @@ class FlexibleClusterMinimization(ClusterMinimization):
 
 
 def fewest(requests: Sequence[ComponentRequest], rooms: Mapping[ClusterName, int], views: Views) -> list[Share] | None:
-    """Return shares of all components in as few of the rooms as can be found; None when they do not fit.
+    """Return shares of all components on as few clusters as possible; None when they do not fit.
 
     Components that may not be split come first; the others are then poured into what is left.
     """
@@ -205,7 +205,7 @@ def fewest(requests: Sequence[ComponentRequest], rooms: Mapping[ClusterName, int
 def _poured(
     request: ComponentRequest, left: Mapping[ClusterName, int], used: set[ClusterName], views: Views
 ) -> list[Share] | None:
-    """Split a component over the rooms: no more clusters than it must, and then as few pieces as possible."""
+    """Split a component over clusters in as few pieces as possible."""
     need = request.component.minimum
     usable = {
         view.name: left[view.name]
@@ -239,7 +239,7 @@ def _poured(
 
 
 class WaitingHistory(PlacementPolicy):
-    """The set of clusters with the least expected co-allocation time, which is the longest wait expected among them.
+    """Clusters with the least expected co-allocation time, from their waiting histories.
 
     Each cluster beyond the first costs ``cost`` seconds, for the messages between clusters. A cluster of which nothing
     is known is expected to give its processors at once, so it is tried. Flexible components may be split.
@@ -277,7 +277,7 @@ class WaitingHistory(PlacementPolicy):
         return refused(requests, views) if best is None else sized(best[1], views)
 
     def _value(self, shares: Sequence[Share], waits: Mapping[ClusterName, float]) -> float:
-        """Return the expected co-allocation time of a choice, with what its clusters cost, in seconds."""
+        """Return the expected co-allocation time of clusters plus their costs, in seconds."""
         used = {share.cluster for share in shares}
         return max(waits[name] for name in used) + self._cost * (len(used) - 1)
 

@@ -37,7 +37,7 @@ MOST_PIECES = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A component to be fitted: its size, and the clusters that it may go to."""
+    """Size and allowed clusters of a component to be packed."""
 
     name: str
     size: int
@@ -46,7 +46,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """Answer of a search."""
+    """Result of packing."""
 
     clusters: Mapping[str, ClusterName] | None
     """Component name to cluster; None when no fit was found."""
@@ -55,7 +55,7 @@ class Packing:
 
 
 def pack(pieces: Sequence[Piece], rooms: Mapping[ClusterName, int]) -> Packing:
-    """Fit all pieces into the rooms, or tell that it cannot be done. Emptier clusters are preferred."""
+    """Fit all pieces into the rooms, emptier clusters first; or report that it is impossible."""
     if len(pieces) > MOST_PIECES:
         return Packing(clusters=None, exhaustive=False)
     search = _Search(sorted(pieces, key=lambda piece: -piece.size), rooms)
@@ -86,7 +86,7 @@ def pack_fewest(pieces: Sequence[Piece], rooms: Mapping[ClusterName, int]) -> Ma
 
 
 def _fewest_possible(pieces: Sequence[Piece], rooms: Mapping[ClusterName, int]) -> int:
-    """Return a number of rooms below which there is certainly no fit."""
+    """Return a lower bound for the number of rooms."""
     need = sum(piece.size for piece in pieces)
     for count, room in enumerate(sorted(rooms.values(), reverse=True), start=1):
         need -= room
@@ -96,7 +96,7 @@ def _fewest_possible(pieces: Sequence[Piece], rooms: Mapping[ClusterName, int]) 
 
 
 def _tight(pieces: Sequence[Piece], rooms: Mapping[ClusterName, int]) -> Mapping[str, ClusterName] | None:
-    """Fit pieces into the rooms already used as long as that goes, else into the largest: quick, and often enough."""
+    """Fit pieces greedily into used rooms first, then into the largest; may miss a fit."""
     left = dict(rooms)
     chosen: dict[str, ClusterName] = {}
     used: set[ClusterName] = set()
@@ -171,7 +171,7 @@ LISTED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """What a placement may know of a cluster."""
+    """A cluster as placement policies see it."""
 
     name: ClusterName
     capacity: int | None
@@ -209,7 +209,7 @@ class ClusterView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentRequest:
-    """A component that needs a cluster."""
+    """A component to be placed."""
 
     component: Component
     walltime: int
@@ -221,7 +221,7 @@ class ComponentRequest:
 
     @property
     def kept_whole(self) -> bool:
-        """True when the user lets it be split and the job's policy does not do that."""
+        """Whether it may be split by its user, but the job's policy does not split."""
         return self.component.flexible and not self.splittable
 
     @property
@@ -248,7 +248,7 @@ class ComponentRequest:
 
 
 def slots_said(component: Component, count: int) -> str:
-    """Return a number of slots of a component, for people: as processors where each is one and nothing else."""
+    """Return a number of slots in words; plain slots are called processors."""
     slot = component.slot
     if slot == PLAIN:
         return f"{count} processors"
@@ -257,7 +257,7 @@ def slots_said(component: Component, count: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedComponent:
-    """Where a component goes and how many slots it gets."""
+    """Cluster and slots of a placed component."""
 
     component: str
     cluster: ClusterName
@@ -268,21 +268,21 @@ class PlacedComponent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A complete placement of all that was asked."""
+    """Complete placement of a request."""
 
     components: tuple[PlacedComponent, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Insufficient:
-    """Not now: enough exists, but not free."""
+    """Result: cannot be placed now, as too little is free."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Infeasible:
-    """Never, as the clusters are configured."""
+    """Result: can never be placed on the configured clusters."""
 
     reason: str
 
@@ -291,7 +291,7 @@ PlacementResult = Placed | Insufficient | Infeasible
 
 
 class PlacementPolicy(ABC):
-    """Decides placements. Pure: the same request and views give the same answer."""
+    """Policy that chooses clusters for components; pure."""
 
     name: str
     splits: bool = False
@@ -328,7 +328,7 @@ def infeasibility(requests: Sequence[ComponentRequest], views: Mapping[ClusterNa
 def _split(
     request: ComponentRequest, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]
 ) -> str:
-    """Return the hint that the job can be placed if this component may be split; empty when it cannot."""
+    """Return a hint that splitting this component would help; empty when it would not."""
     if request.splittable or request.component.cluster is not None:
         return ""
     if infeasibility([replace(one, splittable=True) if one is request else one for one in requests], views) is not None:
@@ -337,7 +337,7 @@ def _split(
 
 
 def _first_fit(requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> bool:
-    """Tell whether each component fits into the first clusters with room for it: a quick yes; no means nothing."""
+    """Return True when a quick first fit succeeds; False means nothing."""
     taken: dict[ClusterName, int] = {}
     for request in requests:
         need = request.component.minimum
@@ -356,7 +356,7 @@ def _first_fit(requests: Sequence[ComponentRequest], views: Mapping[ClusterName,
 
 
 def _too_large_in_pieces(request: ComponentRequest, views: Mapping[ClusterName, ClusterView]) -> str | None:
-    """Return why a component that may be split is too large for all clusters together; None when it is not."""
+    """Return why a component is too large even when split; None when it is not."""
     bounds = [most_ever(view) for view in allowed(request, views) if request.never(view) is None]
     known = [bound for bound in bounds if bound is not None]
     if len(known) < len(bounds) or sum(known) >= request.component.minimum:
@@ -367,7 +367,7 @@ def _too_large_in_pieces(request: ComponentRequest, views: Mapping[ClusterName, 
 
 
 def allowed(request: ComponentRequest, views: Mapping[ClusterName, ClusterView]) -> Iterable[ClusterView]:
-    """Return the clusters among which a component has the choice."""
+    """Return the clusters that a component may use."""
     pinned = request.component.cluster
     if pinned is None:
         return views.values()
@@ -407,7 +407,7 @@ def _joint_infeasibility(requests: Sequence[ComponentRequest], views: Mapping[Cl
 
 
 def _usable(requests: Sequence[ComponentRequest], view: ClusterView) -> bool:
-    """Tell whether one of several components can ever run on a cluster."""
+    """Return whether any component can ever run on a cluster."""
     return any(request.never(view) is None for request in requests)
 
 
@@ -418,7 +418,7 @@ def most_ever(view: ClusterView) -> int | None:
 
 
 def pieces(requests: Sequence[ComponentRequest], views: Iterable[ClusterView]) -> list[Piece]:
-    """Return components as they are packed into clusters."""
+    """Return components in the form for packing."""
     usable = list(views)
     return [
         Piece(
@@ -431,7 +431,7 @@ def pieces(requests: Sequence[ComponentRequest], views: Iterable[ClusterView]) -
 
 
 def listed(said: Iterable[str]) -> str:
-    """Join what is said of each cluster, leaving out the end of a long list."""
+    """Join texts about clusters, shortened."""
     first = list(islice(said, LISTED + 1))
     return "; ".join([*first[:LISTED], "…"] if len(first) > LISTED else first)
 
@@ -452,7 +452,7 @@ class Share(NamedTuple):
 
 
 class Budget:
-    """Processors still free for one placement."""
+    """Remaining processors during one placement."""
 
     def __init__(self, views: Mapping[ClusterName, ClusterView]) -> None:
         """Nothing is taken yet."""
@@ -464,7 +464,7 @@ class Budget:
         return self._views[name].available - self._taken.get(name, 0)
 
     def take(self, name: ClusterName, processors: int) -> None:
-        """Use processors for a component of this placement."""
+        """Subtract processors for a component."""
         self._taken[name] = self._taken.get(name, 0) + processors
 
     def best(self, request: ComponentRequest, preference: Preference | None = None) -> ClusterName | None:
@@ -487,7 +487,7 @@ class Budget:
 
 
 def sized(shares: Sequence[Share], views: Mapping[ClusterName, ClusterView]) -> Placed:
-    """Give each share its processors, and a moldable component what is idle beyond, up to its maximum."""
+    """Set the sizes of shares; moldable components get idle processors up to their maximum."""
     budget = Budget(views)
     pieces: dict[str, int] = {}
     for share in shares:
@@ -509,13 +509,13 @@ def sized(shares: Sequence[Share], views: Mapping[ClusterName, ClusterView]) -> 
 def refused(
     requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]
 ) -> Infeasible | Insufficient:
-    """Return why a job cannot be placed: never, or not now."""
+    """Return why a job cannot be placed: Infeasible or Insufficient."""
     never = infeasibility(requests, views)
     return Insufficient(reason=shortage(requests, views)) if never is None else Infeasible(reason=never)
 
 
 def shortage(requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> str:
-    """Return what is missing where, for people: the first component that fits nowhere now, or all of them together."""
+    """Return in words what is missing on which clusters."""
     for request in sorted(requests, key=lambda r: -r.component.minimum):
         component, least = request.component, request.least
         asked = allowed(request, views)
