@@ -169,7 +169,7 @@ def sample_submissions(
 
 
 def _never(component: Component, config: ClusterConfig, walltime: int) -> str | None:
-    """Return why the site file keeps a component from a cluster; None: it does not. The nodes are not looked at."""
+    """Return why the site file keeps a component from a cluster; None when it does not. Nodes are not considered."""
     parameters = config.parameters
     view = ClusterView(
         name=parameters.name,
@@ -193,20 +193,20 @@ def leave_token(path: Path, token: str) -> None:
 
 
 def words_paths(directory: Path, placeholder: PlaceholderId) -> tuple[Path, ...]:
-    """Return where the words of a placeholder can be: there, or where others can write there, one level deeper."""
+    """Return possible paths of a placeholder's own output: in the directory or, where others can write, one below."""
     name = f"{placeholder}.out"
     return directory / name, directory / str(placeholder) / name
 
 
 def tidy_words(directory: Path, batch: BatchKey) -> None:
-    """Remove the files of a submission in which nothing was said. Raises OSError."""
+    """Remove empty output files of a submission's placeholders. Raises OSError."""
     for path in directory.glob(f"{batch}.*.out"):
         if not path.lstat().st_size:
             path.unlink(missing_ok=True)
 
 
 def last_words(path: Path, *, most: int = 500) -> str:
-    """Return the end of a placeholder's own output in one line; empty when it cannot be read or is not our own."""
+    """Return the end of a placeholder's own output as one line; empty when it is not readable or not ours."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -253,7 +253,7 @@ class Reception(AgentListener):
 
     @property
     def scripts(self) -> ScriptMaker | None:
-        """What makes submissions; None before the control center listens."""
+        """Maker of submissions; None before the control center listens."""
         if self.port is None:
             return None
         core, fingerprint = self._core, self._certificate.fingerprint
@@ -264,12 +264,12 @@ class Reception(AgentListener):
         return self._center.release(placeholder, RELEASE_GRACE)
 
     async def open(self, tasks: TaskGroup) -> None:
-        """Begin to listen within ``tasks``. Raises ConfigurationError."""
+        """Start listening within ``tasks``. Raises ConfigurationError."""
         self.port = await self._bind(tasks)
         self._journal.set_value("port", str(self.port))
 
     async def _bind(self, tasks: TaskGroup) -> int:
-        """Listen where agents that are already out expect it; with none out, on another port if that one is taken."""
+        """Listen at the former port if agents expect it; without agents, at any port if that one is taken."""
         settings = self._settings
         kept = int(self._journal.value("port") or "0")
         if settings.port or (kept and self._core.state.placeholders):
@@ -281,7 +281,7 @@ class Reception(AgentListener):
         return int(await tasks.start(self._center.serve, settings.listen, 0))
 
     async def _insist(self, tasks: TaskGroup, host: str, port: int) -> int:
-        """Listen on this port; while agents expect us there, wait until it is free."""
+        """Listen at a port; while agents expect it, wait until it is free."""
         until = anyio.current_time() + (PORT_PATIENCE if self._core.state.placeholders else 0)
         while True:
             try:
@@ -328,7 +328,7 @@ class Reception(AgentListener):
         self._applications.results.conclude(placeholder, files)
 
     def on_event(self, event: agents.AgentEvent) -> None:
-        """Report what an agent says."""
+        """Report an agent's message to the scheduler or the application."""
         match event:
             case agents.AgentRegistered():
                 self._agent_registered(event)
@@ -356,17 +356,17 @@ class Reception(AgentListener):
         report_refused("turned away somebody at the control center", kind=address, address=address, fault=fault)
 
     def on_unwritten(self, task: str, stream: str, file: Path, why: str) -> None:
-        """Note a stream whose file cannot be written, for reports."""
+        """Record a stream whose file cannot be written, for reports."""
         if self._applications.unwritten.note(task, stream, file, why):
             self._core.note_change()
 
     def on_written(self, task: str, stream: str) -> None:
-        """Note that a stream can be written again."""
+        """Record that a stream's file can be written again."""
         self._applications.unwritten.written(task, stream)
         self._core.note_change()
 
     def on_output(self, task: str, stream: str, offset: int, data: bytes) -> None:
-        """Hand new output to the runner of its job."""
+        """Pass new output to the job's runner."""
         self._applications.output(task, stream, offset, data)
         self._core.note_change()
 
@@ -406,7 +406,7 @@ class Reception(AgentListener):
 
 
 def _contained(carry_out: Callable[[LiveEffector, _Action], None]) -> Callable[[LiveEffector, _Action], None]:
-    """Have a method log what it raises, unless that is an error of the journal."""
+    """Decorator: log exceptions of a method, except errors of the journal."""
 
     @wraps(carry_out)
     def carried_out(effector: LiveEffector, action: _Action) -> None:
@@ -417,7 +417,7 @@ def _contained(carry_out: Callable[[LiveEffector, _Action], None]) -> Callable[[
 
 
 class LiveEffector:
-    """Does what the scheduler of a service wants done."""
+    """Carries out the actions of a service's scheduler."""
 
     def __init__(
         self,
@@ -431,7 +431,7 @@ class LiveEffector:
         meter: ServiceMeter,
         notices: Notices,
     ) -> None:
-        """All parts of a service that the scheduler can want something of."""
+        """``core``, clusters, agents and applications of a service."""
         self._core = core
         self._journal = core.journal
         self._clusters = clusters
@@ -474,7 +474,7 @@ class LiveEffector:
 
     @_contained
     def end_placeholders(self, action: act.EndPlaceholders) -> None:
-        """Release the agents of placeholders; cancel those that do not end by themselves."""
+        """Release agents of placeholders; cancel placeholders that do not end by themselves."""
         driver = self._clusters.get(action.cluster)
         to_cancel = []
         for placeholder, lrm_id in zip(action.placeholders, action.lrm_ids, strict=True):
@@ -490,7 +490,7 @@ class LiveEffector:
             driver.poller.poll_soon()
 
     def _has_more_to_say(self, placeholder: PlaceholderId) -> bool:
-        """Tell whether an agent that is out of contact keeps output that is still wanted.
+        """Return whether an agent out of contact keeps output that is still wanted.
 
         It is then told to end when it comes back, or cancelled when that takes longer than the scheduler's patience.
         """
@@ -547,7 +547,7 @@ class LiveEffector:
 
     @_contained
     def request_processors(self, action: act.RequestProcessors) -> None:
-        """Ask a running job to give processors up."""
+        """Ask a running job for processors."""
         self._sizes.made.carry_out(action)
 
     @_contained
@@ -557,24 +557,24 @@ class LiveEffector:
 
     @_contained
     def withdraw_offer(self, action: act.WithdrawOffer) -> None:
-        """Tell a running job that what it accepted cannot be had."""
+        """Tell a running job that accepted processors are not available."""
         log.info("an offer was withdrawn", job=action.job_id, reason=action.reason)
         self._sizes.made.carry_out(action)
 
     @_contained
     def grant_processors(self, action: act.GrantProcessors) -> None:
-        """Tell a running job what it gets of what it asked for."""
+        """Tell a running job how many processors it gets of those it asked for."""
         log.info("processors were granted", job=action.job_id, processors=action.processors, reason=action.reason)
         self._sizes.made.carry_out(action)
 
     @_contained
     def end_attempt(self, action: act.EndAttempt) -> None:
-        """Let go of the application of a job that may run again."""
+        """Drop the application of a job that may run again."""
         self._applications.end_attempt(action.job_id, action.number)
 
     @_contained
     def finish_job(self, action: act.FinishJob) -> None:
-        """Log the outcome of a job, and keep its report."""
+        """Log a job's outcome and keep its report."""
         outcome = action.outcome
         log.info("job ended", job=action.job_id, state=outcome.state.value, detail=outcome.detail)
         self._archive.ended(action.job_id)
@@ -583,11 +583,11 @@ class LiveEffector:
 
     @_contained
     def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
-        """Log what is wrong with a policy of the site."""
+        """Log an invalid answer of a policy."""
         log.error("a policy of this site is at fault", reason=action.reason)
 
     @_contained
     def correct_outcome(self, action: act.CorrectOutcome) -> None:
-        """Keep the report of a job again, with its corrected outcome."""
+        """Keep the report of a job with its corrected outcome."""
         log.info("job ended otherwise", job=action.job_id, detail=action.outcome.detail)
         self._archive.keep(action.job_id)

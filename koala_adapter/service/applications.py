@@ -58,14 +58,14 @@ log = structlog.get_logger()
 
 
 class UnwrittenOutput:
-    """By job: the streams whose files cannot be written, and why."""
+    """Streams whose files cannot be written, with the reason, by job."""
 
     def __init__(self) -> None:
         """Begin with none."""
         self._found: dict[JobId, dict[tuple[str, str], tuple[Path, str]]] = {}
 
     def note(self, task: str, stream: str, file: Path, why: str) -> bool:
-        """Take note that a piece could not be written; tell whether that is news."""
+        """Record a failed write; return whether it is news."""
         job_id = _job(task)
         found = self._found.setdefault(job_id, {})
         news = found.get((task, stream)) != (file, why)
@@ -76,7 +76,7 @@ class UnwrittenOutput:
         return news
 
     def written(self, task: str, stream: str) -> None:
-        """Take note that a piece was written."""
+        """Record a successful write."""
         job_id = _job(task)
         found = self._found.get(job_id)
         if found is not None and found.pop((task, stream), None) is not None and not found:
@@ -84,15 +84,15 @@ class UnwrittenOutput:
             log.info("output can be written again", job=job_id)
 
     def forget(self, job_id: JobId) -> None:
-        """Forget a job: what was to be written of it is not wanted any more."""
+        """Drop the streams of a job."""
         self._found.pop(job_id, None)
 
     def keep_only(self, jobs: Collection[JobId]) -> None:
-        """Forget the other jobs."""
+        """Drop the streams of other jobs."""
         self._found = {job_id: found for job_id, found in self._found.items() if job_id in jobs}
 
     def trouble(self, job_id: JobId, *, over: bool) -> str:
-        """Return what a user is to know; empty when nothing. ``over``: the job has its outcome."""
+        """Return a message for the user about unwritten output; empty: there is none. ``over``: the job has ended."""
         found = self._found.get(job_id)
         if not found:
             return ""
@@ -114,16 +114,16 @@ def _job(task: str) -> JobId:
 
 
 class ApplicationListener(Protocol):
-    """Hears what the processes of adaptive jobs say to koala."""
+    """Listener to processes of adaptive jobs (protocol)."""
 
     def said(self, record: JobRecord, rank: int, frame: bytes) -> None:
-        """Take in a frame of a process."""
+        """Process a frame of a process."""
 
     def in_contact(self, record: JobRecord, rank: int) -> None:
-        """Take in that the agent of a process has come, or come back."""
+        """Register that the agent of a process is in contact."""
 
     def out_of_contact(self, record: JobRecord, rank: int) -> None:
-        """Take in that the agent of a process is out of contact."""
+        """Register that the agent of a process is out of contact."""
 
 
 class Applications:
@@ -182,7 +182,7 @@ class Applications:
         self._sending.forget(job_id)
 
     def set_aside(self, record: JobRecord) -> None:
-        """Keep what the attempts of a job have left apart from what the next one writes. Raises OSError.
+        """Move output of earlier attempts away before the next one writes. Raises OSError.
 
         What is there is that of the last attempt that was launched here. Those after it have left nothing: the service
         was killed before it could launch them.
@@ -209,14 +209,14 @@ class Applications:
         self.unwritten.forget(record.job.id)
 
     def launch(self, job_id: JobId) -> None:
-        """Start a job's application wherever its agents listen; the others are told when they come back."""
+        """Start a job's application; agents out of contact are told when they are back."""
         record = self._core.state.jobs[job_id]
         runner = self._runner(record)
         if runner is not None:
             self._send(runner.launches())
 
     def registered(self, placeholder: PlaceholderId, tasks: Sequence[TaskReport]) -> None:
-        """Bring an agent that registered (again) up to date, and ourselves by what it tells of its tasks."""
+        """Update an agent that registered, and the records by its report on tasks."""
         record = self._job_in(placeholder)
         runner = None if record is None else self._runner(record)
         if record is None or runner is None:
@@ -232,7 +232,7 @@ class Applications:
                 self.listener.in_contact(record, rank.rank)
 
     def disconnected(self, placeholder: PlaceholderId) -> None:
-        """An agent is out of contact: what was on its way to it is sent again when it registers."""
+        """Prepare to repeat what was on its way to an agent out of contact."""
         self._sending.lost(placeholder)
         record = self._job_in(placeholder)
         runner = None if record is None else self._runners.get(record.job.id)
@@ -241,7 +241,7 @@ class Applications:
                 self.listener.out_of_contact(record, rank.rank)
 
     def said(self, placeholder: PlaceholderId, task: str, frame: bytes) -> None:
-        """The process of a task says something; of tasks that are not its own an agent has nothing to say."""
+        """Process a message of a task's process, if the task is the agent's."""
         runner = self._runner_of(task) if self._owns(placeholder, task) else None
         rank = None if runner is None else runner.rank_of(task)
         if runner is not None and runner.speaks and rank is not None and self.listener is not None:
@@ -255,7 +255,7 @@ class Applications:
             self._report_new(event)
 
     def _report_new(self, event: Event) -> None:
-        """Report an event unless it tells what is known already."""
+        """Report an event to the scheduler unless its records have it."""
         if isinstance(event, RankEnded) and event.rank is not None:
             record = self._core.state.jobs.get(event.job_id)
             if record is not None and event.rank in record.ends:
@@ -263,14 +263,14 @@ class Applications:
         self._core.post(event)
 
     def started(self, placeholder: PlaceholderId, task: str) -> None:
-        """An agent started a task; of tasks that are not its own it has nothing to say."""
+        """Register that an agent started a task of its own."""
         self._sending.arrived(task)
         runner = self._runner_of(task) if self._owns(placeholder, task) else None
         for event in runner.started(task, self._core.now()) if runner else ():
             self._core.post(event)
 
     def ended(self, placeholder: PlaceholderId, task: str, end: TaskEnd) -> None:
-        """A task of an agent ended; of tasks that are not its own it has nothing to say."""
+        """Register that a task of the agent ended."""
         self._sending.arrived(task)
         if not self._owns(placeholder, task):
             return
@@ -279,7 +279,7 @@ class Applications:
             self._report_new(event)
 
     def _measured(self, task: str, end: TaskEnd) -> TaskEnd:
-        """Report once what a rank has used, and return its end without that.
+        """Report a rank's usage once; return its end without usage.
 
         An event of its own: not every end of a task ends a rank (MPI), and a job may have ended before its ranks.
         """
@@ -293,7 +293,7 @@ class Applications:
         return self.output_path(placeholder, task) is not None
 
     def output(self, task: str, stream: str, offset: int, data: bytes) -> None:
-        """Take in new output of a task, which is in its file."""
+        """Process new output of a task, which its file already has."""
         self.unwritten.written(task, stream)
         runner = self._runner_of(task)
         if runner is not None:
@@ -329,7 +329,7 @@ class Applications:
         return None if task.endswith(f":{LAUNCHER_TASK}") else self.output_path(placeholder, task)
 
     def files_under_way(self, placeholder: PlaceholderId) -> bool:
-        """Tell whether wanted files of a rank in a placeholder are coming in, or may still come."""
+        """Return whether output files of a rank are arriving or may still arrive."""
         found = self._core.state.placeholders.get(placeholder)
         record = None if found is None else self._core.state.jobs.get(found.job_id)
         if record is None or not any(one.output_files for one in record.job.components):
@@ -342,7 +342,7 @@ class Applications:
         )
 
     def _ranks_in(self, record: JobRecord) -> Mapping[PlaceholderId, Sequence[Rank]]:
-        """Return the ranks of a job by their placeholders; made anew only when the ranks are others."""
+        """Return a job's ranks by placeholder, cached until they change."""
         ranks, found = self._by_placeholder
         if ranks is not record.ranks:
             found = by_placeholder(record.ranks)
@@ -395,7 +395,7 @@ class Applications:
         return self._runners[job.id]
 
     def _application(self, record: JobRecord, former: Application | None = None) -> Application:
-        """Return a job with the ranks that it has now.
+        """Return a job as placed, with its present ranks.
 
         ``former``: the same job with other ranks, whose files are not read again. Raises OSError, KoalaError.
         """
@@ -430,19 +430,19 @@ class Applications:
         return application
 
     def workers(self, record: JobRecord) -> WorkersRunner | None:
-        """Return the runner of a job whose workers come and go; None: it is of another kind, or does not run."""
+        """Return the runner of a job with workers; None for other jobs and those that do not run."""
         runner = self._runner(record)
         return runner if isinstance(runner, WorkersRunner) else None
 
     def adaptive(self, record: JobRecord) -> AdaptiveRunner | None:
-        """Return the runner of a job whose processes change together; None: it is of another kind, or does not run."""
+        """Return the runner of a job whose processes change together; None for others and those that do not run."""
         from koala_adapter.runners.adaptive import AdaptiveRunner
 
         runner = self._runner(record)
         return runner if isinstance(runner, AdaptiveRunner) else None
 
     def grow(self, record: JobRecord, ranks: Collection[int]) -> None:
-        """Start the processes of ranks that a running job has got."""
+        """Start the processes of new ranks of a running job."""
         runner = self._runner(record)
         if runner is None:
             return
@@ -452,7 +452,7 @@ class Applications:
             self._cannot_launch(f"{record.job.id}:{min(ranks)}", str(error))
 
     def order(self, orders: Iterable[Order]) -> None:
-        """Have agents start or signal processes; what cannot be told now is told when they register again."""
+        """Send orders to agents; those out of contact get them when they register."""
         for one in orders:
             if isinstance(one, AddressedLaunch):
                 self._send([one])
@@ -460,13 +460,13 @@ class Applications:
                 self._core.center.signal(one.placeholder, one.signal)
 
     def _reread(self, job_id: JobId, runner: Runner) -> None:
-        """Give a runner that was made anew after a restart what the application's launcher had printed before."""
+        """Let a new runner parse the launcher's earlier output, after a restart."""
         printed = self.directory / job_id / f"{LAUNCHER_TASK}.out"
         if printed.exists():
             self._react(runner.output_of(f"{job_id}:{LAUNCHER_TASK}", "out", 0, printed.read_bytes(), self._core.now()))
 
     def _library(self, job: Job) -> tuple[LaunchFile, ...]:
-        """Return what a process finds beside its own files. Raises OSError, KoalaError."""
+        """Return the library files that are put beside a process. Raises OSError, KoalaError."""
         if job.runner is RunnerName.SWEEP and self._sweeps is not None:
             return self._sweeps.library(job)
         if job.runner is not RunnerName.ADAPTIVE:
@@ -519,7 +519,7 @@ class Archive:
         self._complete = False
 
     def catch_up(self) -> None:
-        """Keep the reports of what had ended, or was corrected, before a kill. Raises JournalBlockedError."""
+        """Keep reports of jobs that ended or were corrected before a kill. Raises JournalBlockedError."""
         for job_id, record in self._core.state.jobs.items():
             if record.state.final and record.live:
                 self._ending.add(job_id)
@@ -528,7 +528,7 @@ class Archive:
         self._complete = True
 
     def conclude(self, unfinished: Iterable[JobId]) -> None:
-        """Note at an orderly end that the reports of all jobs but the unfinished ones are kept.
+        """Record at an orderly end which jobs are unfinished; all other reports are kept.
 
         Raises JournalBlockedError.
         """
@@ -537,7 +537,7 @@ class Archive:
             self._journal.leave_closing_note(unfinished)
 
     def keep(self, job_id: JobId) -> None:
-        """Keep the report of a finished job as it is now, in place of an earlier one. Raises JournalBlockedError."""
+        """Keep the present report of a finished job. Raises JournalBlockedError."""
         record = self._core.state.jobs[job_id]
         finished_at = record.finished_at or self._core.state.now or 0.0
         with contained("keeping the report of a job", job=job_id):
@@ -550,7 +550,7 @@ class Archive:
         self.keep(job_id)
 
     def close_over(self) -> None:
-        """Keep once more what is over: until its last placeholder was gone, files of its ranks have come in.
+        """Keep final reports again, as output files may have come after the jobs ended.
 
         Raises JournalBlockedError.
         """

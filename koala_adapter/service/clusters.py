@@ -76,7 +76,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterReading(Listing):
-    """One poll of a cluster: of its jobs only those with names of ours that are not certainly another user's."""
+    """One poll of a cluster: nodes, and jobs that may be ours by name and user."""
 
     of_all_users: bool = False
     """Whether the jobs of all users were listed for it."""
@@ -91,22 +91,22 @@ class ClusterReading(Listing):
 
     @property
     def ours(self) -> int:
-        """Processors our placeholders occupy."""
+        """Processors of our placeholders."""
         return processors_held(self.jobs)
 
 
 class PollOwner(Protocol):
-    """Receives what the polls of a cluster show."""
+    """Receiver of a cluster's polls (protocol)."""
 
     def examine(self, reading: ClusterReading) -> bool:
-        """Take in a reading; return True when the next poll should not be put off."""
+        """Process a reading; return True when the next poll is urgent."""
 
     def unavailable(self, reason: str) -> None:
-        """Take in that the cluster did not answer."""
+        """Called when the cluster did not answer."""
 
 
 class Poller:
-    """Reads one cluster at intervals and hands each reading, or the reason why there is none, to its owner."""
+    """Polls one cluster at intervals and passes readings and failures to its owner."""
 
     def __init__(self, core: Core, config: ClusterConfig, lrm: Lrm, owner: PollOwner, host: LrmHost) -> None:
         """Poll nothing before :meth:`run`."""
@@ -125,11 +125,11 @@ class Poller:
 
     @property
     def failure(self) -> str | None:
-        """Why the last poll was not answered; None when it was."""
+        """Reason of the last failed poll; None when it succeeded."""
         return None if self._watcher.failure is None else self._watcher.failure.message
 
     def poll_soon(self) -> None:
-        """Have the next poll come as early as the bounds allow."""
+        """Schedule the next poll as early as the bounds allow."""
         self._wanted.set()
 
     async def run(self) -> None:
@@ -187,7 +187,7 @@ async def read_cluster(
     others: bool = False,
     slots: Mapping[LrmJobId, Slot] = MappingProxyType({}),
 ) -> ClusterReading:
-    """Read the jobs of a user with names of ours, then nodes; with ``others`` what others wait for. Raises LrmError.
+    """List a user's jobs with names of ours, then nodes; ``others``: also what others wait for. Raises LrmError.
 
     ``slots``: what jobs of ours hold, where that is known.
     """
@@ -220,7 +220,7 @@ async def read_cluster(
 
 
 class ClusterDriver:
-    """One cluster of the site."""
+    """Service's side of one cluster: polls, submissions, cancellations."""
 
     def __init__(self, core: Core, config: ClusterConfig, lrm: Lrm, commands: CommandRunner) -> None:
         """``lrm`` is made but not started; :meth:`run` starts it, as often as needed."""
@@ -239,7 +239,7 @@ class ClusterDriver:
         self.poller = Poller(core, config, lrm, self, commands.host)
 
     def slots_counted(self, job: Job) -> SlotsCounted | None:
-        """Count the slots that a new job needs on what the latest poll showed; None: they are known, or none was."""
+        """Count slots for a new job by the latest poll; None: they are known, or there was no poll."""
         known = {count.slot for count in self._core.state.clusters[self.name].slots}
         new = [shape for shape in job.shapes_on(self.name) if shape not in known]
         if not new or self.poller.latest is None:
@@ -247,25 +247,25 @@ class ClusterDriver:
         return SlotsCounted(time=self._core.now(), cluster=self.name, slots=self.poller.latest.count(new))
 
     def look_again(self) -> None:
-        """Have the cluster polled soon if what it showed last was passed over, since events waited."""
+        """Poll soon if the last reading was dropped because events waited."""
         if self._passed_over:
             self.poller.poll_soon()
 
     def submit(self, submission: Submission) -> None:
-        """Have a submission sent; its outcome comes as an event."""
+        """Submit placeholders in the background; the outcome is an event."""
         self.judge.sending(submission.key)
         with suppress(anyio.ClosedResourceError):  # the service ends: the next one asks what became of it
             self._to_submit.send_nowait(submission)
 
     def cancel(self, ids: Iterable[LrmJobId]) -> None:
-        """Have LRM jobs cancelled; their ends show in the next polls."""
+        """Cancel LRM jobs in the background; polls show their ends."""
         known = tuple(id_ for id_ in ids if id_)
         if known:
             with suppress(anyio.ClosedResourceError):  # the service ends: the next one cancels them
                 self._to_cancel.send_nowait(known)
 
     def forget(self, batch: BatchKey) -> None:
-        """Drop what was kept of a submission of which nothing is left; harmless for those of other clusters."""
+        """Drop what is kept of an ended submission, if it belongs to this cluster."""
         path = token_path(self.config, batch)
         try:
             if path is not None:
@@ -276,7 +276,7 @@ class ClusterDriver:
             log.warning("what a submission needed cannot be removed", cluster=self.name, batch=batch, error=str(error))
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Serve this cluster until cancelled. ``task_status`` is told after the first attempt to reach the LRM."""
+        """Serve this cluster until cancelled; ``task_status`` is set after the first attempt to reach the LRM."""
         try:
             await self._start(task_status)
             async with anyio.create_task_group() as tasks:
@@ -315,7 +315,7 @@ class ClusterDriver:
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def examine(self, reading: ClusterReading) -> bool:
-        """Report what a reading proves; return True while a change is expected."""
+        """Report the events that follow from a reading; return True while a change is expected."""
         if self._core.holding:
             self._passed_over = True
             return False
@@ -354,7 +354,7 @@ class ClusterDriver:
     # ---- writing --------------------------------------------------------------------------------------------------
 
     async def look_for_obstacle(self) -> None:
-        """Find out whether submissions would still fail for the reason that is known, if there is one."""
+        """Check whether a known obstacle to submissions still exists."""
         with suppress(LrmError), answering(self.name):
             if self.lrm.submission_obstacle:
                 await self.lrm.look_for_obstacle()
@@ -408,7 +408,7 @@ class ClusterDriver:
         self.poller.poll_soon()
 
     async def _refine_all(self) -> None:
-        """Ask accounting how placeholders ended that the listing no longer shows."""
+        """Ask accounting about ends of placeholders that are no longer listed."""
         async for events in self._lost:
             ends: dict[PlaceholderId, LrmJob] = {}
             with contained("asking for placeholders", cluster=self.name):

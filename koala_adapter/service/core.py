@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Core:
-    """The shared part of one service. Its parts get this object, and ask it when they need something."""
+    """State and services shared by all parts of one service."""
 
     loop: EventLoop
     """Set once, before anything runs."""
@@ -56,7 +56,7 @@ class Core:
 
     @property
     def scheduler(self) -> Scheduler:
-        """What decides. Another one after an event was set aside: not to be kept."""
+        """The scheduler; replaced when an event is set aside, so do not keep it."""
         return self.loop.scheduler
 
     @property
@@ -66,17 +66,17 @@ class Core:
 
     @property
     def trouble(self) -> str:
-        """Why the journal cannot be written at present, and so nothing is decided; empty while it can."""
+        """Why the journal cannot be written, so that nothing is decided; empty when it can."""
         return self.loop.trouble
 
     @property
     def holding(self) -> bool:
-        """True while events wait: the state lacks what is known already."""
+        """Whether events wait, so that the state may be outdated."""
         return self.loop.holding
 
     @property
     def busy(self) -> bool:
-        """True while a job has no outcome, or has placeholders."""
+        """Whether any job has no outcome or has placeholders."""
         return any(not record.state.final or record.live for record in self.state.jobs.values())
 
     def now(self) -> float:
@@ -84,11 +84,11 @@ class Core:
         return self.clock.now()
 
     def post(self, event: Event) -> None:
-        """Journal an event, let the scheduler handle it, and have its actions done; later, if that cannot be now."""
+        """Journal and handle an event and carry out its actions, now or when that is possible."""
         self.loop.post(event)
 
     def note_change(self) -> None:
-        """Wake those who wait for :attr:`changed`."""
+        """Wake all who wait for :attr:`changed`."""
         self.changed.set()
         self.changed = anyio.Event()
 
@@ -97,7 +97,7 @@ class Core:
         return placeholder in self.center.connected
 
     def others_matter(self, cluster: ClusterName) -> bool:
-        """Tell whether it matters which jobs of other users wait on a cluster."""
+        """Return whether waiting jobs of other users on a cluster matter."""
         return self.scheduler.shrinks_for_others(cluster)
 
     def slots_on(self, cluster: ClusterName) -> Mapping[LrmJobId, Slot]:
@@ -106,9 +106,9 @@ class Core:
         return {one.lrm_id: self.state.slot_of(one) for one in placeholders if one.lrm_id is not None}
 
     def shapes_on(self, cluster: ClusterName) -> tuple[Slot, ...]:
-        """Return the shapes of slots, other than one processor, that jobs need on a cluster which have not ended."""
+        """Return slot shapes, other than one processor, of unfinished jobs for a cluster."""
         return self.scheduler.shapes_on(cluster)
 
     def growth_waits(self, cluster: ClusterName) -> bool:
-        """Tell whether a running job would take processors that come free on a cluster."""
+        """Return whether a running job would take processors that come free on a cluster."""
         return self.scheduler.growth_waits(cluster)

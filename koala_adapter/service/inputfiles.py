@@ -60,7 +60,7 @@ _KEPT = TypeAdapter(tuple[KeptFile, ...])
 
 
 class _Copy:
-    """A file on its way into the store, copied in steps."""
+    """A file being copied into the store in steps."""
 
     def __init__(self, source: str, contents: Path) -> None:
         """``source``: a regular file. Raises OSError."""
@@ -76,7 +76,7 @@ class _Copy:
         self._output = os.fdopen(os.open(self._path, flags, 0o600), "wb")
 
     def step(self) -> bool:
-        """Copy some of it; False: all is copied. Raises OSError, which says which of both files it is about."""
+        """Copy a piece; return False when all is copied. Raises OSError that names the file."""
         for _ in range(STEP):
             data = self._input.read(BLOCK)
             if not data:
@@ -92,14 +92,14 @@ class _Copy:
         return True
 
     def finish(self) -> str:
-        """Put the copy where it belongs, and return its digest."""
+        """Move the copy to its place and return its digest."""
         self._output.close()
         digest = self._digest.hexdigest()
         self._path.rename(self._contents / digest)
         return digest
 
     def close(self) -> None:
-        """Leave nothing but what was finished."""
+        """Remove an unfinished copy."""
         self._input.close()
         self._output.close()
         self._path.unlink(missing_ok=True)
@@ -117,7 +117,7 @@ class InputStore:
         """By path: what tells a file from a changed one, and the digest of its content."""
 
     def tidy(self) -> None:
-        """Remove contents that no job has, as a service leaves that is killed in the middle of a submission."""
+        """Remove contents without a job, left by a service that was killed during a submission."""
         with suppress(OSError):
             for path in list(self.contents.iterdir()):
                 if path.stat().st_nlink == 1:
@@ -205,7 +205,7 @@ class InputStore:
         return None
 
     def forget(self, job_id: JobId) -> None:
-        """Drop the input files of a job, and the contents that no other one has."""
+        """Drop a job's input files and contents that no other job has."""
         directory = self._jobs / job_id / INPUT
         try:
             names = os.listdir(directory)  # noqa: PTH208 - names are what is wanted
@@ -243,7 +243,7 @@ class InputStore:
         )
 
     def share(self, job_id: JobId) -> str:
-        """Return the name of the directory in which agents of a job share its files on a node: the same each time."""
+        """Return the name of a job's shared directory on nodes; always the same."""
         return f"koala-{hashlib.sha256(f'{self._prefix}{job_id}'.encode()).hexdigest()[:32]}"
 
     def path(self, job_id: JobId, digest: str) -> Path:
@@ -266,7 +266,7 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _link(content: Path, path: Path) -> None:
-    """Give a content another name, or copy it where the file system has no hard links."""
+    """Hard-link a content, or copy it where that is not supported."""
     try:
         os.link(content, path)
     except FileExistsError:

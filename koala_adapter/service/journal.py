@@ -55,7 +55,7 @@ TOLD_FOR = 86400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetAside:
-    """An event on which the scheduler failed, and which it therefore goes on without."""
+    """An event that is excluded because the scheduler failed on it."""
 
     number: int
     time: float
@@ -68,17 +68,17 @@ class SetAside:
 
     @property
     def summary(self) -> str:
-        """The last line of the traceback: what went wrong."""
+        """Last line of the traceback."""
         return self.failure.strip().rpartition("\n")[2]
 
     def sentence(self, now: float) -> str:
-        """Say it to an operator, at a time of the service clock."""
+        """Message for operators, at a time of the service clock."""
         what, ago = f"event {self.number} ({self.event_type})", max(0.0, now - self.time) / 60
         return f"a defect of koala: {what} was set aside {ago:.0f} min ago: {self.summary}"
 
 
 def sentences(set_aside: Iterable[SetAside], now: float) -> list[str]:
-    """Return what an operator is to be told, at a time of the service clock, of the events set aside of late."""
+    """Return messages for operators about events set aside lately."""
     return [one.sentence(now) for one in set_aside if now - one.time <= TOLD_FOR]
 
 
@@ -102,12 +102,12 @@ def _group(part: str) -> TypeAdapter[list[Any]]:
 
 
 def head(state: State) -> str:
-    """Return what is left of a state without the parts that are in rows."""
+    """Return a state without the parts that are stored in rows."""
     return adapter_of(State).dump_json(state, exclude=set(_PARTS)).decode()
 
 
 def rows(state: State) -> Iterator[tuple[str, str]]:
-    """Yield the other parts group by group, each with its name. The state must not change meanwhile."""
+    """Yield the parts stored in rows, by group; the state must not change meanwhile."""
     for part in _PARTS:
         records = iter(getattr(state, part).values())
         while group := list(islice(records, GROUP)):
@@ -182,12 +182,12 @@ _MAY_PASS = frozenset(
 
 @cache
 def _event(name: str) -> TypeAdapter[Event]:
-    """Return what reads and writes one type of event. Raises KeyError when there is none of that name."""
+    """Return the codec of an event type. Raises KeyError for an unknown name."""
     return TypeAdapter(_EVENT_TYPES[name])
 
 
 def _opened(path: Path, *, read_only: bool) -> sqlite3.Connection:
-    """Open a database, which is made unless it is only read. Raises OSError and sqlite3.Error."""
+    """Open or create a database. Raises OSError and sqlite3.Error."""
     if not read_only:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     mode = "ro" if read_only else "rw"
@@ -209,7 +209,7 @@ _PROBE = 65_536
 
 
 def _cause(error: Exception, path: Path) -> str:
-    """Return why a database cannot be used; where SQLite does not say, what writing beside it runs into."""
+    """Return why a database cannot be used; if SQLite does not say, why its directory cannot be written."""
     if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
         try:
             with tempfile.TemporaryFile(dir=path.parent) as file:
@@ -243,7 +243,7 @@ class Journal:
             raise
 
     def _begin(self, *, read_only: bool) -> None:
-        """Take up what the database holds. Raises JournalError when it is of another version or cannot be read."""
+        """Read the database's version and state. Raises JournalError when it is another version or unreadable."""
         found = schema_version(self._execute)
         if found is not None and found != SCHEMA_VERSION:
             raise JournalError(
@@ -347,7 +347,7 @@ class Journal:
         return int(self._execute("SELECT count(*) FROM events").fetchone()[0])
 
     def set_aside(self, number: int, event: Event, failure: str) -> None:
-        """Leave an event out of every recovery from now on, and keep it with the traceback of what it led to.
+        """Exclude an event from recoveries and keep it with the traceback of its failure.
 
         Who only reads leaves it out for himself. Raises JournalBlockedError.
         """
@@ -363,7 +363,7 @@ class Journal:
         self._left_out.add(number)
 
     def note_batch(self, batch: NumberedBatch) -> None:
-        """Keep which submission has a name; who only reads does not. Raises JournalBlockedError."""
+        """Record a submission's name, if the journal is writable. Raises JournalBlockedError."""
         if not self._read_only:
             contents = (batch.key, *batch.contents)
             self._execute("INSERT OR REPLACE INTO submissions VALUES (?, ?, ?, ?, ?, ?)", contents)
@@ -378,7 +378,7 @@ class Journal:
         return sorted(found, key=lambda batch: batch_number(batch.key))
 
     def largest_batch_number(self) -> int:
-        """Return the largest number in the name of a submission that is noted or has secrets."""
+        """Return the largest recorded number of a submission."""
         keys = {*self.batches_with_secrets(), *(batch.key for batch in self.batches())}
         return max(map(batch_number, keys), default=0)
 
@@ -418,13 +418,13 @@ class Journal:
         yield from self._drop_superfluous_rows()
 
     def _drop_superfluous_rows(self) -> Generator[None, None, None]:
-        """Remove the rows of snapshots that do not count, some at a time."""
+        """Remove rows of outdated snapshots, some at a time."""
         some = "SELECT rowid FROM snapshot_rows WHERE number NOT IN (SELECT number FROM snapshots) LIMIT ?"
         while self._execute(f"DELETE FROM snapshot_rows WHERE rowid IN ({some})", (ROWS_DROPPED,)).rowcount:  # noqa: S608 - constants
             yield
 
     def defects_told(self, now: float) -> list[str]:
-        """Return what an operator is to be told of the events that were set aside of late."""
+        """Return messages for operators about events set aside lately."""
         return sentences(self.events_set_aside(), now)
 
     def value(self, key: str) -> str | None:
@@ -437,7 +437,7 @@ class Journal:
         self._execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, value))
 
     def instance(self) -> str:
-        """Return the short random name of this state directory, which is given when it is asked for first."""
+        """Return the short random name of this state directory, created at first use."""
         found = self.value("instance")
         if found is None:
             found = secrets.token_hex(4)
@@ -445,20 +445,20 @@ class Journal:
         return found
 
     def leave_closing_note(self, unfinished: Iterable[str]) -> None:
-        """Note at an orderly end which jobs are not over, for who asks before anything else happens."""
+        """Record at an orderly end which jobs are unfinished."""
         leave_closing_note(self._execute, unfinished)
 
     @property
     def closed_well(self) -> bool:
-        """Whether such a note was left and nothing has happened since."""
+        """Whether the last process ended in order and nothing was recorded since."""
         return unfinished_at_close(self._execute) is not None
 
     def probe(self) -> None:
-        """Write something. Raises JournalBlockedError when that cannot be."""
+        """Test whether the journal can be written. Raises JournalBlockedError."""
         self.set_value("probe", "written")
 
     def clock_reading(self) -> ClockReading | None:
-        """Return how the clocks stood when they were noted last; None: never, or not in a form that is known here."""
+        """Return the last recorded reading of the clocks; None when there is none."""
         found = self.value("clock")
         try:
             return None if found is None else adapter_of(ClockReading).validate_json(found)
@@ -466,55 +466,55 @@ class Journal:
             return None
 
     def note_clock(self, reading: ClockReading) -> None:
-        """Keep how the clocks stand, so that a later process goes on from there."""
+        """Record the clocks for the next process."""
         self.set_value("clock", adapter_of(ClockReading).dump_json(reading).decode())
 
     def next_job_number(self) -> int:
-        """Return a number never returned before."""
+        """Return the next job number, never used before."""
         number = int(self.value("jobs") or "0") + 1
         self.set_value("jobs", str(number))
         return number
 
     def note_submission(self, name: str, job_id: JobId) -> None:
-        """Keep which job a client's submission became, before that job is journaled. Raises JournalBlockedError."""
+        """Record which job a client's submission will be, before the job is journaled. Raises JournalBlockedError."""
         noted = self._execute("INSERT OR REPLACE INTO client_submissions (name, job) VALUES (?, ?)", (name, job_id))
         oldest = (noted.lastrowid or 0) - MOST_SUBMISSIONS
         self._execute("DELETE FROM client_submissions WHERE number <= ?", (oldest,))
 
     def submitted(self, name: str) -> JobId | None:
-        """Return the job that a client's submission was to become; None: no such name. The job may never have been."""
+        """Return the job recorded for a client's submission; None: unknown name. The job may not exist."""
         row = self._execute("SELECT job FROM client_submissions WHERE name = ?", (name,)).fetchone()
         return None if row is None else JobId(row[0])
 
     def skip_job_numbers(self, largest: int) -> bool:
-        """Return no number up to ``largest`` from now on; tell whether that changes anything."""
+        """Use only numbers above ``largest`` from now on; return whether that changes anything."""
         if largest <= int(self.value("jobs") or "0"):
             return False
         self.set_value("jobs", str(largest))
         return True
 
     def set_token(self, batch: BatchKey, token: str) -> None:
-        """Remember the hash of the one-time token of a submission."""
+        """Store the hash of a submission's one-time token."""
         self._execute("INSERT OR REPLACE INTO tokens VALUES (?, ?)", (batch, digest(token)))
 
     def token_hash(self, batch: BatchKey) -> str | None:
-        """Return the stored hash; None for a submission that is not ours or long over."""
+        """Return the stored hash; None for an unknown or old submission."""
         row = self._execute("SELECT hash FROM tokens WHERE batch = ?", (batch,)).fetchone()
         return None if row is None else str(row[0])
 
     def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
-        """Bind a placeholder to the agent that used its token first."""
+        """Record the session that owns a placeholder."""
         values = (placeholder.batch, placeholder.index, session_hash)
         self._execute("INSERT INTO sessions VALUES (?, ?, ?)", values)
 
     def bound_session(self, placeholder: PlaceholderId) -> str | None:
-        """Return the hash of the session a placeholder is bound to."""
+        """Return the hash of the session that owns a placeholder."""
         values = (placeholder.batch, placeholder.index)
         row = self._execute("SELECT hash FROM sessions WHERE batch = ? AND element = ?", values).fetchone()
         return None if row is None else str(row[0])
 
     def forget_batch(self, batch: BatchKey) -> None:
-        """Drop the secrets of a submission all of whose placeholders are gone."""
+        """Delete the secrets of an ended submission."""
         self._execute("DELETE FROM tokens WHERE batch = ?", (batch,))
         self._execute("DELETE FROM sessions WHERE batch = ?", (batch,))
 

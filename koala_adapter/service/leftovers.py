@@ -47,7 +47,7 @@ CLEANED = ".cleaned-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What there is below a state directory."""
+    """Directories found below a state directory."""
 
     entries: tuple[Path, ...]
     """Below its directory of jobs."""
@@ -60,7 +60,7 @@ class Seen:
 
 @dataclass(slots=True, kw_only=True)
 class Chosen:
-    """What is to be removed, and what is spared."""
+    """Jobs and files to be removed or spared."""
 
     jobs: list[JobId]
     unfinished: int
@@ -74,7 +74,7 @@ class Chosen:
 
 
 class Cleaning:
-    """One cleaning of a state directory, by the process that owns it (or by any, if it is only to be told)."""
+    """One cleaning of a state directory."""
 
     def __init__(
         self,
@@ -101,14 +101,14 @@ class Cleaning:
         self._written_before = time.time() - older
 
     def known(self) -> frozenset[str]:
-        """Return the jobs that are known of at present, whose directories need not be looked through.
+        """Return the jobs whose directories need not be searched, as they are known now.
 
         Raises JournalError.
         """
         return frozenset({*self._state.jobs, *dict(self._journal.finished.before(self._ended_before))})
 
     def look(self, known: Collection[str]) -> Seen:
-        """Return what there is. May take long, and may be called in another thread: it reads directories alone."""
+        """Return the directories that exist; slow, and callable in a thread as it only reads directories."""
         entries = tuple(_entries(self._jobs))
         unknown = (path for path in entries if path.name not in known and not path.name.startswith(CLEANED))
         return Seen(
@@ -119,11 +119,11 @@ class Cleaning:
         )
 
     def later(self) -> Iterator[dict[str, str | None]]:
-        """Yield the jobs that ended later, part by part, with the directories of their sweeps. Raises JournalError."""
+        """Yield jobs that ended later than the limit, with their sweeps' directories. Raises JournalError."""
         yield from self._journal.finished.sweeps_since(self._ended_before)
 
     def choose(self, seen: Seen, later: Mapping[str, str | None]) -> Chosen:
-        """Return what is to be removed of what was seen a while ago.
+        """Choose what to remove of what `look` returned earlier.
 
         ``later``: all that :meth:`later` yields. Raises JournalError.
         """
@@ -157,7 +157,7 @@ class Cleaning:
         return record.state.final and not record.live and finished_at is not None and finished_at < self._ended_before
 
     def _needed_sweeps(self, old: Collection[str], later: Mapping[str, str | None]) -> set[str]:
-        """Return the jobs in whose directories are the sweeps of jobs that are spared."""
+        """Return the jobs whose directories have sweeps that spared jobs use."""
         needed: set[str] = {first_job(one.job) for id_, one in self._state.jobs.items() if id_ not in old}
         needed |= {Path(one).parent.name for one in later.values() if one is not None}
         return needed
@@ -175,7 +175,7 @@ class Cleaning:
         return unused_windows(self._directory / "requests", now=now)
 
     def _words(self) -> Iterator[tuple[BatchKey, Path]]:
-        """Yield what placeholders said long ago on nodes that see the state directory, with their submissions."""
+        """Yield old output files of placeholders, with their submissions."""
         for cluster in _entries(self._directory / "clusters"):
             for path in _entries(cluster / "output"):
                 batch = path.name.removesuffix(".out").rpartition(".")[0]
@@ -183,14 +183,14 @@ class Cleaning:
                     yield BatchKey(batch), path
 
     def _is_old(self, path: Path) -> bool:
-        """Tell whether nothing has been written for so long; not when that cannot be known."""
+        """Return whether nothing was written lately; False when that is unknown."""
         try:
             return all(one.lstat().st_mtime < self._written_before for one in (path, *path.rglob("*")))
         except OSError:
             return False
 
     def give_up(self, chosen: Chosen, forget: Callable[[tuple[JobId, ...]], None]) -> None:
-        """Have it that nothing is known any more of what was chosen; :meth:`remove` removes its files then.
+        """Drop the records of chosen jobs, so that :meth:`remove` may remove their files.
 
         ``forget``: has the scheduler drop its records. Raises JournalBlockedError and DefectError, with nothing
         removed.
@@ -201,12 +201,12 @@ class Cleaning:
         self._journal.finished.clean(chosen.jobs, self._now)
 
     def remove(self, chosen: Chosen) -> CleanReport:
-        """Remove the files of what was given up, and tell. May take long, and may be called in another thread."""
+        """Remove files of dropped jobs and return the report; slow, callable in a thread."""
         self._rename(chosen)
         return self._report(chosen, dry_run=False)
 
     def _rename(self, chosen: Chosen) -> None:
-        """Give the directories names that are no jobs', so that no job has only half of its results."""
+        """Rename directories of jobs before removal, so that no job has half of its results."""
         renamed = []
         for path in chosen.paths["directories"]:
             new = path if path.name.startswith(CLEANED) else path.with_name(f"{CLEANED}{path.name}")
@@ -217,7 +217,7 @@ class Cleaning:
         chosen.paths["directories"] = renamed
 
     def tell(self, chosen: Chosen) -> CleanReport:
-        """Tell what would be removed. May take long, and may be called in another thread."""
+        """Return the report of what would be removed; slow, callable in a thread."""
         return self._report(chosen, dry_run=True)
 
     def _report(self, chosen: Chosen, *, dry_run: bool) -> CleanReport:
@@ -291,7 +291,7 @@ LOOK = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owned:
-    """What a state directory owns, by its journal."""
+    """Names and tokens that a state directory owns by its journal."""
 
     instance: str
     """Part of the names of its LRM jobs."""
@@ -300,7 +300,7 @@ class Owned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """A placeholder that belongs to no service."""
+    """A placeholder without an owner."""
 
     cluster: str
     id: str
@@ -356,7 +356,7 @@ class Reaper:
         """Clusters that did not answer, and why."""
 
     async def find(self, read_owned: Callable[[], Owned], *, all_instances: bool, tell: Callable[[str], None]) -> None:
-        """Ask all clusters, and then what is owned; see :func:`leftovers`."""
+        """List all clusters and return placeholders without an owner; see :func:`leftovers`."""
         listings: dict[str, tuple[LrmJob, ...]] = {}
         users: dict[str, str] = {}
 
@@ -376,7 +376,7 @@ class Reaper:
             self.found += leftovers(name, listing, owned, user=users[name], all_instances=all_instances)
 
     async def cancel(self, timeout: float, *, tell: Callable[[str], None]) -> None:
-        """Cancel what was found, and wait until it has gone, ``timeout`` seconds at most."""
+        """Cancel leftovers and wait until they are gone, at most ``timeout`` seconds."""
         by_cluster: dict[str, dict[LrmJobId, Leftover]] = {}
         for one in self.found:
             by_cluster.setdefault(one.cluster, {})[LrmJobId(one.id)] = one
@@ -406,7 +406,7 @@ class Reaper:
     async def _with_lrm(
         self, hosts: SiteHosts, config: ClusterConfig, do: Callable[[Lrm, LrmHost], Awaitable[None]]
     ) -> None:
-        """Do something with a cluster's LRM; what goes wrong is noted."""
+        """Use a cluster's LRM; errors are recorded."""
         host = hosts.at(config.site)
         lrm, _ = make_lrm(config, self._plugins, self._directory, host=host)
         try:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def new_suspensions(
     state: State, cluster: ClusterName, listing: Iterable[LrmJob], *, now: float
 ) -> SuspensionsSeen | None:
-    """Return which placeholders a listing shows as suspended; None when that is known already."""
+    """Return suspended placeholders of a listing; None when they are unchanged."""
     suspended = {job.id for job in listing if job.state is LrmJobState.SUSPENDED}
     ours = state.placeholders.on(cluster).values()
     seen = tuple(one.id for one in ours if one.lrm_id in suspended and not one.waiting)
@@ -81,7 +81,7 @@ _BELIEVED_AT_ONCE = frozenset({EndReason.NODE_LOST, EndReason.WALLTIME, EndReaso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What one listing led to."""
+    """Events and open questions from one listing."""
 
     events: tuple[Event, ...]
     orphans: tuple[LrmJobId, ...]
@@ -92,7 +92,7 @@ class Findings:
 
 @dataclass(slots=True)
 class Reconciler:
-    """Remembers, for one cluster, what earlier listings left open."""
+    """Compares listings of one cluster with the records, and keeps open questions between listings."""
 
     cluster: ClusterName
     user: str
@@ -116,7 +116,7 @@ class Reconciler:
         in_contact: Callable[[PlaceholderId], bool],
         settled: Callable[[BatchRecord], bool],
     ) -> Findings:
-        """Compare a listing, read at ``read_at``, with what we believe.
+        """Compare a listing begun at ``read_at`` with the records.
 
         ``in_contact`` tells whether a placeholder's agent is connected; ``settled`` whether a submission of unknown
         outcome can no longer arrive.
@@ -229,14 +229,14 @@ class Reconciler:
 
 
 def end_reason(job: LrmJob) -> EndReason | None:
-    """Return why a job that its LRM still lists can be counted on no more."""
+    """Return why a listed job counts as ended."""
     if job.state is LrmJobState.HELD and job.reason.startswith("error"):
         return EndReason.LAUNCH_FAILED
     return job.end if job.state is LrmJobState.ENDING else None
 
 
 def processors_held(listing: Iterable[LrmJob], state: State | None = None) -> int:
-    """Return how many places of the cluster our jobs in a listing occupy: those of the slots of our placeholders.
+    """Return how many places of the cluster listed jobs of ours occupy, by their slots.
 
     The batch system may count more processors for it, such as both threads of a core. A placeholder that ``state``
     does not know counts as one.
@@ -252,7 +252,7 @@ def processors_held(listing: Iterable[LrmJob], state: State | None = None) -> in
 def new_holds(
     state: State, cluster: ClusterName, listing: Iterable[LrmJob], *, now: float, told: bool
 ) -> HoldsSeen | None:
-    """Return what a listing shows of holds; None when that is known already.
+    """Return held placeholders of a listing; None when they are unchanged.
 
     ``told``: the listing tells whose holds they are; else what was told before still holds.
     """
@@ -284,7 +284,7 @@ def new_holds(
 
 
 def _is_kept(job: LrmJob) -> bool:
-    """Tell whether a waiting job waits for something else than free processors."""
+    """Return whether a waiting job waits for something other than processors."""
     return job.state is LrmJobState.HELD or (job.state is LrmJobState.QUEUED and job.blocked)
 
 
@@ -299,7 +299,7 @@ REPEAT_POLLED = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterObservation:
-    """What one look at a cluster showed."""
+    """Result of one look at a cluster."""
 
     read_at: float
     """When it was asked for: what was submitted later cannot be in it."""
@@ -318,7 +318,7 @@ class ClusterObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What follows from a look."""
+    """Events that follow from a look."""
 
     events: tuple[Event, ...]
     """What is certain."""
@@ -333,7 +333,7 @@ class Judgement:
 
 
 class ListingJudge:
-    """Remembers, for one cluster, what earlier looks and requests left open."""
+    """Judges looks at one cluster, with memory of earlier looks and requests; pure."""
 
     def __init__(self, cluster: ClusterName, *, user: str, begun_at: float) -> None:
         """``user``: whose jobs there are ours.
@@ -354,7 +354,7 @@ class ListingJudge:
         self._not_cancelled: set[LrmJobId] = set()
 
     def look_for(self, user: str) -> None:
-        """Take the jobs of this user for ours: at another site, the name is known when that is connected."""
+        """Set the user whose jobs are ours; at another site it is known only once that is connected."""
         self._user = user
         self._reconciler = replace(self._reconciler, user=user)
 
@@ -362,27 +362,27 @@ class ListingJudge:
 
     @property
     def under_way(self) -> frozenset[BatchKey]:
-        """Submissions that this process itself is sending: their outcome is about to be known."""
+        """Submissions being sent, whose outcome is not known yet."""
         return frozenset(self._under_way)
 
     def sending(self, batch: BatchKey) -> None:
-        """Note that a submission is being sent."""
+        """Register a submission that is being sent."""
         self._under_way.add(batch)
 
     def answered(self, batch: BatchKey) -> None:
-        """Note that the outcome of a submission is known, or will not be known."""
+        """Register that a submission's outcome is known or will stay unknown."""
         self._under_way.discard(batch)
 
     def not_cancelled(self, ids: Iterable[LrmJobId]) -> None:
-        """Note that the LRM did not answer a request to cancel these jobs."""
+        """Register a cancellation that the LRM did not answer."""
         self._not_cancelled.update(ids)
 
     def farewell(self, placeholder: PlaceholderId) -> None:
-        """Note that the agent of an ending placeholder has closed its connection."""
+        """Register that the agent of an ending placeholder closed its connection."""
         self._reconciler.farewells.add(placeholder)
 
     def node_of(self, placeholder: PlaceholderId) -> str:
-        """Return the node on which a placeholder was seen last; empty: on none."""
+        """Return the last known node of a placeholder; empty: unknown."""
         return self._reconciler.nodes.get(placeholder, "")
 
     # ---- looks ----------------------------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ class ListingJudge:
     def judge(
         self, state: State, look: ClusterObservation, *, now: float, in_contact: Callable[[PlaceholderId], bool]
     ) -> Judgement:
-        """Compare what was seen with what we believe. ``in_contact``: whether a placeholder's agent is connected."""
+        """Compare a look with the records. ``in_contact``: whether a placeholder's agent is connected."""
         findings = self._reconciler.examine(
             state,
             look.jobs,
@@ -424,7 +424,7 @@ class ListingJudge:
         )
 
     def _started_meanwhile(self, state: State, look: ClusterObservation) -> int:
-        """Return how many placeholders may have been started between the two halves of a look.
+        """Return how many placeholders may have started between listing jobs and nodes.
 
         Jobs are listed before nodes: one that is started between the two waits still, and others seem to have what it
         occupies. As long as it waits, further processors of others are believed when they have them at two looks, or
@@ -438,7 +438,7 @@ class ListingJudge:
         return max(0, min(known.processors_queued, others - before))
 
     def failed(self, state: State, reason: str, *, now: float) -> ClusterUnavailable | None:
-        """Return what is to be told of a look that failed; None when that is known."""
+        """Return what to report of a failed look; None when nothing is new."""
         known = state.clusters.get(self._cluster)
         if known is not None and known.unavailable == reason:
             return None
@@ -483,7 +483,7 @@ class ListingJudge:
     # ---- ends -----------------------------------------------------------------------------------------------------
 
     def unexplained(self, state: State, lost: Iterable[PlaceholderEnded]) -> dict[PlaceholderId, LrmJobId]:
-        """Return LRM ids, as far as known, of lost placeholders that were not to end: accounting may know why."""
+        """Return LRM ids of lost placeholders whose ends accounting may explain."""
         found: dict[PlaceholderId, LrmJobId] = {}
         for event in lost:
             record = state.placeholders.get(event.placeholder)
@@ -492,7 +492,7 @@ class ListingJudge:
         return found
 
     def explained(self, ids: dict[PlaceholderId, LrmJobId], accounted: Iterable[LrmJob]) -> dict[PlaceholderId, LrmJob]:
-        """Return what accounting knows of each of these placeholders."""
+        """Return the ends of placeholders that accounting knows."""
         known = list(accounted)
         return {id_: job for id_, lrm_id in ids.items() for job in known if tells_of(job, id_, lrm_id, user=self._user)}
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ServiceMeter:
-    """Counts what becomes of jobs and placeholders."""
+    """Metrics of a service."""
 
     def __init__(self, core: Core) -> None:
         """Count nothing yet; gauges are read from ``core``."""
@@ -35,7 +35,7 @@ class ServiceMeter:
         watch_commands(self.meter, cluster, commands)
 
     def handled(self, event: ev.Event) -> None:
-        """Count what an event has changed that the scheduler has just handled."""
+        """Count the changes by a handled event."""
         match event:
             case ev.Configured():
                 self._pass_over_the_past()
@@ -79,7 +79,7 @@ class ServiceMeter:
     # ---- what an event has changed --------------------------------------------------------------------------------
 
     def _pass_over_the_past(self) -> None:
-        """Start counting at the end of the journal: earlier processes counted their own events."""
+        """Start counting at the end of the journal; earlier events belong to previous processes."""
         for id_, record in self._core.state.jobs.items():
             if record.size_changes:
                 self._counted[id_] = record.size_changes[-1]

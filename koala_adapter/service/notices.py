@@ -47,14 +47,14 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """What is told of a job."""
+    """A notification about a job."""
 
     event: Notified
     job: Job
     outcome: JobOutcome | None = None
 
     def document(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
+        """Return the notification as a JSON object."""
         ended = self.outcome
         return {
             "event": self.event.value,
@@ -68,7 +68,7 @@ class Notice:
 
     @property
     def sentence(self) -> str:
-        """What has happened to the job, in one line for people."""
+        """Event of the job in one line for people."""
         if self.outcome is None:
             return f"koala job {self.job.id} ({self.job.name}) starts"
         detail = f": {self.outcome.detail}" if self.outcome.detail else ""
@@ -76,7 +76,7 @@ class Notice:
 
 
 class Notices:
-    """Tells of jobs that want it, beside everything else."""
+    """Sends notifications for jobs that want them, in the background."""
 
     def __init__(self, core: Core) -> None:
         """The site file of ``core`` names the ways."""
@@ -85,19 +85,19 @@ class Notices:
         self._come = anyio.Event()
 
     def started(self, job: Job) -> None:
-        """Tell that a job starts, if it wants that."""
+        """Notify of a job's start, if wanted."""
         if Notified.START in job.notify:
             self._tell_later(Notice(event=Notified.START, job=job))
 
     def ended(self, job: Job, outcome: JobOutcome) -> None:
-        """Tell that a job has ended, if it wants that; as a failure, where it wants only those."""
+        """Notify of a job's end, if wanted; failures only, where only those are wanted."""
         if Notified.END in job.notify:
             self._tell_later(Notice(event=Notified.END, job=job, outcome=outcome))
         elif Notified.FAIL in job.notify and outcome.state is not JobState.COMPLETED:
             self._tell_later(Notice(event=Notified.FAIL, job=job, outcome=outcome))
 
     async def run(self) -> None:
-        """Tell what comes, until cancelled; then what waits, for a short time."""
+        """Send notifications until cancelled, then the remaining ones for a short time."""
         try:
             while True:
                 await self._come.wait()
@@ -115,7 +115,7 @@ class Notices:
         self._come.set()
 
     async def _tell_waiting(self) -> None:
-        """Tell all that waits, some at once; what was begun is told also when the service ends meanwhile."""
+        """Send waiting notifications, several at once; those begun are completed at the end."""
         while self._waiting:
             some = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
             with anyio.CancelScope(shield=True):
@@ -139,7 +139,7 @@ class Notices:
                 tasks.start_soon(self._by, "mail", notice, partial(_by_mail, config.mail, notice))
 
     async def _by(self, way: str, notice: Notice, tell: Callable[[], Awaitable[str]]) -> None:
-        """Tell in one way, which has its own limit of time, and log what went wrong."""
+        """Send by one way with its time limit; log a failure."""
         trouble = await tell()
         if trouble:
             log.warning("a notice could not be told", job=notice.job.id, way=way, trouble=trouble)
@@ -150,7 +150,7 @@ def _text(notice: Notice) -> str:
 
 
 async def _by_command(command: tuple[str, ...], text: str) -> str:
-    """Run a command with a text on its standard input; return what went wrong."""
+    """Run a command with the text as input; return the error."""
 
     def run() -> str:
         with TemporaryFile() as complaint:  # what outlives the command may keep a pipe open

@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 
 def request_window(config: ClusterConfig, definition: PluginDefinition, directory: Path) -> Path:
-    """Return the file in which the requests to a cluster's batch system are counted, in a directory made here.
+    """Return the file that counts requests to a cluster's batch system; its directory is created.
 
     The directory is the user's own, whatever the state ``directory``. The state directory takes its place where that
     cannot be used, and for a batch system that no other state directory asks. Raises OSError when neither can be used.
@@ -55,7 +55,7 @@ def request_window(config: ClusterConfig, definition: PluginDefinition, director
 
 
 def _identity(config: ClusterConfig, definition: PluginDefinition) -> tuple[str, ...]:
-    """Return what tells a batch system from all others."""
+    """Return a key that identifies a batch system."""
     if definition.identified_by:
         chosen = config.settings.model_dump_json(include=set(definition.identified_by))
         return (definition.name, chosen, *filter(None, (config.site,)))
@@ -100,7 +100,7 @@ class SiteHosts:
         await self.close()
 
     async def close(self, in_use: Container[str] = ()) -> None:
-        """End all connections, also when we are being cancelled. ``in_use``: sites with placeholders of ours."""
+        """Close all connections, even during cancellation."""
         for name, host in self._hosts.items():
             with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSING):
                 await host.close(in_use=name in in_use)
@@ -143,7 +143,7 @@ def make_lrm(
     host: LrmHost = THIS_HOST,
     owner: bool = False,
 ) -> tuple[Lrm, CommandRunner]:
-    """Return the LRM of a cluster, not started, and what bounds its requests.
+    """Return a cluster's LRM, not started, and the window of its requests.
 
     ``directory``: the state directory, below which the plugin gets its private one. ``host``: one of `SiteHosts`.
     ``owner``: we own the order of all jobs there, and may ask more often, unless the site says how often. Raises
@@ -170,7 +170,7 @@ def make_lrm(
 
 
 async def close_lrm(lrm: Lrm) -> None:
-    """Give an LRM's resources back, also when we are being cancelled."""
+    """Close an LRM, even during cancellation."""
     with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSING), suppress(LrmError):
         await lrm.close()
 
@@ -179,12 +179,12 @@ async def close_lrm(lrm: Lrm) -> None:
 
 
 def token_path(config: ClusterConfig, batch: BatchKey) -> Path | None:
-    """Return where the token of a submission is left for its agents; None when it travels in the job script."""
+    """Return the path of a submission's token for agents; None when it is in the job script."""
     return None if config.token_directory is None else Path(config.token_directory) / f"{batch}.token"
 
 
 def words_directory(config: ClusterConfig, directory: Path) -> Path:
-    """Return where placeholders keep what they say, on nodes that see it; by default in the state directory."""
+    """Return the directory of placeholders' own output; by default in the state directory."""
     if config.output_directory is not None:
         return Path(config.output_directory)
     return directory / "clusters" / config.name / "output"

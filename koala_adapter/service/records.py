@@ -80,7 +80,7 @@ MOST_KEPT = 10_000
 
 
 class Execute(Protocol):
-    """Executes a statement. Raises JournalError."""
+    """Executor of SQL statements (protocol). Raises JournalError."""
 
     def __call__(self, statement: str, values: tuple[object, ...] = (), /) -> sqlite3.Cursor:
         """Execute it with these values."""
@@ -94,7 +94,7 @@ class NegotiationStore:
         self._execute = execute
 
     def keep(self, kept: KeptNegotiation, message: Message) -> None:
-        """Keep what was said in a negotiation; what the same side has said before is not kept again.
+        """Store a message of a negotiation, unless the same side's message is stored.
 
         ``kept``: which negotiation it is; its number is not looked at. Raises JournalBlockedError.
         """
@@ -106,7 +106,7 @@ class NegotiationStore:
         )
 
     def recalled(self, job_id: str, initiator: str, agreement_id: str) -> KeptNegotiation | None:
-        """Return the latest negotiation that a side has begun under a name; None: none."""
+        """Return the latest negotiation with a side's name for it; None: there is none."""
         found = self._execute(
             "SELECT number FROM negotiations WHERE job = ? AND initiator = ? AND agreement = ? ORDER BY number DESC",
             (job_id, initiator, agreement_id),
@@ -131,13 +131,13 @@ class NegotiationStore:
         return number or 0
 
     def drop(self, job_id: str) -> None:
-        """Forget what was negotiated for a job. Raises JournalBlockedError."""
+        """Delete a job's negotiations. Raises JournalBlockedError."""
         of_the_job = "SELECT number FROM negotiations WHERE job = ?"
         self._execute(f"DELETE FROM negotiation_messages WHERE negotiation IN ({of_the_job})", (job_id,))  # noqa: S608 - a constant
         self._execute("DELETE FROM negotiations WHERE job = ?", (job_id,))
 
     def latest(self, *, job_id: str = "", number: int = 0, limit: int = 1) -> list[KeptNegotiation]:
-        """Return the latest in the order in which they began; ``job_id``, ``number``: of one job, or one, only."""
+        """Return the latest negotiations in order; ``job_id``, ``number``: only of a job, or one."""
         wanted = "SELECT * FROM negotiations WHERE (?1 = '' OR job = ?1) AND (?2 = 0 OR number = ?2)"
         rows = self._execute(f"{wanted} ORDER BY number DESC LIMIT ?3", (job_id, number, limit)).fetchall()
         return [
@@ -169,7 +169,7 @@ _LATEST = "SELECT seq FROM sqlite_sequence WHERE name = 'events'"
 
 
 def leave_closing_note(execute: Execute, unfinished: Iterable[str]) -> None:
-    """Note which jobs are not over; of all others the last reports are kept. The next event makes the note void.
+    """Record which jobs are unfinished; the next event makes the note void.
 
     Raises JournalBlockedError.
     """
@@ -187,7 +187,7 @@ def unfinished_at_close(execute: Execute) -> tuple[str, ...] | None:
 
 
 def _latest_event(execute: Execute) -> int:
-    """Return the number of the latest event, whether a snapshot stands for it by now or not; 0: there was none."""
+    """Return the number of the latest event ever; 0: there was none."""
     row = execute(_LATEST).fetchone()
     return 0 if row is None else int(row[0])
 
@@ -215,7 +215,7 @@ AT_ONCE = 200
 
 
 class FinishedJobs:
-    """Reports (JSON), by jobs. Each method raises JournalError when the journal cannot be used."""
+    """Reports (JSON) of finished jobs. Each method raises JournalError when the journal cannot be used."""
 
     def __init__(self, execute: Execute, negotiations: NegotiationStore) -> None:
         """``negotiations`` of a job are cleaned away with its report."""
@@ -278,7 +278,7 @@ class FinishedJobs:
             yield {str(id_): directory for _, id_, directory in found}
 
     def clean(self, job_ids: Iterable[str], now: float) -> None:
-        """Drop what is kept of finished jobs, but for the fact that it was. Raises JournalBlockedError."""
+        """Delete reports of finished jobs and record that. Raises JournalBlockedError."""
         self._execute("BEGIN IMMEDIATE")
         try:
             for job_id in job_ids:
@@ -292,6 +292,6 @@ class FinishedJobs:
             raise
 
     def cleaned_at(self, job_id: str) -> float | None:
-        """Return when what was kept of a job was dropped; None: it was not, or there is no such job."""
+        """Return when a job's report was deleted; None when it was not."""
         row = self._execute("SELECT cleaned_at FROM cleaned WHERE id = ?", (job_id,)).fetchone()
         return None if row is None else float(row[0])

@@ -46,7 +46,7 @@ _FILE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(slots=True)
 class _Account:
-    """Bytes of one rank: what has been granted to its files."""
+    """Bytes granted to the files of one rank."""
 
     granted: dict[int, int] = field(default_factory=dict)
     """By the numbers of its files."""
@@ -70,7 +70,7 @@ class ResultStore:
         """Sums over the accounts of each job: of thousands of ranks, none is looked at for the file of another."""
 
     def take(self, directory: Path, piece: FilePiece) -> FileAck:
-        """Add a piece to its file below ``directory``, that of the rank; answer what is there, or why it is refused.
+        """Write a piece of a file below ``directory``; return the size so far, or why it is refused.
 
         Raises ProtocolError for what no agent says, and when a part of the file is missing.
         """
@@ -86,7 +86,7 @@ class ResultStore:
             return _answer(piece, 0, f"cannot be written to {directory}: {error.strerror or error}")
 
     def settle(self, directory: Path) -> None:
-        """All of a rank's files are in, or refused: nothing more comes."""
+        """Close a rank's account: no more files come."""
         account = self._account(directory)
         account.settled, account.granted = account.total, {}
         partial = directory.with_name(f"{directory.name}.partial")
@@ -101,7 +101,7 @@ class ResultStore:
         self._totals.pop(job_directory, None)
 
     def _refusal(self, directory: Path, piece: FilePiece) -> str:
-        """Return why a file is not wanted; nothing, and grant it its bytes, when it is."""
+        """Return why a file is refused; empty when it is accepted, and its bytes are granted."""
         account = self._account(directory)
         if piece.number in account.granted:
             return "" if account.granted[piece.number] == piece.size else "its size was another one before"
@@ -138,7 +138,7 @@ def _parts(piece: FilePiece) -> list[bytes]:
 
 @contextmanager
 def _opened(directory: Path) -> Iterator[int]:
-    """Open the directory around that of a rank; it is made when it is not there."""
+    """Open the parent directory of a rank's, creating it if needed."""
     for path in reversed(directory.parents[:3]):
         path.mkdir(mode=0o700, exist_ok=True)
     place = os.open(directory.parent, _DIRECTORY)
@@ -175,7 +175,7 @@ def _is_there(place: int, rank: str, parts: list[bytes], size: int) -> bool:
 
 
 def _append(place: int, rank: str, parts: list[bytes], piece: FilePiece) -> int:
-    """Write a piece, put the file where it belongs once it is whole, and return how much of it there is."""
+    """Write a piece, move the file to its place when complete, and return its size so far."""
     number = str(piece.number)
     with _below(place, [f"{rank}.partial".encode()], make=True) as partial:
         descriptor = os.open(number, _FILE, 0o600, dir_fd=partial)
@@ -222,7 +222,7 @@ STALLED = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFiles:
-    """What is known of the output files of one rank: a line of the file in which that is kept."""
+    """Report on the output files of one rank, as stored in the ledger."""
 
     rank: str
     """``COMPONENT/RANK``."""
@@ -230,7 +230,7 @@ class RankFiles:
 
 
 class Results:
-    """Takes the output files of all jobs in, and knows what became of them."""
+    """Receives output files of all jobs and keeps reports on them."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class Results:
         self._opened_at = clock()
 
     def take(self, placeholder: PlaceholderId, piece: FilePiece) -> FileAck:
-        """Keep a piece of a file, or refuse the file. Raises ProtocolError for what no agent says."""
+        """Store a piece of a file, or refuse the file. Raises ProtocolError for an invalid message."""
         directory = self._rank_directory(placeholder, piece.task)
         if directory is None:
             return FileAck(task=piece.task, number=piece.number, offset=0, refusal="its job is not known any more")
@@ -256,7 +256,7 @@ class Results:
         return self._store.take(directory, piece)
 
     def conclude(self, placeholder: PlaceholderId, files: TaskFiles) -> None:
-        """Keep what is said of a rank's files when all that come are there. Raises OSError."""
+        """Store the final report on a rank's files. Raises OSError."""
         directory = self._rank_directory(placeholder, files.task)
         if directory is None:
             return
@@ -269,11 +269,11 @@ class Results:
         self._latest.pop(placeholder, None)
 
     def concluded(self, job_directory: Path) -> Mapping[str, TaskFiles]:
-        """Return what was said so far, by ``COMPONENT/RANK``."""
+        """Return the reports so far, by ``COMPONENT/RANK``."""
         return self._ledgers.get(job_directory) or read_ledger(job_directory)
 
     def under_way(self, placeholder: PlaceholderId, task: str) -> bool:
-        """Tell whether output files of a task are coming in, or may come when its agent has found us again."""
+        """Return whether output files of a task are arriving, or may when its agent is back."""
         directory = self._rank_directory(placeholder, task)
         if directory is None or f"{directory.parent.name}/{directory.name}" in self._ledger(directory.parents[1]):
             return False
@@ -291,7 +291,7 @@ class Results:
 
 
 def read_ledger(job_directory: Path) -> dict[str, TaskFiles]:
-    """Return what was said of the files of a job's ranks, by ``COMPONENT/RANK``; what cannot be read is left out."""
+    """Read the reports on a job's output files, by ``COMPONENT/RANK``; unreadable ones are skipped."""
     found: dict[str, TaskFiles] = {}
     with suppress(OSError), (job_directory / LEDGER_NAME).open("rb") as lines:
         for line in lines:
@@ -316,7 +316,7 @@ def _name(rank: Rank) -> str:
 
 
 def files_report(record: JobRecord, said: Mapping[str, TaskFiles]) -> FilesReport:
-    """Return what became of the files of a job's ranks, from what was ``said`` of each."""
+    """Return the report on a job's output files from those of its ranks."""
     wanting = {component.name for component in record.job.components if component.output_files}
     ranks = [rank for rank in record.ranks if rank.component in wanting and rank.rank in record.started]
     names = [_name(rank) for rank in ranks]

@@ -76,7 +76,7 @@ OBSTACLE_SECONDS = 10.0
 def configuration(
     site: SiteConfig, instance: str, now: float, capabilities: Mapping[ClusterName, Capabilities]
 ) -> Configured:
-    """Return the event that tells the scheduler of a site.
+    """Return the event that configures the scheduler for a site.
 
     ``capabilities``: what the plugins can do; a cluster that is not there can be asked for any slot.
     """
@@ -99,7 +99,7 @@ def configuration(
 
 
 def check_policies(job: Job, policies: Policies, rules: SizeRules) -> None:
-    """Raise JobRefusedError when a policy that a new job names, or a rule for its sizes, is not here."""
+    """Raise JobRefusedError when a policy or size rule of a new job is not installed."""
     if job.placement not in policies.placement_names:
         known = ", ".join(sorted(policies.placement_names))
         message = f"the service has no placement policy {job.placement!r}; it has {known}"
@@ -111,7 +111,7 @@ def check_policies(job: Job, policies: Policies, rules: SizeRules) -> None:
 
 
 class WithPolicies:
-    """A journal that refuses to be replayed without the policies that it needs.
+    """Journal that checks on recovery that all needed policies are installed.
 
     Without them, jobs would be refused in the replay that waited or ran in truth. Nothing is written by then.
     """
@@ -179,7 +179,7 @@ FORGOTTEN_AFTER = 3600.0
 
 
 class AskingAgain:
-    """Whose agents are to be asked again, and when."""
+    """Agents that must report again, and when."""
 
     def __init__(self, core: Core) -> None:
         """Agents are disconnected at the control center of ``core``."""
@@ -190,7 +190,7 @@ class AskingAgain:
         self._more = anyio.Event()
 
     def ask(self, event: Event, placeholders: Iterable[PlaceholderId]) -> None:
-        """Ask agents for what they told in an event: at once, if it is the first of its kind."""
+        """Ask agents to repeat what they told in an event: at once the first time."""
         now, kind = self._core.now(), type(event)
         failed_at, pause = self._failed.get(kind, (now, 0.0))
         if now - failed_at > FORGOTTEN_AFTER:
@@ -208,7 +208,7 @@ class AskingAgain:
             self._core.center.disconnect(placeholder, "an event was set aside: tell again how things stand")
 
     async def run(self) -> None:
-        """Ask when it is time, until cancelled."""
+        """Disconnect agents when they are due, until cancelled."""
         while True:
             await self._more.wait()
             while self._due:
@@ -228,13 +228,13 @@ log = structlog.get_logger()
 
 
 def drivers_needed(drivers: Iterable[ClusterDriver], state: State) -> list[ClusterDriver]:
-    """Return those to be started: a cluster that is not enabled is left alone, unless something of ours is there."""
+    """Return the drivers to start: of enabled clusters and those with placeholders of ours."""
     left_there = {record.parameters.name for record in state.clusters.values() if record.managed}
     return [one for one in drivers if one.config.enabled or one.name in left_there]
 
 
 async def start_drivers(drivers: Sequence[ClusterDriver], tasks: TaskGroup) -> None:
-    """Drive the clusters within ``tasks``; return when all have been tried, or those that hang are late."""
+    """Start cluster drivers within ``tasks``; return when all have tried their cluster, or are late."""
     tried = anyio.Event()
     untried = {driver.name for driver in drivers}
 
@@ -262,7 +262,7 @@ LONGEST_WAIT = 60.0
 
 
 class Upkeep:
-    """Looks after the loop, the journal and the clusters of a service."""
+    """Maintenance of loop, journal and clusters."""
 
     def __init__(
         self,
@@ -289,15 +289,15 @@ class Upkeep:
             tasks.start_soon(work)
 
     def halted(self) -> None:
-        """Begin to try the journal again and again: it cannot be written."""
+        """Start retrying the journal, which cannot be written."""
         self._halted.set()
 
     def snapshot_begun(self) -> None:
-        """Begin to write a snapshot."""
+        """Start writing a snapshot."""
         self._snapshot_begun.set()
 
     def watch_time_of_day(self) -> None:
-        """Note a change of the time of day, which the next boot would take for time that has passed."""
+        """Record changes of the time of day, which after a reboot would look like elapsed time."""
         step = self._clock.step()
         if step:
             log.warning("the time of day of this machine was set", seconds=round(step, 1))
@@ -305,7 +305,7 @@ class Upkeep:
                 self._journal.note_clock(self._clock.reading())
 
     async def _keep_trying(self) -> None:
-        """Try the journal, while it cannot be written, until that works; then see what happened on the clusters."""
+        """Retry the journal until it can be written, then poll the clusters."""
         while True:
             await self._halted.wait()
             pause, since = FIRST_JOURNAL_PAUSE, anyio.current_time()
@@ -329,7 +329,7 @@ class Upkeep:
             raise JournalBlockedError(self._loop.trouble, hint=hint)
 
     async def _write_snapshots(self) -> None:
-        """Write each snapshot group by group; clients and agents are served between two groups."""
+        """Write snapshots group by group, serving clients and agents in between."""
         while True:
             await self._snapshot_begun.wait()
             self._snapshot_begun = anyio.Event()
@@ -352,7 +352,7 @@ class Upkeep:
                 await changed.wait()
 
     async def _tidy(self) -> None:
-        """Drop the secrets of submissions that are over."""
+        """Delete the secrets of ended submissions."""
         while True:
             await self._core.changed.wait()
             if len(self._effector.with_secrets) > len(self._loop.scheduler.state.batches) and not self._loop.trouble:
@@ -373,7 +373,7 @@ class Upkeep:
 
 
 def largest_job_number(jobs_directory: Path) -> int:
-    """Return the largest number of a job that has files; 0: none has. Raises OSError."""
+    """Return the largest job number with files; 0: there are none. Raises OSError."""
     try:
         with os.scandir(jobs_directory) as entries:
             return max((int(one.name) for one in entries if one.name.isdecimal() and one.name.isascii()), default=0)
@@ -503,7 +503,7 @@ class Service:
         self._loop.post(event)
 
     def handled(self, event: ev.Event) -> None:
-        """Take note of an event that the scheduler has handled."""
+        """Follow up a handled event: metrics, sizes of jobs, final reports."""
         if isinstance(event, ev.PlaceholderEnded):
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
             self.reception.release(event.placeholder)
@@ -514,7 +514,7 @@ class Service:
         self._upkeep.watch_time_of_day()
 
     def settled(self) -> None:
-        """Wake those who wait for a change."""
+        """Wake those who wait for changes."""
         self.core.note_change()
 
     def halted(self) -> None:
@@ -526,7 +526,7 @@ class Service:
         self._upkeep.snapshot_begun()
 
     def state_rebuilt(self, set_aside: Sequence[ev.Event]) -> None:
-        """Have told again what is not known any more; as after a restart, if the state is another one than it was."""
+        """Ask agents and clusters again for what is no longer known, as events were set aside."""
         self.meter.set_aside(len(set_aside))
         if len(set_aside) > 1:
             self.core.center.disconnect_all("events were set aside: tell again how things stand")
@@ -536,14 +536,14 @@ class Service:
         self.sizes.follow(self.state.jobs)
 
     def failed(self, error: KoalaError) -> None:
-        """End the service: the state cannot be built again."""
+        """End the service, as the state cannot be rebuilt."""
         self._failure = error
         self._failed.set()
 
     # ---- what users ask -------------------------------------------------------------------------------------------
 
     async def ready(self) -> None:
-        """Return when a user's wish can be taken in at once: not while a snapshot is being written."""
+        """Wait until requests can be handled: not during a snapshot."""
         while self._loop.in_snapshot:
             await self.changed.wait()
 
@@ -559,7 +559,7 @@ class Service:
             await self.applications.inputs.take_in(job)
 
     def _require_able(self, job: Job) -> None:
-        """Raise JobRefusedError where nothing can be submitted to any cluster that a component may use."""
+        """Raise JobRefusedError if submissions are known to fail on every cluster of a component."""
         obstacles = {name: driver.lrm.submission_obstacle for name, driver in self.clusters.items()}
         for component in job.components:
             asked = [component.cluster] if component.cluster in obstacles else list(obstacles)
@@ -594,7 +594,7 @@ class Service:
         return job.id
 
     def _after_known(self, job: Job) -> Job:
-        """Return a job that names those that it is to start after by their ids, and of these only who have not ended.
+        """Return a job whose dependencies are ids of unfinished jobs.
 
         Raises JobRefusedError for a job that is not known, or that has ended otherwise than was asked for.
         """
@@ -614,12 +614,12 @@ class Service:
         return replace(job, after=tuple(awaited))
 
     def _latest_called(self, name: str, user: str) -> JobRecord | None:
-        """Return the latest job of a user that has a name."""
+        """Return a user's latest job with a name."""
         records = (record for record in reversed(self.state.jobs.values()) if record.job.user == user)
         return next((record for record in records if record.job.name == name), None)
 
     def tell_of(self, job: Job) -> None:
-        """Tell the scheduler what it does not know yet and a job is to be placed by: slots of its shapes, its files."""
+        """Tell the scheduler slots and files that a job's placement needs."""
         for found in self.replicas.found(job):
             self._loop.enter(found)
         for driver in self.clusters.values():
@@ -629,7 +629,7 @@ class Service:
                 self._loop.enter(counted)
 
     def _submitted(self, submission: str) -> JobId | None:
-        """Return the job that a submission became; None: none, or it was not journaled when the service was killed."""
+        """Return the job of a submission; None: unknown, or not journaled before a kill."""
         job_id = self.journal.submitted(submission) if submission else None
         if job_id is None or job_id in self.state.jobs:
             return job_id
@@ -652,7 +652,7 @@ class Service:
             raise
 
     def cancel(self, job_id: str) -> None:
-        """Cancel a job. Raises JobNotFoundError; a job that has ended already is left as it is.
+        """Cancel a job; no effect on one that has ended. Raises JobNotFoundError.
 
         Raises JournalBlockedError when the journal cannot be written, DefectError when koala failed on it: then the
         job goes on.
@@ -665,7 +665,7 @@ class Service:
         self._loop.enter(ev.JobsForgotten(time=self.now(), job_ids=job_ids))
 
     def resize(self, job_id: str, component: str, processors: int) -> None:
-        """Have a component of a malleable job brought to a size, as far as processors can be had.
+        """Set the wanted size of a malleable job's component.
 
         ``component``: empty for the only one that can change. Raises JobNotFoundError; JobRefusedError for a size that
         the component cannot have; JournalBlockedError and DefectError as :meth:`cancel` does.
@@ -677,7 +677,7 @@ class Service:
         self._poll_soon(claim.cluster for claim in record.claims if claim.component == found)
 
     def _poll_soon(self, names: Iterable[ClusterName | None]) -> None:
-        """Have these clusters polled soon; all of them where one is left open (None)."""
+        """Poll clusters soon; all of them where one is None."""
         wanted = set(names)
         for name, driver in self.clusters.items():
             if None in wanted or name in wanted:
@@ -685,7 +685,7 @@ class Service:
 
     @property
     def scripts(self) -> ScriptMaker:
-        """What makes the submissions. Raises ServiceUnavailableError before the control center listens."""
+        """Maker of submissions. Raises ServiceUnavailableError before the control center listens."""
         scripts = self.reception.scripts
         if scripts is None:
             raise ServiceUnavailableError("the service is still starting", hint="try again in a moment")

@@ -60,13 +60,13 @@ CONTACT = "contact.json"
 
 
 def first_job(job: Job) -> JobId:
-    """Return the first of the jobs of a sweep, whose directory has all that belongs to it."""
+    """Return the first job of a sweep, whose directory has the sweep's files."""
     return job.id if job.sweep is None or job.sweep.continues is None else job.sweep.continues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contact:
-    """Where launchers find who hands out tasks, and what they show there."""
+    """Address, token and certificate for launchers."""
 
     port: int
     token: str
@@ -87,7 +87,7 @@ class SweepFiles:
     # ---- what was submitted -----------------------------------------------------------------------------------------
 
     def keep(self, job: Job) -> None:
-        """Keep the job, and the values that stand in files. Raises OSError, with ``filename``."""
+        """Store the job and the values from files. Raises OSError, with ``filename``."""
         if job.sweep is None:
             return
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ class SweepFiles:
         _replace(own / JOB, json.dumps(asdict(kept_job), ensure_ascii=False))
 
     def expansion(self, sweep: Sweep) -> Expansion:
-        """Return the tasks, with the values as they were kept. Raises OSError and ConfigurationError."""
+        """Return the tasks, with the stored values. Raises OSError and ConfigurationError."""
         lines = {
             axis.file: lines_of((self.directory / f"values-{number}").read_bytes())
             for number, axis in enumerate(sweep.axes)
@@ -114,7 +114,7 @@ class SweepFiles:
     # ---- what became of the tasks -----------------------------------------------------------------------------------
 
     def entries(self) -> Iterator[tuple[int, Entry]]:
-        """Yield all entries, but for a last line that is incomplete, which :meth:`open` removes. Writes nothing.
+        """Yield all entries without an incomplete last line, which :meth:`open` removes.
 
         Raises OSError, and KoalaError for what is no entry.
         """
@@ -139,14 +139,14 @@ class SweepFiles:
         return task, entry
 
     def open(self) -> None:
-        """Be ready for further entries, once those of before have been read. Raises OSError."""
+        """Open for further entries after earlier ones were read. Raises OSError."""
         if self._incomplete_from is not None:
             os.truncate(self.directory / RESULTS, self._incomplete_from)
             self._incomplete_from = None
         self._ledger = (self.directory / RESULTS).open("ab", buffering=0)
 
     def write(self, task: int, entry: Entry, more: dict[str, Any]) -> None:
-        """Write an entry down. Raises OSError, and nothing is written then."""
+        """Write an entry. Raises OSError without effect."""
         if self._ledger is None:
             raise AssertionError("it was not opened")
         line = json.dumps({"task": task, "state": entry.value, **more}, ensure_ascii=False).encode() + b"\n"
@@ -158,7 +158,7 @@ class SweepFiles:
             raise
 
     def keep_output(self, task: int, out: bytes, err: bytes) -> dict[str, str | None]:
-        """Keep what a task has printed, under its number; return where, below the directory. Raises OSError."""
+        """Store a task's output; return its path below the directory. Raises OSError."""
         kept: dict[str, str | None] = {"stdout": None, "stderr": None}
         if not out and not err:
             return kept
@@ -174,7 +174,7 @@ class SweepFiles:
         return kept
 
     def close(self, progress: SweepProgress, job_id: JobId) -> None:
-        """Close the entries, and keep how far the sweep is, and was with this job, for who reads it later.
+        """Close the entries and store the progress, of the sweep and at the end of this job.
 
         Raises OSError.
         """
@@ -187,14 +187,14 @@ class SweepFiles:
     # ---- how to get here --------------------------------------------------------------------------------------------
 
     def contact(self) -> Contact | None:
-        """Return what launchers were told; None: none ever was."""
+        """Return the stored contact for launchers; None: there is none."""
         try:
             return Contact(**json.loads((self.directory / CONTACT).read_bytes()))
         except (OSError, ValueError, TypeError):
             return None
 
     def keep_contact(self, contact: Contact) -> None:
-        """Keep what launchers are told. Raises OSError."""
+        """Store the contact for launchers. Raises OSError."""
         _replace(self.directory / CONTACT, json.dumps(asdict(contact)))
 
 
@@ -204,7 +204,7 @@ def _write_whole(file: IO[bytes], data: bytes) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a private file, all of it or none."""
+    """Write a private file atomically."""
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
@@ -212,12 +212,12 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _progress_with(job_id: JobId) -> str:
-    """Return the name of the file that says how far a sweep was when this job left it."""
+    """Return the name of the file with a sweep's progress at the end of a job."""
     return f"progress-{job_id}.json"
 
 
 def progress_in(directory: Path, name: str = PROGRESS) -> SweepProgress | None:
-    """Return how far the sweep of a directory is by what is written there; None: nothing is."""
+    """Return the stored progress of a sweep; None: there is none."""
     try:
         last = SweepProgress(**json.loads((directory / name).read_bytes()))
     except (OSError, ValueError, TypeError):
@@ -226,7 +226,7 @@ def progress_in(directory: Path, name: str = PROGRESS) -> SweepProgress | None:
 
 
 def recorded_progress(jobs: Path, job: Job) -> SweepProgress | None:
-    """Return how far a job has brought its sweep by what is written below the directory of all jobs.
+    """Return the progress that a job has brought its sweep to, by its files.
 
     A later job may have gone on with it. None: it has none.
     """
@@ -237,12 +237,12 @@ def recorded_progress(jobs: Path, job: Job) -> SweepProgress | None:
 
 
 def latest_progress(jobs: Path, job: Job) -> SweepProgress | None:
-    """Return how far the sweep of a job is by now, whichever job went on with it; None: it has none."""
+    """Return the present progress of a job's sweep, even if resumed by another job; None: it has no sweep."""
     return None if job.sweep is None else progress_in(jobs / first_job(job) / FOLDER)
 
 
 def kept_job(jobs: Path, job_id: JobId) -> dict[str, Any]:
-    """Return the fields of the job of a sweep as it was kept. Raises OSError and ValueError."""
+    """Return the fields of a sweep's stored job. Raises OSError and ValueError."""
     found: dict[str, Any] = json.loads((jobs / job_id / FOLDER / JOB).read_bytes())
     return found
 
@@ -258,7 +258,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class _Launcher:
-    """What a connection has told of itself, and what it is at."""
+    """Launcher at a connection, with its task."""
 
     cluster: str
     host: str
@@ -275,7 +275,7 @@ class _Answer:
 
 
 def restored_book(job: Job, files: SweepFiles, expansion: Expansion) -> Book:
-    """Return what is to be done of a sweep by the entries in its files, which are not changed.
+    """Return the state of a sweep by the entries in its files, which are not changed.
 
     May take long: a sweep has up to a million entries, and its file system may be slow. Raises OSError, KoalaError.
     """
@@ -287,7 +287,7 @@ def restored_book(job: Job, files: SweepFiles, expansion: Expansion) -> Book:
 
 
 class RunningSweep:
-    """Hands out the tasks of a sweep and takes in what becomes of them."""
+    """Hands out tasks of a sweep and records results."""
 
     def __init__(
         self,
@@ -298,7 +298,7 @@ class RunningSweep:
         changed: Callable[[], None],
         book: Book | None = None,
     ) -> None:
-        """``changed`` hears of each task that is over. ``book``: as :func:`restored_book` returns it for these files.
+        """``changed``: called with each finished task. ``book``: from :func:`restored_book`.
 
         None: it is read here. Raises OSError, KoalaError.
         """
@@ -321,16 +321,16 @@ class RunningSweep:
     # ---- as the service sees it -------------------------------------------------------------------------------------
 
     def listen(self, host: str, contact: Contact, certificate: Certificate) -> None:
-        """Be there for launchers. Raises OSError when the port is taken."""
+        """Listen for launchers. Raises OSError when the port is taken."""
         self.serve(listening_socket(host, contact.port), contact, certificate)
 
     def serve(self, listening: socket, contact: Contact, certificate: Certificate) -> None:
-        """Be there for launchers that connect to a socket that listens on the port of ``contact``."""
+        """Serve launchers that connect to a socket on the port of ``contact``."""
         self._server = PullServer(self, bytes.fromhex(contact.token), largest_frame=LARGEST_FRAME)
         self._server.listen(listening, certificate, asyncio.get_running_loop())
 
     def save(self) -> None:
-        """Take in nothing more, and keep how far the sweep is."""
+        """Stop accepting results and store the progress."""
         if not self._saved:
             self._saved = True
             try:
@@ -339,7 +339,7 @@ class RunningSweep:
                 log.warning("how far a sweep is cannot be kept", directory=str(self._files.directory), error=str(error))
 
     async def close(self) -> None:
-        """Be there no more."""
+        """Stop serving."""
         self.save()
         if self._server is not None:
             await self._server.close()
@@ -351,7 +351,7 @@ class RunningSweep:
 
     @property
     def progress(self) -> SweepProgress:
-        """How far the sweep is."""
+        """Progress of the sweep."""
         book = self._book
         launchers = 0 if self._server is None else len(self._server.pullers)
         return SweepProgress(
@@ -367,7 +367,7 @@ class RunningSweep:
     # ---- what launchers ask for (Board) -----------------------------------------------------------------------------
 
     def came(self, puller: Puller) -> None:
-        """Give a new launcher nothing yet: its first message says which one it is."""
+        """Do nothing: a launcher's first message identifies it."""
 
     def work_for(self, puller: Puller) -> bytes | None:
         """Return the next task of a launcher; None: there is none now."""
@@ -381,11 +381,11 @@ class RunningSweep:
         return json.dumps({"task": given.task, "attempt": given.attempt, "argv": argv, "index": index}).encode()
 
     def _number(self, task: int) -> int:
-        """Return the number that people know a task by: in an array its index."""
+        """Return a task's number for people: in an array its index."""
         return int(self._expansion.row(task)[INDEX]) if self._is_array else task
 
     def heard(self, puller: Puller, frame: bytes) -> None:
-        """Take in what a launcher says. Raises ConnectionError when it is invalid or cannot be kept."""
+        """Process a launcher's message. Raises ConnectionError when it is invalid or cannot be stored."""
         launcher = puller.work
         if self._saved:
             raise ConnectionError("the sweep is closed")
@@ -403,7 +403,7 @@ class RunningSweep:
             self._server.free(puller)
 
     def _answered(self, launcher: _Launcher, answer: _Answer) -> None:
-        """Take in what became of a task: of the one that it was given, or of one before the connection was lost."""
+        """Process a result: of the current task, or of one before the connection was lost."""
         good = answer.status == 0
         given = answer.given
         entry = self._book.entry_of_success(given.task) if good else self._book.entry_of_failure(given)
@@ -425,7 +425,7 @@ class RunningSweep:
         self._report()
 
     def gone(self, puller: Puller) -> None:
-        """Take tasks back from a launcher whose connection has ended."""
+        """Take back the tasks of a lost launcher."""
         launcher = puller.work
         if self._saved:
             return
@@ -461,12 +461,12 @@ class RunningSweep:
 
 
 def now() -> float:
-    """Return the time of day as it is written down: seconds since the epoch, in thousandths."""
+    """Return the time of day for entries: seconds since the epoch, in thousandths."""
     return round(time.time(), 3)
 
 
 def _answer(frame: bytes) -> _Answer:
-    """Return what a launcher says of a task. Raises ValueError, KeyError or TypeError for what makes no sense."""
+    """Parse a launcher's result. Raises ValueError, KeyError or TypeError."""
     head, _, output = frame.partition(b"\n")
     said = json.loads(head)
     given = Assignment(int(said["task"]), int(said["attempt"]))
@@ -491,7 +491,7 @@ READING_LIMIT = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opening:
-    """A sweep whose results are still being read; its launchers can connect, and wait."""
+    """A sweep whose results are being read; launchers can connect and wait."""
 
     job: Job
     files: SweepFiles
@@ -500,7 +500,7 @@ class _Opening:
 
 
 class Sweeps:
-    """What a service does for jobs with runner ``sweep``."""
+    """All sweeps of a service."""
 
     def __init__(self, core: Core) -> None:
         """Open nothing yet."""
@@ -523,7 +523,7 @@ class Sweeps:
         return SweepFiles(self._jobs / first_job(job) / FOLDER)
 
     def keep(self, job: Job) -> None:
-        """Keep what a sweep is made of. Raises OSError; JobRefusedError when another job is at the same one."""
+        """Store a sweep's files. Raises OSError; JobRefusedError when another job runs the same sweep."""
         if job.sweep is None:
             return
         first = first_job(job)
@@ -535,7 +535,7 @@ class Sweeps:
         self.files(job).keep(job)
 
     def library(self, job: Job) -> tuple[LaunchFile, ...]:
-        """Return the files of a launcher; the sweep is open then, or its results are being read.
+        """Return a launcher's files; opens the sweep or waits for its results.
 
         Raises OSError, KoalaError.
         """
@@ -563,7 +563,7 @@ class Sweeps:
         return found
 
     def _open(self, job: Job) -> Contact:
-        """Listen for the launchers of a sweep. Results of before are read by :meth:`run`.
+        """Listen for a sweep's launchers; :meth:`run` reads earlier results.
 
         Raises OSError, KoalaError.
         """
@@ -606,14 +606,14 @@ class Sweeps:
         raise KoalaError(f"no port to hand out tasks from: {failure.strerror}", hint="see control_center.listen")
 
     def _start(self, opening: _Opening, expansion: Expansion, book: Book) -> None:
-        """Hand out tasks from now on. Raises OSError, KoalaError."""
+        """Start handing out tasks. Raises OSError, KoalaError."""
         sweep = RunningSweep(opening.job, opening.files, expansion, changed=self._note_change, book=book)
         sweep.serve(opening.listening, opening.contact, certificate.load_or_create(self._certificates))
         self._running[opening.job.id] = sweep
         self._note_change()
 
     async def _read_and_start(self, opening: _Opening, limiter: anyio.CapacityLimiter) -> None:
-        """Read the results of a sweep in a thread, so that the service answers meanwhile, and start it."""
+        """Read a sweep's results in a thread and start it."""
         job_id = opening.job.id
         started = False
         try:
@@ -635,7 +635,7 @@ class Sweeps:
                 opening.listening.close()
 
     def progress(self, job: Job) -> SweepProgress | None:
-        """Return how far the sweep of a job is; None: it has none."""
+        """Return the progress of a job's sweep; None: it has none."""
         if job.sweep is None:
             return None
         running = self._running.get(job.id)
@@ -661,7 +661,7 @@ class Sweeps:
             self._urgent.set()
 
     async def run(self) -> None:
-        """Go on with the sweeps of running jobs, until cancelled; then close all."""
+        """Serve sweeps of running jobs until cancelled, then close all."""
         limiter = anyio.CapacityLimiter(READING_AT_ONCE)
         try:
             for record in list(self._core.state.jobs.values()):
@@ -707,7 +707,7 @@ class Sweeps:
 
 
 def _read(opening: _Opening) -> tuple[Expansion, Book]:
-    """Return the tasks of a sweep, and what is to be done of them. Raises OSError, KoalaError."""
+    """Read tasks and state of a sweep. Raises OSError, KoalaError."""
     sweep = opening.job.sweep
     if sweep is None:
         raise AssertionError("a job with a sweep")

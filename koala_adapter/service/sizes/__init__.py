@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SizeChanges:
-    """Workers that come and go, processes that change together, and programs that negotiate for either."""
+    """Door to all that changes sizes of jobs: created when a job needs it."""
 
     def __init__(self, core: Core, applications: Applications) -> None:
         """Make nothing yet."""
@@ -34,7 +34,7 @@ class SizeChanges:
 
     @property
     def made(self) -> Sizes:
-        """What changes sizes, made now if need be."""
+        """The :class:`Sizes`, created at first use."""
         return self._made or self._make()
 
     def _make(self) -> Sizes:
@@ -46,31 +46,31 @@ class SizeChanges:
         return self._made
 
     def start(self, tasks: TaskGroup) -> None:
-        """Be ready for jobs and programs, within ``tasks``; at once for the jobs that have not ended."""
+        """Prepare for jobs and programs within ``tasks``; create :class:`Sizes` if a job needs it now."""
         self._tasks = tasks
         if self._concerns(id_ for id_, record in self._core.state.jobs.items() if not record.state.final):
             self._make()
 
     def resume(self) -> None:
-        """Continue what the records say is under way, after a restart."""
+        """Continue what the records show as under way, after a restart."""
         if self._made is not None:
             self._made.resume()
 
     def follow(self, touched: Iterable[JobId]) -> None:
-        """Have the applications of jobs follow the records."""
+        """Update jobs' applications from the records."""
         following = list(touched)  # what they report may be handled, and touch others, before they are through
         if self._made is not None or self._concerns(following):
             self.made.follow(following)
 
     def _concerns(self, job_ids: Iterable[JobId]) -> bool:
-        """Tell whether one of these jobs may change its size."""
+        """Return whether any of these jobs may change its size."""
         jobs = self._core.state.jobs
         return any(id_ in jobs and jobs[id_].job.runner is not RunnerName.RANKS for id_ in job_ids)
 
     def warned(self, job_id: JobId) -> str:
-        """Return how many processes were told that the end of the walltime is near; empty: none."""
+        """Return how many processes know of the near end of their walltime; empty: none."""
         return "" if self._made is None else self._made.warned(job_id)
 
     def complaint(self, job_id: JobId) -> str:
-        """Return what processes of a job did last that they may not do; empty: nothing."""
+        """Return the last complaint about processes of a job; empty: none."""
         return "" if self._made is None else self._made.complaint(job_id)

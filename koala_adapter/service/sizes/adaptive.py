@@ -47,10 +47,10 @@ log = structlog.get_logger()
 
 
 class AdaptiveJob(SizedJob):
-    """A job whose processes change together. Its first process negotiates, unless a program does."""
+    """A running job whose processes change together; its first process or a program negotiates."""
 
     def __init__(self, around: Surroundings, runner: AdaptiveRunner) -> None:
-        """``runner``: of the job, for as long as that runs."""
+        """``runner``: the job's runner."""
         super().__init__(around, runner.application.job.id)
         self.runner = runner
         self._new = True
@@ -59,7 +59,7 @@ class AdaptiveJob(SizedJob):
     # ---- what the service tells it ---------------------------------------------------------------------------------
 
     def follow(self, record: JobRecord) -> None:
-        """Follow the records, if they have changed anything for the job."""
+        """Update from the records, if they changed for the job."""
         new, self._new = self._new, False
         if self.runner.follow(record, self._core.now()):
             self._note_end(record)
@@ -74,7 +74,7 @@ class AdaptiveJob(SizedJob):
         self._flush()
 
     def carry_out(self, record: JobRecord, action: act.SizeAction) -> None:
-        """Start processes, or tell what becomes of an agreement; offers are in the records."""
+        """Start processes, or report an agreement's result; offers follow from the records."""
         match action:
             case act.OfferProcessors() | act.RequestProcessors():
                 self.follow(record)
@@ -89,11 +89,11 @@ class AdaptiveJob(SizedJob):
                 self.follow(record)
 
     def resume(self, record: JobRecord) -> None:
-        """Follow the records, in which all is that is under way."""
+        """Update from the records, which have all that is under way."""
         self.follow(record)
 
     def time_passed(self, record: JobRecord) -> None:
-        """Tell of the end of the walltime, and give up what has taken too long."""
+        """Warn of the walltime's end and give up overdue changes."""
         self.runner.notices.time_passed(self._core.now())
         for coordinator in self.runner.coordinators.values():
             coordinator.time_passed(self._core.now())
@@ -101,14 +101,14 @@ class AdaptiveJob(SizedJob):
         self.bargaining.time_passed(record)
 
     def next_deadline(self) -> float | None:
-        """Return when :meth:`time_passed` is to be called at the latest; None: not for now."""
+        """Return the next time at which :meth:`time_passed` must be called; None: not before another event."""
         times = [one.next_deadline() for one in self.runner.coordinators.values()]
         times += [self.runner.notices.next_deadline(), self.bargaining.next_deadline()]
         return min((one for one in times if one is not None), default=None)
 
     @property
     def warned(self) -> int:
-        """How many processes have been told that the end of the walltime is near."""
+        """Number of processes that know of the walltime's near end."""
         return self.runner.notices.warned
 
     # ---- how it negotiates -----------------------------------------------------------------------------------------
@@ -118,11 +118,11 @@ class AdaptiveJob(SizedJob):
         return component in self.runner.coordinators
 
     def ready(self, component: str) -> bool:
-        """Tell whether something can be offered now: once all processes have joined."""
+        """Return whether offers can be made: once all processes have joined."""
         return self.runner.coordinators[component].joined
 
     def speaker(self, component: str) -> int | None:
-        """Return the program that negotiates, or the first process; None: there is none."""
+        """Return the negotiating program or else the first process; None: there is none."""
         members = self.runner.memberships[component].members
         return NEGOTIATOR if self.represented else members[0] if members else None
 
@@ -137,19 +137,19 @@ class AdaptiveJob(SizedJob):
         return len(able_to_leave(ranks, claim.cluster or ""))
 
     def component_of(self, rank: int) -> str | None:
-        """Return the component of a process, or the only one that a program can negotiate for; None: none."""
+        """Return the component of a process, or the only one a program can negotiate for; None: there is none."""
         if rank == NEGOTIATOR:
             return next(iter(self.runner.coordinators), None) if len(self.runner.coordinators) == 1 else None
         return self.runner.component_of(rank)
 
     def in_progress(self, change: Change) -> bool:
-        """Tell whether the processes are changing."""
+        """Return whether the processes are changing."""
         return bool(change.adaptation)
 
     # ---- what its processes say ------------------------------------------------------------------------------------
 
     def said(self, record: JobRecord, rank: int, frame: bytes) -> None:
-        """Take in a frame of a process; a wrong one is answered, and shown to people."""
+        """Process a frame of a process; an invalid one is answered and reported."""
         try:
             self._take_frame(record, rank, frame)
         except JournalBlockedError:
@@ -185,7 +185,7 @@ class AdaptiveJob(SizedJob):
         self.bargaining.follow(record)
 
     def in_contact(self, record: JobRecord, rank: int) -> None:
-        """Have a process whose agent has come, or come back, say where it stands."""
+        """Let a process whose agent is back report itself."""
         self.follow(record)
         component = self.runner.component_of(rank)
         if component is not None:
@@ -205,13 +205,13 @@ class AdaptiveJob(SizedJob):
     # ---- what follows ----------------------------------------------------------------------------------------------
 
     def _note_end(self, record: JobRecord) -> None:
-        """Take note of when the processes are ended, as the records have it."""
+        """Update the time at which the processes are ended."""
         if record.launched_at is not None:
             now, here = self._core.now(), [rank for one in self.runner.memberships.values() for rank in one.places]
             self.runner.notices.ends(job_ends_at(record, self._core.state.placeholders, now), here, now)
 
     def _flush(self) -> None:
-        """Say what is to be said, and report what the scheduler must know, until there is nothing left of either."""
+        """Send messages and report to the scheduler until both are empty."""
         for one in self.runner.notices.take_tells():  # who is welcomed knows how long it has
             self.say(one.rank, payload_of(one.note))
         for coordinator in self.runner.coordinators.values():
@@ -248,6 +248,6 @@ class AdaptiveJob(SizedJob):
 
 
 def shown(text: str) -> str:
-    """Return what a process has said on one line, without control characters."""
+    """Return a process's message on one line without control characters."""
     line = "".join(one if one.isprintable() else "?" for one in " ".join(text.split()))
     return line[:LONGEST_COMPLAINT]

@@ -56,18 +56,18 @@ if TYPE_CHECKING:
 
 
 class Speech(Protocol):
-    """Carries templates to the programs that negotiate for jobs."""
+    """Channel for templates to negotiating programs (protocol)."""
 
     def represents(self, job_id: JobId) -> bool:
-        """Tell whether a program speaks for a job now."""
+        """Return whether a program negotiates for a job now."""
 
     def say(self, job_id: JobId, payload: bytes) -> None:
-        """Send a template to the program that speaks for a job; without one it is lost."""
+        """Send a template to a job's program; without one it is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The parts of a service that a job uses to change its size."""
+    """Parts of a service that a job uses to change its size."""
 
     core: Core
     applications: Applications
@@ -76,7 +76,7 @@ class Surroundings:
 
 
 class SizedJob(ABC):
-    """A running job that may change its size: follows its records, carries actions out, and negotiates."""
+    """A running job that may change its size; base class."""
 
     def __init__(self, around: Surroundings, job_id: JobId) -> None:
         """Negotiate nothing yet."""
@@ -92,44 +92,44 @@ class SizedJob(ABC):
 
     @property
     def represented(self) -> bool:
-        """True while a program negotiates for the job."""
+        """Whether a program negotiates for the job."""
         return self._programs.represents(self.id)
 
     # ---- what the service tells it ---------------------------------------------------------------------------------
 
     @abstractmethod
     def follow(self, record: JobRecord) -> None:
-        """Follow the records after an event that touched the job."""
+        """Update from the records after an event."""
 
     @abstractmethod
     def carry_out(self, record: JobRecord, action: act.SizeAction) -> None:
-        """Carry out an action of the scheduler."""
+        """Carry out an action of the scheduler for this job."""
 
     @abstractmethod
     def resume(self, record: JobRecord) -> None:
-        """Continue what the records say is under way, after a restart."""
+        """Continue what the records show as under way, after a restart."""
 
     @abstractmethod
     def time_passed(self, record: JobRecord) -> None:
-        """Give up what has taken too long."""
+        """Give up what is overdue."""
 
     @abstractmethod
     def next_deadline(self) -> float | None:
-        """Return when :meth:`time_passed` is to be called at the latest; None: not for now."""
+        """Return the next time at which :meth:`time_passed` must be called; None: not before another event."""
 
     # ---- how it negotiates -----------------------------------------------------------------------------------------
 
     @abstractmethod
     def negotiates(self, component: str) -> bool:
-        """Tell whether the size of a component is negotiated."""
+        """Return whether a component's size is negotiated."""
 
     @abstractmethod
     def ready(self, component: str) -> bool:
-        """Tell whether something can be offered now."""
+        """Return whether an offer can be made now."""
 
     @abstractmethod
     def speaker(self, component: str) -> int | None:
-        """Return the rank that offers go to; None: there is none."""
+        """Return the rank that gets offers; None: there is none."""
 
     @abstractmethod
     def size(self, component: str) -> int:
@@ -141,16 +141,16 @@ class SizedJob(ABC):
 
     @abstractmethod
     def component_of(self, rank: int) -> str | None:
-        """Return the component that a rank speaks for; None: for none."""
+        """Return the component that a rank speaks for; None: none."""
 
     @abstractmethod
     def in_progress(self, change: Change) -> bool:
-        """Tell whether a change is being made, and can no longer be withdrawn."""
+        """Return whether a change is under way that can no longer be withdrawn."""
 
     # ---- templates and bytes -----------------------------------------------------------------------------------------
 
     def hear(self, record: JobRecord, rank: int, payload: bytes) -> None:
-        """Take in a template of a process, or of the program that negotiates.
+        """Process a template of a process or program.
 
         Raises UnreadableTemplateError when it is none, which the sender is told; NegotiationStepError.
         """
@@ -162,7 +162,7 @@ class SizedJob(ABC):
         self.bargaining.heard(record, rank, template, payload.decode())
 
     def say(self, rank: int, payload: bytes) -> None:
-        """Send a template or a note to a process, or to the program that negotiates for the job."""
+        """Send a template or note to a process or program."""
         if rank == NEGOTIATOR:
             self._programs.say(self.id, payload)
             return
@@ -194,7 +194,7 @@ _NOT_KEPT = "what was said about it was not kept"
 
 @dataclass(slots=True)
 class _Agreement:
-    """A negotiation that a change of the records belongs to."""
+    """Negotiation of a change in the records."""
 
     rank: int
     key: nt.NegotiationKey
@@ -210,7 +210,7 @@ class Bargaining:
     """All negotiations about the sizes of one job."""
 
     def __init__(self, job: SizedJob, core: Core, keeper: NegotiationKeeper) -> None:
-        """``keeper`` keeps each message, and recalls what was said before a restart."""
+        """``keeper``: stores messages and returns those from before a restart."""
         self._job = job
         self._core = core
         self._keeper = keeper
@@ -226,7 +226,7 @@ class Bargaining:
     # ---- what the scheduler wants -----------------------------------------------------------------------------------
 
     def follow(self, record: JobRecord) -> None:
-        """Say what follows from the records: new offers, commitments, and what has become of agreements."""
+        """Send what follows from the records: offers, commitments, results of agreements."""
         open_ = {change.number: (claim, change) for claim, change in _changes(record, self._job)}
         agreements = self._agreements
         for number, agreement in list(agreements.items()):
@@ -264,7 +264,7 @@ class Bargaining:
             self._tell(agreement.rank, nt.committed(standing))
 
     def _one_of_several(self, change: Change) -> _Agreement | None:
-        """Take note of a change that belongs to an agreement beside others, on other clusters; None: it does not."""
+        """Handle a change that shares its agreement with others on other clusters; None: it does not."""
         key = (APPLICATION, change.agreement)
         if change.asker is None or self._number_of(change.asker, key) is None:
             return None
@@ -288,7 +288,7 @@ class Bargaining:
         self._tell(first, template)
 
     def _over(self, record: JobRecord, agreement: _Agreement) -> None:
-        """Tell an application what has become of an agreement whose change is no longer in the records."""
+        """Send the result of an agreement whose change has left the records."""
         endpoint = self._endpoint(agreement.rank)
         standing, state = endpoint.standing(agreement.key), endpoint.state(agreement.key)
         if standing is None or any(one.key == agreement.key for one in self._agreements.values()):
@@ -301,7 +301,7 @@ class Bargaining:
             self._tell(agreement.rank, nt.withdrawn(standing, record.last_trouble or "it is over"))
 
     def _waits(self, agreement: _Agreement) -> bool:
-        """Tell whether it cannot be said yet what has become of an agreement.
+        """Return whether an agreement's result is not known yet.
 
         Either WithdrawOffer is on its way and says why a growth that was agreed on is not made, or it is there before
         the application has committed itself.
@@ -314,7 +314,7 @@ class Bargaining:
         return grows and not agreement.moved and endpoint.state(agreement.key) in {ACCEPTED, AGREED}
 
     def withdraw(self, number: int, reason: str) -> None:
-        """Tell an application that it does not get what it has accepted."""
+        """Tell an application that accepted processors are not available."""
         agreement = self._agreements.pop(number, None)  # most jobs have none, and are not kept here
         if agreement is None:
             return
@@ -325,7 +325,7 @@ class Bargaining:
         self._flush()
 
     def grant(self, action: act.GrantProcessors) -> None:
-        """Answer a wish of an application."""
+        """Answer an application's request."""
         if not action.agreement or action.rank is None:
             return
         key = (APPLICATION, action.agreement)
@@ -351,7 +351,7 @@ class Bargaining:
     # ---- what the applications say --------------------------------------------------------------------------------
 
     def heard(self, record: JobRecord, rank: int, template: nt.Template, text: str) -> None:
-        """Take in a template of a process; ``text``: as it was written."""
+        """Process a template of a process; ``text``: its source."""
         endpoint, key = self._endpoint(rank), template.key
         unknown = endpoint.state(key) == NEW and template.status != NT_NEGOTIATION
         before = self._spoken(rank, key) if unknown else Spoken()
@@ -369,13 +369,13 @@ class Bargaining:
         self.follow(record)
 
     def complain(self, rank: int, reason: str) -> None:
-        """Tell a process that what it sent is no template."""
+        """Tell a process that its message was no template."""
         self._endpoint(rank).complain(reason)
         self._empty_outbox(rank)
         self._flush()
 
     def _has_come_about(self, rank: int, key: nt.NegotiationKey, before: Spoken) -> bool:
-        """Tell whether what was agreed on is real, or becomes so.
+        """Return whether an agreement has been carried out or is being carried out.
 
         Then it does not expire, whatever the peer says, which may be a program that was started anew.
         """
@@ -386,24 +386,24 @@ class Bargaining:
         return state == CONSUMED or (state == AGREED and moved)
 
     def in_contact(self, rank: int) -> None:
-        """Say again to a process that has come back what may not have arrived."""
+        """Repeat to a process that is back what may have been lost."""
         self._endpoint(rank).resumed()
         self._empty_outbox(rank)
         self._flush()
 
     def time_passed(self, record: JobRecord) -> None:
-        """End what was not answered in time."""
+        """End overdue negotiations."""
         for rank, endpoint in list(self._endpoints.items()):
             self._take(record, rank, endpoint.time_passed(self._core.now()))
         self._flush()
 
     def out_of_contact(self, record: JobRecord, rank: int) -> None:
-        """A connection has ended that was no agent's: what was not agreed on by it is lost."""
+        """End negotiations without agreement of a connection that has ended."""
         self._take(record, rank, self._endpoint(rank).disconnected(self._core.now()))
         self.follow(record)
 
     def next_deadline(self) -> float | None:
-        """Return when `time_passed` is to be called for a job at the latest; None: not for now."""
+        """Return the next time at which `time_passed` must be called; None: not before another event."""
         times = [one.next_deadline() for one in self._endpoints.values()]
         return min((one for one in times if one is not None), default=None)
 
@@ -449,7 +449,7 @@ class Bargaining:
     # ---- after a restart ------------------------------------------------------------------------------------------
 
     def restore(self, record: JobRecord) -> None:
-        """Go on with the negotiations that an earlier process had: what was said in them is replayed."""
+        """Restore negotiations of an earlier process by replaying their messages."""
         before: list[tuple[Change, Spoken]] = []
         for claim, change in _changes(record, self._job):
             key = (APPLICATION, change.agreement) if change.agreement else (RMS, str(change.number))
@@ -473,7 +473,7 @@ class Bargaining:
                 self._had_ended(change, said.final)
 
     def _replay(self, change: Change, agreement: _Agreement, said: Spoken) -> None:
-        """Replay what was said, and what the application must have said by what has become of the change."""
+        """Replay messages, with those the application must have sent by the state of the change."""
         endpoint, key, back = self._endpoint(agreement.rank), agreement.key, self._core.now() + BACK_WITHIN
         if endpoint.state(key) != NEW:
             return  # by another change of the same agreement
@@ -488,7 +488,7 @@ class Bargaining:
             endpoint.replay(APPLICATION, nt.committed(standing), back)
 
     def _go_on(self, record: JobRecord, change: Change, said: Spoken) -> None:
-        """Do what an earlier process was about to do: it may have been killed between what was said and an event."""
+        """Do what an earlier process may have left undone between a message and its event."""
         number, agreement = change.number, self._agreements[change.number]
         state = self._endpoint(agreement.rank).state(agreement.key)
         standing = self._endpoint(agreement.rank).standing(agreement.key)
@@ -504,7 +504,7 @@ class Bargaining:
             self._give_up(number, _NOT_KEPT)
 
     def _had_ended(self, change: Change, final: nt.Template) -> None:
-        """Tell the scheduler how a negotiation ended: it was killed between that and hearing of it."""
+        """Report a negotiation's end to the scheduler, missed by a kill."""
         reason = final.reason or f"it is {final.status.removeprefix('NT_').lower()}"
         if change.phase is ChangePhase.ASKED:
             self._decline(change.number, reason, lapsed=final.status == NT_EXPIRED)
@@ -519,7 +519,7 @@ class Bargaining:
         return self._endpoints[rank]
 
     def _spoken(self, rank: int, key: nt.NegotiationKey) -> Spoken:
-        """Return what was said in a negotiation with a process, as far as it was kept."""
+        """Return the stored messages of a negotiation with a process."""
         kept = self._keeper.recalled(self._job.id, key)
         return spoken(kept if kept is not None and kept.rank == rank else None)
 
@@ -531,7 +531,7 @@ class Bargaining:
         self._empty_outbox(rank)
 
     def _empty_outbox(self, rank: int) -> None:
-        """Keep what an endpoint says: before it is said, and before what follows from it is decided."""
+        """Store an endpoint's messages before they are sent and acted upon."""
         for template in self._endpoint(rank).take_outbox():
             self._note_said(rank, template, nt.build(template).decode())
 
@@ -577,7 +577,7 @@ class Bargaining:
 
 
 def _loss(lost: int, of: int) -> str:
-    """Say that some of the processors that were agreed on are gone already; empty when none is."""
+    """Return which agreed processors are gone already, in words; empty: none."""
     return f"{lost} of the {of} {'was' if lost == 1 else 'were'} lost before all processes had begun" if lost else ""
 
 
@@ -588,7 +588,7 @@ def _changes(record: JobRecord, job: SizedJob) -> Iterator[tuple[Claim, Change]]
 
 
 def _granted(job_id: JobId, change: Change) -> act.GrantProcessors:
-    """Return the action by which an application hears of a change that it asked for."""
+    """Return the action that answers an application's request by a change."""
     return act.GrantProcessors(
         job_id=job_id,
         component=change.component,

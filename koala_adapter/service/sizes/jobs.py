@@ -25,7 +25,7 @@ _SLACK = 64
 
 
 class Deadlines(Generic[Key]):
-    """One time for each key, in seconds of any clock; most keys have none."""
+    """One deadline for each key; most keys have none."""
 
     def __init__(self) -> None:
         """Nothing is due."""
@@ -35,11 +35,11 @@ class Deadlines(Generic[Key]):
         self._set = 0
 
     def __len__(self) -> int:
-        """Keys that are due at some time."""
+        """Number of keys with a deadline."""
         return len(self._at)
 
     def set(self, key: Key, at: float | None) -> None:
-        """Have a key due at a time, in the place of an earlier one; None: not any more."""
+        """Set or (None) remove a key's deadline."""
         if self._at.get(key) == at:
             return
         if at is None:
@@ -57,13 +57,13 @@ class Deadlines(Generic[Key]):
         heapq.heappush(self._heap, (at, self._set, key))
 
     def first(self) -> float | None:
-        """Return when the first is due; None: none is."""
+        """Return the earliest deadline; None: there is none."""
         while self._heap and self._at.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def due(self, now: float) -> list[Key]:
-        """Return what is due by now, the first one first, and have it due no more."""
+        """Return and remove the keys that are due, earliest first."""
         keys = []
         while (at := self.first()) is not None and at <= now:
             _, _, key = heapq.heappop(self._heap)
@@ -76,7 +76,7 @@ class Deadlines(Generic[Key]):
 
 
 def resizable(record: JobRecord, name: str, processors: int, rules: SizeRules = OWN_SIZES) -> str:
-    """Return the component that is to have a size. Raises JobRefusedError, with the way out, when it cannot."""
+    """Return the component to be resized. Raises JobRefusedError with a remedy."""
     job = record.job
     able = [one.name for one in job.components if job.changes_size(one.name)]
     if record.state.final:
@@ -111,7 +111,7 @@ def resizable(record: JobRecord, name: str, processors: int, rules: SizeRules = 
 
 
 def check_negotiable(record: JobRecord) -> None:
-    """Raise JobRefusedError unless a program can negotiate for a job."""
+    """Raise JobRefusedError when no program can negotiate for a job."""
     job = record.job
     if record.state.final:
         raise JobRefusedError(f"job {job.id} has ended", hint="`koala status` shows the jobs that run")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What a negotiation was about, and how far it came."""
+    """Subject and progress of a negotiation."""
 
     status: str
     """Of the message that decided; an offer, an acceptance or an agreement stands as long as nothing ended it."""
@@ -54,13 +54,13 @@ class Course:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more can come of it."""
+        """Whether the negotiation is over."""
         return self.status not in STANDING or self.status == NT_CONSUMED
 
 
 @lru_cache(maxsize=1000)  # each reply of a watch tells of the same few
 def course(kept: KeptNegotiation) -> Course | None:
-    """Return how far a negotiation came; None: none of its messages is there."""
+    """Return a negotiation's progress; None without messages."""
     found: Course | None = None
     for message, template in _read(kept):
         if found is None:
@@ -103,7 +103,7 @@ def _read(kept: KeptNegotiation) -> Iterator[tuple[Message, nt.Template]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spoken:
-    """What was said in a negotiation since it began; it may have had others of its name before it."""
+    """Messages of a negotiation since it began; earlier ones of its name are left out."""
 
     messages: tuple[tuple[str, nt.Template], ...] = ()
     """The sender of each, and what it said."""
@@ -117,7 +117,7 @@ class Spoken:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is agreed on any more; what is real is no end of this kind."""
+        """Whether the negotiation ended without agreement; a carried-out one is no such end."""
         return self.final is not None and self.final.status != NT_CONSUMED
 
     @property
@@ -127,7 +127,7 @@ class Spoken:
 
 
 def spoken(kept: KeptNegotiation | None) -> Spoken:
-    """Return what was said in a negotiation, as far as is known."""
+    """Return a negotiation's known messages."""
     found = Spoken()
     for message, said in [] if kept is None else _read(kept):
         begins = said.status == NT_NEGOTIATION and found.final is not None
@@ -147,7 +147,7 @@ MOST_WAITING = 10_000
 
 
 class NegotiationKeeper:
-    """Keeps messages as they pass; those that cannot be written are written with a later one."""
+    """Stores messages as they pass; one that cannot be written is written with a later one."""
 
     def __init__(self, core: Core) -> None:
         """Write into the journal of ``core``."""
@@ -155,7 +155,7 @@ class NegotiationKeeper:
         self._waiting: deque[tuple[KeptNegotiation, Message]] = deque(maxlen=MOST_WAITING)
 
     def keep(self, job_id: JobId, rank: int, sender: str, template: nt.Template, text: str) -> None:
-        """Keep a template that a side has said; ``text``: as it has written it."""
+        """Store a template of a side; ``text``: its source."""
         record = self._core.state.jobs.get(job_id)
         known = record is not None and 0 <= rank < len(record.ranks)
         component = record.ranks[rank].component if record is not None and known else ""
@@ -170,7 +170,7 @@ class NegotiationKeeper:
         self._write()
 
     def recalled(self, job_id: JobId, key: nt.NegotiationKey) -> KeptNegotiation | None:
-        """Return the latest negotiation that a side has begun under a name; None: none is known."""
+        """Return the latest negotiation with a side's name for it; None: unknown."""
         return self._core.negotiations.recalled(job_id, *key)
 
     def _write(self) -> None:

@@ -41,10 +41,10 @@ log = structlog.get_logger()
 
 
 class Sizes:
-    """Jobs with workers, adaptive jobs, and programs that negotiate for either."""
+    """All running jobs that may change their size, and programs that negotiate for them."""
 
     def __init__(self, core: Core, applications: Applications) -> None:
-        """Know no job yet."""
+        """Create without jobs."""
         self._core = core
         self._applications = applications
         self._port = NegotiationPort(core.site.control_center.negotiation_listen, self)
@@ -57,14 +57,14 @@ class Sizes:
         applications.listener = self
 
     def start(self, tasks: TaskGroup) -> None:
-        """Listen for programs when one is expected, and keep the deadlines of jobs."""
+        """Start listening for programs if one is expected, and watch jobs' deadlines."""
         self._port.open(tasks)
         tasks.start_soon(self.run)
 
     # ---- one job ---------------------------------------------------------------------------------------------------
 
     def job(self, record: JobRecord) -> SizedJob | None:
-        """Return the object of a job, made now if need be; None: an adaptive job that does not run."""
+        """Return the object of a job, created if needed; None for an adaptive job that does not run."""
         job_id, known = record.job.id, self._jobs.get(record.job.id)
         if record.job.runner is not RunnerName.ADAPTIVE:
             if known is None:
@@ -83,7 +83,7 @@ class Sizes:
         return job if isinstance(job, AdaptiveJob) else None
 
     def _running(self, job_id: JobId) -> tuple[JobRecord, SizedJob] | None:
-        """Return a job whose size can be negotiated now; None: it does not run."""
+        """Return a job that can negotiate now; None when it does not run."""
         record = self._core.state.jobs.get(job_id)
         job = None if record is None or record.state is not JobState.RUNNING else self.job(record)
         return None if record is None or job is None else (record, job)
@@ -97,7 +97,7 @@ class Sizes:
     # ---- what the scheduler wants ----------------------------------------------------------------------------------
 
     def follow(self, touched: Iterable[JobId]) -> None:
-        """Have jobs follow the records after an event that touched them."""
+        """Update jobs from the records after an event."""
         for job_id in touched:
             with contained("following a change of size", job=job_id):
                 self._follow(job_id)
@@ -118,7 +118,7 @@ class Sizes:
                 self._look_again(job_id)
 
     def carry_out(self, action: act.SizeAction) -> None:
-        """Carry out an action of the scheduler; a job that cannot change its size declines."""
+        """Carry out an action of the scheduler; jobs of constant size decline."""
         record = self._core.state.jobs.get(action.job_id)
         job = None if record is None else self.job(record)
         if record is not None and job is not None:
@@ -129,7 +129,7 @@ class Sizes:
             self._core.post(answer_of(self._core.now(), action.job_id, action.number, Decision(0)))
 
     def resume(self) -> None:
-        """Continue what the records say is under way, after a restart."""
+        """Continue what the records show as under way, after a restart."""
         records = [one for one in self._core.state.jobs.values() if one.state is JobState.RUNNING]
         for record in records:
             job = self.job(record) if record.job.has_workers else None
@@ -148,21 +148,21 @@ class Sizes:
     # ---- what processes say (ApplicationListener) ------------------------------------------------------------------
 
     def said(self, record: JobRecord, rank: int, frame: bytes) -> None:
-        """Take in a frame of a process of an adaptive job."""
+        """Process a frame of an adaptive job's process."""
         job = self._adaptive(record)
         if job is not None:
             job.said(record, rank, frame)
             self._look_again(record.job.id)
 
     def in_contact(self, record: JobRecord, rank: int) -> None:
-        """Take in that the agent of a process has come, or come back."""
+        """Register that the agent of a process is in contact."""
         job = self._adaptive(record)
         if job is not None:
             job.in_contact(record, rank)
             self._look_again(record.job.id)
 
     def out_of_contact(self, record: JobRecord, rank: int) -> None:
-        """Take in that the agent of a process is out of contact."""
+        """Register that the agent of a process is out of contact."""
         job = self._adaptive(record)
         if job is not None:
             job.out_of_contact(rank)
@@ -171,7 +171,7 @@ class Sizes:
     # ---- what programs say that negotiate --------------------------------------------------------------------------
 
     async def access(self, record: JobRecord) -> Access:
-        """Return how a program gets to negotiate for a job, once; one that was returned before and not used is void.
+        """Return one-time access for a negotiating program; an unused earlier one becomes void.
 
         Raises JobRefusedError for a job that does not negotiate; ServiceRunningError when the port cannot be opened.
         """
@@ -179,7 +179,7 @@ class Sizes:
         return await self._port.access(record.job.id)
 
     def program_came(self, job_id: JobId) -> None:
-        """Say to a program that has connected what may not have arrived, and what is offered now."""
+        """Send a new program what may have been lost, and present offers."""
         known = self._jobs.get(job_id)
         if known is not None:
             known.negotiated = True
@@ -191,7 +191,7 @@ class Sizes:
             self._look_again(job_id)
 
     def program_said(self, job_id: JobId, payload: bytes) -> None:
-        """Take in a template of a program. Raises NegotiationError when it is none, or the job does not run."""
+        """Process a program's template. Raises NegotiationError when it is invalid or the job does not run."""
         found = self._running(job_id)
         if found is None:
             raise NegotiationError("the job does not run")
@@ -204,7 +204,7 @@ class Sizes:
             self._look_again(job_id)
 
     def program_went(self, job_id: JobId) -> None:
-        """Drop what was not agreed on with a program: it is lost with the connection."""
+        """End a lost program's negotiations without agreement."""
         found = self._running(job_id)
         if found is not None:
             record, job = found
@@ -214,7 +214,7 @@ class Sizes:
     # ---- deadlines -------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Tell jobs when their time has passed, until cancelled."""
+        """Call jobs at their deadlines until cancelled."""
         while True:
             self.time_passed()
             moved = self._moved  # not before: what was given up just now is no reason to look again
@@ -222,7 +222,7 @@ class Sizes:
                 await moved.wait()
 
     def time_passed(self) -> None:
-        """Tell the jobs whose deadline is over."""
+        """Call the jobs whose deadlines have passed."""
         for job_id in self._deadlines.due(self._core.now()):
             with contained("a deadline of a change of size", job=job_id):
                 found = self._running(job_id)
@@ -234,12 +234,12 @@ class Sizes:
                     self._look_again(job_id)
 
     def next_deadline(self) -> float:
-        """Return when `time_passed` is to be called next; infinity: not for now."""
+        """Return the next deadline; infinity: none."""
         first = self._deadlines.first()
         return inf if first is None else first
 
     def _look_again(self, job_id: JobId) -> None:
-        """Take in that a job may be due at another time."""
+        """Update a job's deadline."""
         before, job = self._deadlines.first(), self._jobs.get(job_id)
         self._deadlines.set(job_id, None if job is None else job.next_deadline())
         if self._deadlines.first() != before:
@@ -249,7 +249,7 @@ class Sizes:
     # ---- what people are told --------------------------------------------------------------------------------------
 
     def warned(self, job_id: JobId) -> str:
-        """Return how many processes were told that the end of the walltime is near; empty: none."""
+        """Return how many processes know of the near end of their walltime; empty: none."""
         record, job = self._core.state.jobs.get(job_id), self._jobs.get(job_id)
         over = record is None or record.state.final
         told = job.warned if isinstance(job, AdaptiveJob) and not over else 0
@@ -257,6 +257,6 @@ class Sizes:
         return f"{told} of its processes {have} been told that the end of the walltime is near." if told else ""
 
     def complaint(self, job_id: JobId) -> str:
-        """Return what processes of a job did last that they may not do; empty: nothing."""
+        """Return the last complaint about processes of a job; empty: none."""
         job = self._jobs.get(job_id)
         return (job.complaint if job is not None else "") or self._complaints.get(job_id, "")

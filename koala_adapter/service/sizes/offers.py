@@ -35,7 +35,7 @@ _NO_MORE_WANTED = "its owner wants no more"
 
 
 def host_of(record: JobRecord, rank: int) -> str:
-    """Return where a process is, or what is said in place of that, for templates."""
+    """Return a process's host for templates, or a stand-in."""
     if rank == NEGOTIATOR:
         return "negotiator"
     one = record.ranks[rank]
@@ -53,7 +53,7 @@ class Sizes(Protocol):
 
 
 class FirstOffer(NamedTuple):
-    """What a change begins with."""
+    """First message of a change: an offer or a request."""
 
     template: nt.Template | None
     """The offer, or the request; None: there is nothing to offer."""
@@ -65,7 +65,7 @@ class FirstOffer(NamedTuple):
 def offer_of(
     record: JobRecord, job: Sizes, claim: Claim, change: Change, host: str, *, rules: SizeRules, answer_within: float
 ) -> FirstOffer:
-    """Return the offer, or the request, that a change begins with, or why nothing can be taken, or given up, here."""
+    """Return the first offer or request of a change, or why it cannot be made."""
     grows, wanted = change.processors > 0, change.processors
     if grows:
         wanted = min(wanted, bounds(record, claim)[1] - claim.processors)
@@ -101,7 +101,7 @@ def offer_of(
 
 
 def _memory_wanted(template: nt.Template) -> tuple[int, bool]:
-    """Return how much memory an application wants with each processor in MiB, and whether it is required."""
+    """Return the memory (MiB) wanted with each processor, and whether it is required."""
     wanted = [one for one in template.resources if one.type == MEMORY and not one.declined]
     return (wanted[0].quantity, wanted[0].usage == NT_REQUIRED) if wanted else (0, False)
 
@@ -109,7 +109,7 @@ def _memory_wanted(template: nt.Template) -> tuple[int, bool]:
 def wish_of(
     record: JobRecord, component: str, rank: int, template: nt.Template, now: float
 ) -> ev.MoreRequested | ev.LessRequested:
-    """Return what the scheduler is told of the wish of a process for more processors, or for fewer."""
+    """Return the event for a process's request for, or return of, processors."""
     processors = template.quantity(CPU)
     if template.direction == SHRINK:
         return ev.LessRequested(
@@ -144,7 +144,7 @@ def _named(host: str) -> str:
 
 
 def problem_of(template: nt.Template) -> str:
-    """Return why an offer of an application is refused whatever is free; empty when it is not."""
+    """Return why an application's offer must be refused; empty when it need not be."""
     required = [one for one in template.resources if one.usage == NT_REQUIRED and not one.declined]
     shrinks = template.direction == SHRINK
     for one in required:

@@ -42,7 +42,7 @@ LONGEST_GREETING = 256
 
 
 class OneTimeTokens:
-    """The tokens that were given out and not yet used."""
+    """Unused one-time tokens by application."""
 
     def __init__(self) -> None:
         """Give out no token yet."""
@@ -55,7 +55,7 @@ class OneTimeTokens:
         return token
 
     def redeem(self, greeting: bytes) -> str | None:
-        """Return whose token a greeting shows, and use the token up; None: it shows none that is good."""
+        """Return the application of a greeting's token and use it up; None: the token is invalid."""
         if not greeting.startswith(nt.GREETING):
             return None
         shown = _digest(greeting.removeprefix(nt.GREETING))
@@ -81,7 +81,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerBounds:
-    """What strangers may cost."""
+    """Limits for unproven connections."""
 
     most_silent: int = 64
     """Connections that have not shown a token."""
@@ -92,7 +92,7 @@ class ListenerBounds:
 
 
 class PeerListener:
-    """Accepts connections, finds out whose they are, and hands them on."""
+    """Accepts connections, identifies them by token and passes them on."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class PeerListener:
     async def serve_tcp(
         self, host: str = "127.0.0.1", port: int = 0, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """Listen until cancelled; the port is told when it is open. Raises ServiceRunningError when it is taken."""
+        """Listen until cancelled; report the port once it is open. Raises ServiceRunningError when taken."""
         try:
             listeners = await anyio.create_tcp_listener(local_host=host, local_port=port, reuse_port=False)
         except OSError as error:
@@ -143,7 +143,7 @@ class PeerListener:
             self.connections -= 1
 
     async def _greeting(self, stream: SocketStream) -> bytes | None:
-        """Return the payload of the first frame; None: it did not come, or is none."""
+        """Return the payload of the first frame, or None if there is none or it is invalid."""
         self._number += 1
         number, frames = self._number, nt.FrameBuffer(limit=LONGEST_GREETING)
         with anyio.move_on_after(self._bounds.greet_within) as scope:
@@ -174,7 +174,7 @@ MOST_WAITING = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How a program gets to negotiate for a job, once."""
+    """One-time access of a program to a job's negotiations."""
 
     host: str
     port: int
@@ -182,7 +182,7 @@ class Access:
 
 
 class _Connection:
-    """One program and what is to be said to it."""
+    """Connection of a program with its outgoing messages."""
 
     def __init__(self, stream: SocketStream) -> None:
         self.stream = stream
@@ -196,7 +196,7 @@ class _Connection:
             self.scope.cancel()
 
     async def write(self) -> None:
-        """Write what is to be said until there is nothing more to come."""
+        """Send messages until `finish` is called and none is left."""
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             async with self._due:
                 async for data in self._due:
@@ -205,25 +205,25 @@ class _Connection:
         self.scope.cancel()
 
     def finish(self) -> None:
-        """Nothing more is to be said."""
+        """Mark the outgoing messages as complete."""
         self._send.close()
 
 
 class ProgramListener(Protocol):
-    """Hears what programs that negotiate for jobs do."""
+    """Receiver of negotiating programs' messages (protocol)."""
 
     def program_came(self, job_id: JobId) -> None:
-        """Take in that a program speaks for a job from now on."""
+        """Called when a program negotiates for a job from now on."""
 
     def program_said(self, job_id: JobId, payload: bytes) -> None:
-        """Take in a template of a program. Raises NegotiationError, which ends the connection."""
+        """Called with a program's template. Raises NegotiationError, which ends the connection."""
 
     def program_went(self, job_id: JobId) -> None:
-        """Take in that the connection of a program has ended."""
+        """Called when a program's connection has ended."""
 
 
 class NegotiationPort:
-    """Listens for programs that negotiate for jobs."""
+    """TCP port for programs that negotiate for jobs."""
 
     def __init__(self, host: str, listener: ProgramListener) -> None:
         """``host``: address on which to listen. Nothing listens before the first :meth:`access`."""
@@ -237,11 +237,11 @@ class NegotiationPort:
         self.port: int | None = None
 
     def open(self, tasks: TaskGroup) -> None:
-        """Be ready to listen within ``tasks``."""
+        """Prepare to listen within ``tasks``."""
         self._tasks = tasks
 
     async def access(self, job_id: JobId) -> Access:
-        """Return how a program gets to negotiate for a job; an earlier token that was not used is void.
+        """Return one-time access for a program; an unused earlier token becomes void.
 
         Raises ServiceRunningError when the port cannot be opened.
         """
@@ -254,17 +254,17 @@ class NegotiationPort:
         return Access(host=self._host, port=self.port, token=self._tokens.issue(job_id))
 
     def represents(self, job_id: JobId) -> bool:
-        """Tell whether a program speaks for a job now."""
+        """Return whether a program negotiates for a job now."""
         return job_id in self._connections
 
     def say(self, job_id: JobId, payload: bytes) -> None:
-        """Send a template to the program that speaks for a job; without one it is lost."""
+        """Send a template to a job's program; without one it is lost."""
         connection = self._connections.get(job_id)
         if connection is not None:
             connection.say(payload)
 
     def close(self, job_id: JobId) -> None:
-        """A job is over: its program hears what was said last, and that there is no more."""
+        """Send a job's program the last messages and end its connection."""
         self._tokens.revoke(job_id)
         connection = self._connections.pop(job_id, None)
         if connection is not None:

@@ -36,10 +36,10 @@ log = structlog.get_logger()
 
 
 class WorkersJob(SizedJob):
-    """A job with workers. Without a program that negotiates, it answers at once."""
+    """A running job with workers; without a negotiating program it answers at once."""
 
     def __init__(self, around: Surroundings, job: Job) -> None:
-        """``job``: as it was submitted."""
+        """``job``: the submitted job."""
         super().__init__(around, job.id)
         self._job = job
         self._runner: WorkersRunner | None = None
@@ -50,13 +50,13 @@ class WorkersJob(SizedJob):
     # ---- what the service tells it ---------------------------------------------------------------------------------
 
     def follow(self, record: JobRecord) -> None:
-        """Follow the records: other workers may be there than before."""
+        """Update from the records: workers may have come or gone."""
         self._watch(record)
         if self.negotiated and record.state is JobState.RUNNING:
             self.bargaining.follow(record)
 
     def carry_out(self, record: JobRecord, action: act.SizeAction) -> None:
-        """Answer an offer or a request, start workers, or tell the program that negotiates."""
+        """Answer an offer or request, start workers, or tell the negotiating program."""
         match action:
             case act.OfferProcessors() | act.RequestProcessors():
                 if self.represented:
@@ -76,12 +76,12 @@ class WorkersJob(SizedJob):
                 self.bargaining.follow(record)
 
     def restore(self, record: JobRecord) -> None:
-        """Take up what was agreed on with a program before a restart: it is not for others to answer."""
+        """Restore agreements with a program from before a restart."""
         self.negotiated = True
         self.bargaining.restore(record)
 
     def resume(self, record: JobRecord) -> None:
-        """Answer again, and ask workers again to end, after a restart."""
+        """Repeat answers and requests to leave after a restart."""
         for change in list(record.changes.values()):
             if change.phase is not ChangePhase.ASKED:
                 self._have_leave(record, change)
@@ -98,7 +98,7 @@ class WorkersJob(SizedJob):
                 self.carry_out(record, action)
 
     def time_passed(self, record: JobRecord) -> None:
-        """Ask workers to end whose walltime is near, and kill those that take too long to end."""
+        """Ask workers near their walltime to leave; kill those that take too long."""
         now, runner = self._core.now(), self._seen(record)
         if runner is not None:
             if self._near is not None and self._near <= now:
@@ -113,12 +113,12 @@ class WorkersJob(SizedJob):
             self.bargaining.time_passed(record)
 
     def next_deadline(self) -> float | None:
-        """Return when :meth:`time_passed` is to be called at the latest; None: not for now."""
+        """Return the next time at which :meth:`time_passed` must be called; None: not before another event."""
         kill = None if self._runner is None else self._runner.next_kill
         return min((at for at in (self._near, kill, self.bargaining.next_deadline()) if at is not None), default=None)
 
     def have_workers_leave(self, record: JobRecord) -> None:
-        """Have the workers leave that the job has agreed to give up; none is asked twice."""
+        """Ask as many workers to leave as the job has agreed to, each once."""
         for change in list(record.changes.values()):
             self._have_leave(record, change)
 
@@ -129,7 +129,7 @@ class WorkersJob(SizedJob):
         return self._job.changes_size(component)
 
     def ready(self, component: str) -> bool:
-        """Tell whether something can be offered now: while a program negotiates."""
+        """Return whether an offer can be made: while a program negotiates."""
         return self.represented and self.negotiates(component)
 
     def speaker(self, component: str) -> int | None:
@@ -151,7 +151,7 @@ class WorkersJob(SizedJob):
         return able[0] if rank == NEGOTIATOR and len(able) == 1 else None
 
     def in_progress(self, change: Change) -> bool:
-        """Tell whether workers are being started, or are leaving, by a change."""
+        """Return whether workers are starting or leaving by a change."""
         return change.phase in {ChangePhase.TAKING, ChangePhase.RELEASING}
 
     # ---- its workers -----------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class WorkersJob(SizedJob):
                 self._near = min((at for _, at in self._warnings(record, runner)), default=None)
 
     def _warnings(self, record: JobRecord, runner: WorkersRunner) -> Iterable[tuple[int, float]]:
-        """Return the workers that stay, and when the walltime of each is near."""
+        """Return remaining workers with the times at which their walltime is near."""
         placeholders, now = self._core.state.placeholders, self._core.now()
         for rank in runner.staying:
             yield rank.rank, process_ends_at(record, rank, placeholders, now) - record.job.warn_before
@@ -182,7 +182,7 @@ class WorkersJob(SizedJob):
             self._applications.order(runner.shrink(request, left, self._core.now()))
 
     def _answer(self, record: JobRecord, action: act.OfferProcessors | act.RequestProcessors) -> None:
-        """Decide about an offer or a request by the rule of the component, and have workers begin to leave."""
+        """Answer an offer or request by the component's size rule and start the workers' leaving."""
         runner = self._seen(record)
         claims = [one for one in record.claims if (one.component, one.cluster) == (action.component, action.cluster)]
         if runner is None or not claims:
@@ -205,7 +205,7 @@ class WorkersJob(SizedJob):
 
 
 def answer_of(now: float, job_id: JobId, number: int, decision: Decision) -> ev.OfferAnswered:
-    """Return the answer of a job that decides at once."""
+    """Return the event that answers at once for a job."""
     accepted, trouble = decision.processors, decision.trouble
     if trouble:
         log.warning("a job does not change as it is asked to", job=job_id, problem=trouble)
