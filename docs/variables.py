@@ -46,6 +46,8 @@ GROUPS = {
             "KOALA_THREADS": "The processors that it has. `OMP_NUM_THREADS` says the same, unless the job sets it.",
             "KOALA_ADDRESSES": "Addresses of the nodes of all processes then, by rank, with commas between.",
             "KOALA_HEAD_ADDRESS": "In a job of a head and workers: the address of the head's first process.",
+            "KOALA_RELAY_ADDRESS": "In a job with `relay`: the process' own address, which is right on all its nodes.",
+            "KOALA_HOST_ADDRESS": "In a job with `host_ports`: the address of koala's host.",
             "KOALA_STDOUT": "The pipe that is its standard output, in the private directory of its agent.",
             "KOALA_STDERR": "The pipe that is its standard error.",
             "KOALA_APP_SOCKET": "In an adaptive job: the Unix socket by which the library speaks with koala.",

@@ -259,6 +259,10 @@ class Job:
     """Jobs that must have ended before it starts."""
     notify: tuple[Notified, ...] = ()
     """What of it is told."""
+    relay: bool = False
+    """Ranks whose nodes cannot connect reach each other through koala."""
+    host_ports: tuple[int, ...] = ()
+    """Ports of koala's host to which ranks may connect, through koala where their nodes cannot."""
 
     def shapes_on(self, cluster: ClusterName) -> tuple[Slot, ...]:
         """Return the shapes of slots, other than one processor, of components that may go to a cluster."""

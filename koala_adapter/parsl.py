@@ -71,6 +71,22 @@ def in_our_words(refusal: str) -> str:
     return re.sub(rf"^{SOURCE}: processors\b", f"{SOURCE}: nodes_per_block", own, flags=re.MULTILINE)
 
 
+_WORKERS_PORT = re.compile(r"--port[= ](\d+)")
+_ADDRESSES = re.compile(r"(?<= -a )\S+")
+"""Of the interchange, in the command of Parsl's HighThroughputExecutor."""
+
+
+def through_koala(command: str) -> tuple[str, tuple[int, ...]]:
+    """Return a block's command with koala's address of this host, and the port of the interchange to be relayed.
+
+    Both are as they were, and none, where the command is none of Parsl's HighThroughputExecutor.
+    """
+    port, found = _WORKERS_PORT.search(command), _ADDRESSES.search(command)
+    if port is None or found is None:
+        return command, ()
+    return _ADDRESSES.sub('"$KOALA_HOST_ADDRESS"', command, count=1), (int(port[1]),)
+
+
 def _title(name: str) -> str:
     return "".join(one if one.isprintable() else " " for one in name)[:LONGEST_NAME] or "parsl"
 
@@ -220,6 +236,9 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
         environment = {"PARSL_CORES": str(self.cores_per_node)}
         if self.mem_per_node is not None:
             environment["PARSL_MEMORY_GB"] = f"{self.mem_per_node:g}"
+        ports: tuple[int, ...] = ()
+        if self._koala.config.may_be_far(self.cluster):
+            command, ports = through_koala(command)
         block = Component(
             ["/bin/bash", "-c", f"{self.worker_init}\n{command}\n"],
             name=COMPONENT,
@@ -235,6 +254,7 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
         )
         described = Description(
             components=[block],
+            host_ports=ports,
             name=_title(name),
             walltime=self.walltime,
             priority=self.priority,

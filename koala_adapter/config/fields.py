@@ -343,6 +343,7 @@ SignalName = Annotated[str, BeforeValidator(partial(_signal, allowed=_ENDING))]
 HandledSignalName = Annotated[str, BeforeValidator(partial(_signal, allowed=_ENDING[:-1]))]
 """Those for which a program can have a handler."""
 
+MOST_HOST_PORTS = 16
 MOST_RETRIES = 1000
 HIGHEST_STATUS = 255
 

@@ -90,6 +90,8 @@ _OF_RUNNERS = {
     "done_patience": (RunnerName.ADAPTIVE,),
 }
 """Keys of a component that have a meaning with some runners only."""
+MOST_RELAYED = 256
+"""Ranks of a job with ``relay``: each agent listens for all of them."""
 _OF_RANKS = {"checkpoint_signal", "requeue_on_walltime", "retries", "retry_on"}
 """Keys of a job that have a meaning where no process of it comes or goes by itself."""
 
@@ -118,6 +120,7 @@ def malleability_problems(
     if malleable and adaptive_mpi and len(components) > 1:
         yield ("components",), 'allowed with runner = "adaptive" and launcher = "mpi" is one component'
     yield from _ending_problems(header)
+    yield from _relay_problems(header, components)
     for index, component in components:
         yield from _malleable_component_problems(header, index, component)
 
@@ -141,6 +144,18 @@ def _ending_problems(header: JobHeader) -> Iterator[tuple[KeyPath, str]]:
             yield (key,), f'allowed with runner = "{RunnerName.RANKS}" only'
     elif "retry_on" in header.model_fields_set and not header.retries:
         yield ("retry_on",), "allowed together with retries only"
+
+
+def _relay_problems(
+    header: JobHeader, components: Sequence[tuple[int, ComponentTable]]
+) -> Iterator[tuple[KeyPath, str]]:
+    mpi = Launcher.MPI in {header.launcher, *(component.launcher for _, component in components)}
+    for key in sorted({"relay", "host_ports"} & header.model_fields_set):
+        if mpi or header.runner is RunnerName.SWEEP:
+            yield (key,), 'allowed without launcher = "mpi" and runner = "sweep" only'
+    ranks = sum(component.size[1] for _, component in components)
+    if header.relay and ranks > MOST_RELAYED:
+        yield ("relay",), f"the job has up to {ranks} ranks, allowed with relay are {MOST_RELAYED}"
 
 
 def _warning_problems(header: JobHeader) -> Iterator[tuple[KeyPath, str]]:
@@ -728,4 +743,6 @@ def job_as_described(described: DescribedJob, *, user: str, site: SiteConfig | N
         requeue_on_walltime=table.requeue_on_walltime,
         retries=table.retries if table.array is None else 0,  # they are those of its tasks
         retry_on=table.retry_on,
+        relay=table.relay,
+        host_ports=tuple(dict.fromkeys(table.host_ports)),
     )

@@ -25,6 +25,7 @@ from koala_adapter.config.durations import NotAllowedError
 from koala_adapter.config.fields import (
     LONGEST_GRACE,
     LONGEST_POINT_PATIENCE,
+    MOST_HOST_PORTS,
     MOST_PATTERNS,
     MOST_RETRIES,
     SECONDS,
@@ -485,6 +486,18 @@ class JobHeader(BaseModel, frozen=True, extra="forbid", defer_build=True):
         default=(),
         description="What of the job is told by the ways that [notify] of the site file names. start: it starts. end: "
         "it has ended. fail: it has ended otherwise than well.",
+    )
+    relay: Flag = Field(
+        default=False,
+        description="Ranks whose nodes cannot connect to each other, such as those of two sites, reach each other "
+        "through koala: KOALA_ADDRESSES has for each of them an address of the rank's own node. Ranks of launcher "
+        "process only.",
+    )
+    host_ports: tuple[Annotated[Whole, Field(ge=1, le=65535)], ...] = Field(
+        default=(),
+        max_length=MOST_HOST_PORTS,
+        description="Ports of koala's host to which the ranks may connect, at KOALA_HOST_ADDRESS; through koala where "
+        "nodes cannot reach the host. With relay, the host reaches the ranks, too. Ranks of launcher process only.",
     )
     environment: Environment = Field(default={}, description="Environment variables for all ranks, and mpiexec.")
     export: Export = Field(

@@ -43,7 +43,6 @@ from koala_adapter.config.fields import (
 )
 from koala_adapter.config.locations import state_directory
 from koala_adapter.config.tomlfile import parse_document, read_document
-from koala_adapter.errors import ConfigurationError
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.lrm.mapping import MAP_KEYS, arguments_of, braces_problem
 from koala_adapter.lrm.rate import URGENT_SHARE, WINDOW
@@ -648,16 +647,12 @@ class SiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
         remote = self.remote_site(cluster)
         return self.parameters.lease if remote is None else remote.lease
 
-    def require_way_here(self, called: str, cluster: str | None) -> None:
-        """Raise ConfigurationError where workers that connect to this host could come to a cluster at another site.
+    def may_be_far(self, cluster: str | None) -> bool:
+        """Tell whether ranks may be at another site, from which they cannot connect to this host.
 
         ``cluster``: the only one that they may use; None: any.
         """
-        far = [one.name for one in self.enabled_clusters if one.site is not None and cluster in {None, one.name}]
-        if far:
-            message = f"{called}: nodes of {', '.join(far)}, at another site, may have no way to this host"
-            hint = "give a `cluster` that is here, or as `host` an address of this host that they reach"
-            raise ConfigurationError(message, hint=hint)
+        return any(one.site is not None and cluster in {None, one.name} for one in self.enabled_clusters)
 
     def node_address(self, cluster: ClusterConfig) -> str:
         """Return the address by which the nodes of ``cluster``, which is here, reach the control center."""

@@ -53,10 +53,14 @@ if TYPE_CHECKING:
 
 COMPONENT = "worker"
 LEAVE = "leave.py"
+FIRST_PORT = 1024
+"""Stands for the port of a scheduler that does not listen yet."""
 BYTES_PER_MIB = 1024**2
 CREDENTIALS = {"ca_file": "dask-ca.pem", "cert": "dask-cert.pem", "key": "dask-key.pem"}
 """Files that a worker finds beside itself, by Dask's words for what is in them."""
 _NAMED = 'exec "$@" --name "$KOALA_CLUSTER-$KOALA_JOB_ID.$KOALA_RANK"'
+_FIND_SCHEDULER = 'host=$KOALA_HOST_ADDRESS; case $host in *:*) host="[$host]" ;; esac; '
+"""It depends on the cluster of the worker where some of them reach the scheduler through koala."""
 """Only the worker itself knows where it is. The rest of its command stands in "$@", which the shell does not read."""
 
 
@@ -86,16 +90,17 @@ class WorkerSettings:
 
 
 def job_values(
-    settings: WorkerSettings, *, scheduler: str, size: int | None, files: Mapping[str, str]
+    settings: WorkerSettings, *, scheduler: str, size: int | None, files: Mapping[str, str], relay: bool = False
 ) -> dict[str, object]:
     """Return the job of the workers of a scheduler.
 
     ``scheduler``: its address as the nodes reach it. ``size``: workers to start with where so many processors are idle;
-    None: the fewest. ``files``: what a worker finds beside itself, to where it is on this host.
+    None: the fewest. ``files``: what a worker finds beside itself, to where it is on this host. ``relay``: some may
+    reach the scheduler, and each other, through koala alone.
     """
     component: dict[str, object] = {
         "name": COMPONENT,
-        "command": worker_command(settings, scheduler=scheduler, credentials=files),
+        "command": worker_command(settings, scheduler=scheduler, credentials=files, relay=relay),
         "minimum": settings.minimum,
         "maximum": settings.maximum,
         "initial": settings.minimum if size is None else size,
@@ -117,6 +122,8 @@ def job_values(
         "priority": settings.priority,
         "components": [component],
     }
+    if relay:
+        job |= {"relay": True, "host_ports": [urlsplit(scheduler).port or FIRST_PORT]}
     if settings.cluster is not None:
         component["cluster"] = settings.cluster
     if settings.placement is not None:
@@ -139,7 +146,9 @@ def memory_of(slot: SlotKeys) -> int | None:
     return None
 
 
-def worker_command(settings: WorkerSettings, *, scheduler: str, credentials: Mapping[str, str]) -> list[str]:
+def worker_command(
+    settings: WorkerSettings, *, scheduler: str, credentials: Mapping[str, str], relay: bool = False
+) -> list[str]:
     """Return the command of a worker: Dask's own, with as many threads and as much memory as its slot has.
 
     It has no nanny, so that it gets signals itself, and no dashboard.
@@ -151,8 +160,11 @@ def worker_command(settings: WorkerSettings, *, scheduler: str, credentials: Map
     for part, name in CREDENTIALS.items():
         if name in credentials:
             options += [f"--tls-{part.replace('_', '-')}", name]
-    worker = [settings.python, "-m", "distributed.cli.dask_worker", scheduler, *options, *settings.worker_options]
-    return ["/bin/sh", "-c", _NAMED, "sh", *worker]
+    worker = [settings.python, "-m", "distributed.cli.dask_worker", *options, *settings.worker_options]
+    if relay:
+        parts = urlsplit(scheduler)
+        return ["/bin/sh", "-c", f'{_FIND_SCHEDULER}{_NAMED} "{parts.scheme}://$host:{parts.port}"', "sh", *worker]
+    return ["/bin/sh", "-c", _NAMED, "sh", *worker[:3], scheduler, *worker[3:]]
 
 
 # -- Addresses of the scheduler, and keys for TLS between it and workers -------------------------------------
@@ -440,7 +452,8 @@ class KoalaCluster(SpecCluster):
         death_timeout: Seconds after which a worker ends that does not find the scheduler.
         security: Dask's. Default: a temporary key of this cluster's own, so that other users cannot connect.
             With ``Security()`` there is no TLS, and all who reach the port of the scheduler can run programs as you.
-        host: Name or IP address by which nodes reach this process. Default: as they reach koala's control center.
+        host: Name or IP address by which nodes reach this process. Default: as they reach koala's control center; from
+            other sites through koala, which then also takes the workers to each other.
         port: The port of the scheduler; 0: any.
         dashboard_address: Where Dask's dashboard is served, to everybody who reaches it. Default: this host alone.
         silence_logs, asynchronous, loop: As for Dask's LocalCluster.
@@ -477,8 +490,7 @@ class KoalaCluster(SpecCluster):
         self._credentials = credentials_of_workers(credentials)
         if not self._credentials:
             logger.warning("without TLS, whoever reaches the port of the scheduler can run programs as you")
-        if host is None:
-            self._site.require_way_here("KoalaCluster", cluster)
+        self._relay = host is None and self._site.may_be_far(cluster)
         self._node_address = host or self._site.control_center.node_address
         self._wanted = 0
         self._want(maximum if n_workers is None else n_workers)
@@ -641,6 +653,7 @@ class KoalaCluster(SpecCluster):
             scheduler=as_nodes_reach_it(scheduler, self._node_address),
             size=max(size, self._settings.minimum),
             files={LEAVE: leave.__file__, **files},
+            relay=self._relay,
         )
         return job_of_values(values, source="KoalaCluster", user=login_name(), site=self._site, directory=Path.cwd())
 

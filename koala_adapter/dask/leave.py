@@ -18,6 +18,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from distributed import Lock
+from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
 if TYPE_CHECKING:
@@ -29,7 +30,13 @@ LOOK_AGAIN = 0.02
 
 
 async def dask_setup(worker: Worker) -> None:
-    """Leave in good order when a signal says so (Dask calls this when the worker has started)."""
+    """Leave in good order when a signal says so.
+
+    Dask calls this when the worker listens, before it tells the scheduler its address.
+    """
+    relayed = os.environ.get("KOALA_RELAY_ADDRESS")
+    if relayed:  # by which the scheduler and all other workers reach this one
+        worker._address = worker.address.replace(get_address_host(worker.address), relayed)  # noqa: SLF001 - Dask's own way wants the port
     leaving: list[asyncio.Task[None]] = []
 
     def begin() -> None:

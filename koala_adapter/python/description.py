@@ -211,6 +211,10 @@ class Job(SlotKeywords):
     mpi_resize: str | None = None
     sweep: Mapping[str, object] = field(default_factory=dict)
     """The table ``[sweep]`` of a job with runner ``sweep``: its parameters, and how they are combined."""
+    relay: bool | None = None
+    """Processes whose nodes cannot connect to each other reach each other through koala."""
+    host_ports: Sequence[int] = ()
+    """Ports of koala's host to which the processes may connect, at KOALA_HOST_ADDRESS."""
     environment: Mapping[str, str] = field(default_factory=dict)
     export: str | Sequence[str] = ()
     """Variables of the present environment that the processes get: "all", or names and patterns."""

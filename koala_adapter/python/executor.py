@@ -279,7 +279,8 @@ class Executor(AnyExecutor):
         cluster, walltime, priority, placement, environment, input_files, retire_grace: As in a job file, as are
             export, setup, software and container. In a container, ``python`` is that of the image.
         python: The Python of the nodes; pickles of this one must be good for it.
-        host: Name or address by which nodes reach this process. Default: as they reach koala's control center.
+        host: Name or address by which nodes reach this process. Default: as they reach koala's control center; from
+            other sites through koala.
         slot: What each worker needs, by the keys of a job file: threads, memory, gpus, exclusive, scratch, features,
             licenses, queue, account, qos, directives. Default: a processor.
 
@@ -294,8 +295,6 @@ class Executor(AnyExecutor):
         self._futures: set[Future[Any]] = set()
         self._closed = False
         self._ending: threading.Thread | None = None
-        if host is None:
-            self._site.config.require_way_here("koala.Executor", cluster)
         center = self._site.config.control_center
         changes, flexible = minimum < maximum, cluster is None and maximum > 1
         with transient_directory(self._site.directory / PRIVATE) as directory:
@@ -319,9 +318,11 @@ class Executor(AnyExecutor):
                 retire_grace=retire_grace if changes else None,
                 **slot,
             )
+            through_koala = host is None and self._site.config.may_be_far(cluster)
             job = Job(
                 components=[worker],
                 name=name,
+                host_ports=[self._server.port] if through_koala else (),
                 kind="malleable" if changes else "rigid",
                 runner="workers" if changes else None,
                 walltime=walltime,

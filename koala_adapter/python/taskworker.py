@@ -8,6 +8,7 @@ traceback). On SIGTERM the worker announces that it leaves, and ends after its c
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import signal
 import sys
@@ -32,7 +33,8 @@ state = {"sending": False, "at work": False, "leaving": False}
 def main() -> None:
     """Do tasks until the executor, or a signal, ends this."""
     settings = json.loads(Path(SETTINGS).read_text(encoding="ascii"))
-    connection = connected(settings["host"], settings["port"], settings["fingerprint"])
+    host = os.environ.get("KOALA_HOST_ADDRESS", settings["host"])
+    connection = connected(host, settings["port"], settings["fingerprint"])
     signal.signal(signal.SIGTERM, lambda *_: leave(connection))
     connection.sendall(bytes.fromhex(settings["token"]))
     while not state["leaving"]:

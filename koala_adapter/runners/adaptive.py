@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from koala_adapter.runners.notes import Note
+    from koala_adapter.runners.relayed import RelayPlan
     from koala_adapter.runners.runner import AddressedLaunch, Application
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.records import Change, JobRecord
@@ -117,10 +118,9 @@ def signature(record: JobRecord) -> object:
     return (record.state, len(record.ranks), len(record.departed), len(record.ends), changes)
 
 
-def membership_of(record: JobRecord, component: str) -> Membership:
+def membership_of(record: JobRecord, component: str, relay: RelayPlan | None = None) -> Membership:
     """Return a component's processes and the change that the scheduler wants of them."""
     ranks = [one for one in record.ranks if one.component == component and one.rank not in record.departed]
-    claims = [claim for claim in record.claims if claim.component == component]
     changes = [one for one in record.changes.values() if one.component == component and one.phase in _MOVING]
     outside = [
         one for one in changes if one.phase is ChangePhase.TAKING or one.made
@@ -130,7 +130,7 @@ def membership_of(record: JobRecord, component: str) -> Membership:
     # there, and a later change may have its own first.
     order = {rank: place for place, rank in enumerate(record.joined)}
     members = sorted((one for one in ranks if one.rank not in not_members), key=lambda one: order.get(one.rank, -1))
-    clusters = {claim.component: claim.cluster or "" for claim in reversed(claims)}
+    clusters = {claim.component: claim.cluster or "" for claim in reversed(record.claims)}
     head = next((one for one in record.ranks if record.job.is_head(one.component)), None)
     limits = record.job.component(component)
     return Membership(
@@ -140,7 +140,8 @@ def membership_of(record: JobRecord, component: str) -> Membership:
         ended=frozenset(one.rank for one in ranks if one.rank in record.ends),
         minimum=limits.minimum,
         maximum=limits.maximum,
-        head="" if head is None else head.address or head.host,
+        head=None if head is None else _place(head, clusters),
+        relay=relay,
         first_only=record.job.launcher is Launcher.MPI,
     )
 
@@ -217,7 +218,7 @@ class AdaptiveRunner(GrowingRunner):
             return False
         self._signature = known
         for name, coordinator in self.coordinators.items():
-            self.memberships[name] = membership = membership_of(record, name)
+            self.memberships[name] = membership = membership_of(record, name, self.application.relay)
             coordinator.update(membership, now)
         return True
 

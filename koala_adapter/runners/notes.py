@@ -17,6 +17,8 @@ from koala_adapter.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from koala_adapter.runners.relayed import RelayPlan
+
 
 # -- Notes: messages between an application and koala beside templates ---------------------------------------
 # A note is one line: a verb, then words ``key=value`` with a space before each. Of a value every byte is
@@ -138,8 +140,10 @@ class Membership:
     """Ranks whose processes are over."""
     minimum: int = 1
     maximum: int = 1
-    head: str = ""
-    """Host of the head component; empty: the first member's."""
+    head: Place | None = None
+    """The first process of the head component; None: the first member is in its place."""
+    relay: RelayPlan | None = None
+    """How processes reach those that they cannot reach by themselves; None: nothing is relayed."""
     first_only: bool = False
     """The first member alone speaks with koala, for all others, and starts newcomers itself (MPI)."""
 
@@ -147,6 +151,12 @@ class Membership:
     def speakers(self) -> tuple[int, ...]:
         """Return the members that have a link to koala."""
         return self.members[:1] if self.first_only else self.members
+
+    def address_for(self, rank: int, place: Place) -> str:
+        """Return the address by which a process reaches another one."""
+        if self.relay is None:
+            return place.address
+        return self.relay.address_for(self.places[rank].cluster, place.rank, place.cluster, place.address)
 
     def awaited(self, wanted: WantedChange) -> tuple[int, ...]:
         """Return the new processes that a change waits for."""
@@ -219,10 +229,10 @@ def welcome_note(membership: Membership, contacts: Mapping[int, str], rank: int)
         "welcome",
         rank=rank,
         size=len(membership.members),
-        members=_listed(membership, membership.members, contacts),
+        members=_listed(membership, membership.members, contacts, rank),
         minimum=membership.minimum,
         maximum=membership.maximum,
-        head=_head(membership),
+        head=_head(membership, rank),
     )
 
 
@@ -234,20 +244,24 @@ def change_note(membership: Membership, wanted: WantedChange, contacts: Mapping[
         change=wanted.adaptation,
         at=wanted.point,
         size=len(members),
-        members=_listed(membership, members, contacts),
+        members=_listed(membership, members, contacts, rank),
         old=",".join(map(str, membership.members)),
-        leaving=_listed(membership, wanted.leaving, contacts),
+        leaving=_listed(membership, wanted.leaving, contacts, rank),
         rank=rank,
         minimum=membership.minimum,
         maximum=membership.maximum,
-        head=_head(membership),
+        head=_head(membership, rank),
         reason=wanted.reason,
     )
 
 
-def _listed(membership: Membership, ranks: Iterable[int], contacts: Mapping[int, str]) -> str:
-    return listed(replace(membership.places[rank], contact=contacts.get(rank, "")) for rank in ranks)
+def _listed(membership: Membership, ranks: Iterable[int], contacts: Mapping[int, str], rank: int) -> str:
+    """Return processes as a word for one of them, by the addresses at which that reaches them."""
+    return listed(
+        replace(place, address=membership.address_for(rank, place), contact=contacts.get(place.rank, ""))
+        for place in (membership.places[one] for one in ranks)
+    )
 
 
-def _head(membership: Membership) -> str:
-    return membership.head or membership.places[membership.members[0]].address
+def _head(membership: Membership, rank: int) -> str:
+    return membership.address_for(rank, membership.head or membership.places[membership.members[0]])

@@ -16,10 +16,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from koala_adapter.errors import ConfigurationError
+from koala_adapter.runners.relayed import HOST, RelayPlan
 from koala_adapter.runners.software import ClusterSoftware
 from koala_adapter.scheduler.events import Event, RankEnded, RankStarted
 from koala_adapter.scheduler.parameters import lacking
-from koala_adapter.vjm.channel import Launch, TimeWarning
+from koala_adapter.vjm.channel import Forward, Launch, TimeWarning
 from koala_adapter.vjm.jobscript import END_MARGIN
 
 if TYPE_CHECKING:
@@ -115,12 +116,23 @@ class Application:
     """Cluster name to what its nodes have."""
     attempt: int = 1
     """Number of the attempt."""
+    relay: RelayPlan | None = None
+    """How ranks reach those, or koala's host, that they cannot reach by themselves; None: nothing is relayed."""
 
     # Worked out once: thousands of ranks ask for them.
 
     @cached_property
-    def _addresses(self) -> str:
-        return ",".join(rank.address or rank.host for rank in self.ranks)
+    def _addresses(self) -> Mapping[str, str]:
+        clusters = dict.fromkeys(self._cluster(rank) for rank in self.ranks)
+        return {
+            cluster: ",".join(self.address_for(cluster, rank) for rank in self.ranks)
+            for cluster in (clusters if self.relay is not None else [""])
+        }
+
+    def address_for(self, cluster: str, rank: Rank) -> str:
+        """Return the address by which processes on a cluster reach a rank."""
+        own = rank.address or rank.host
+        return own if self.relay is None else self.relay.address_for(cluster, rank.rank, self._cluster(rank), own)
 
     @cached_property
     def _sizes(self) -> Mapping[str, int]:
@@ -154,13 +166,24 @@ class Application:
             "KOALA_COMPONENT_SIZE": str(self._sizes[rank.component]),
             "KOALA_CLUSTER": self._cluster(rank),
             "KOALA_THREADS": threads,
-            "KOALA_ADDRESSES": self._addresses,
+            "KOALA_ADDRESSES": self._addresses["" if self.relay is None else self._cluster(rank)],
             "KOALA_ATTEMPT": str(self.attempt),
         }
         if self._head is not None:
-            own["KOALA_HEAD_ADDRESS"] = self._head.address or self._head.host
+            own["KOALA_HEAD_ADDRESS"] = self.address_for(self._cluster(rank), self._head)
+        if self.relay is not None and self.job.host_ports:
+            own["KOALA_HOST_ADDRESS"] = self.relay.host_address(self._cluster(rank))
+        if self.relay is not None and self.job.relay:
+            own["KOALA_RELAY_ADDRESS"] = self.relay.common_address(rank)
         given = {OPENMP_THREADS: threads, **dict(self.job.environment), **dict(component.environment)}
         return tuple({**given, **own}.items())
+
+    def forwards(self, rank: Rank) -> tuple[Forward, ...]:
+        """Return what a rank's agent listens at before the rank starts."""
+        host = "" if self.relay is None else self.relay.host_address(self._cluster(rank))
+        if self.relay is None or not self.job.host_ports or host != self.relay.address(HOST):
+            return ()
+        return (Forward(job=self.job.id, number=0, peer=HOST, address=host, ports=self.job.host_ports),)
 
     def component(self, rank: Rank) -> Component:
         """Return the component of a rank."""
@@ -345,5 +368,7 @@ class ProcessRunner(Runner):
             time_limit=float(application.job.walltime),
             warning=application.warning,
             output_files=application.component(rank).output_files,
+            relayed=application.relay is not None and application.relay.ranks,
+            forwards=application.forwards(rank),
         )
         return (AddressedLaunch(placeholder=rank.placeholder, launch=launch),)

@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     from koala_adapter.service.meter import ServiceMeter
     from koala_adapter.service.notices import Notices
     from koala_adapter.service.sizes import SizeChanges
-    from koala_adapter.vjm.channel import FileAck, FilePiece, TaskFiles
+    from koala_adapter.vjm.channel import FileAck, FilePiece, TaskFiles, TunnelAsked
+    from koala_adapter.vjm.listener import Route
 
 
 # -- Job scripts, one-time tokens and the output of placeholders ---------------------------------------------
@@ -247,6 +248,7 @@ class Reception(AgentListener):
             certificate.server_context(self._certificate),
             lease=core.site.parameters.lease,
             heartbeat=self._settings.heartbeat,
+            host=self._settings.address_here,
         )
         self.port: int | None = None
         """Where agents find it; None before it listens."""
@@ -265,6 +267,7 @@ class Reception(AgentListener):
 
     async def open(self, tasks: TaskGroup) -> None:
         """Start listening within ``tasks``. Raises ConfigurationError."""
+        self._applications.relays.open(tasks)
         self.port = await self._bind(tasks)
         self._journal.set_value("port", str(self.port))
 
@@ -344,12 +347,20 @@ class Reception(AgentListener):
                 self._applications.ended(event.placeholder, event.task, event.end)
             case agents.ApplicationSaid():
                 self._applications.said(event.placeholder, event.task, event.frame)
+            case agents.AgentListens():
+                self._applications.relays.listens(event.placeholder, event.listening)
+            case agents.AgentForwards():
+                self._applications.relays.forwards(event.placeholder, event.done)
             case agents.AgentEnding():
                 self._core.post(
                     ev.PlaceholderEnding(
                         time=self._core.now(), placeholder=event.placeholder, reason=event.reason, detail=event.detail
                     )
                 )
+
+    async def route(self, placeholder: PlaceholderId, asked: TunnelAsked) -> Route | None:
+        """Return where a relayed connection that an agent asks for goes; None: it is not allowed."""
+        return await self._applications.relays.route(placeholder, asked)
 
     def on_rejected(self, address: str, fault: str) -> None:
         """Log a peer that did not prove itself, but not every one: any host that reaches the port can be one."""

@@ -32,6 +32,7 @@ from koala_adapter.runners.software import ClusterSoftware
 from koala_adapter.runners.workers import SweepRunner, WorkersRunner
 from koala_adapter.scheduler.events import RankEnded, RankMeasured
 from koala_adapter.service.inputfiles import INPUT, InputStore
+from koala_adapter.service.relays import Relays
 from koala_adapter.service.results import Results
 from koala_adapter.vjm.channel import LaunchFile
 
@@ -149,6 +150,7 @@ class Applications:
         """What ranks leave in files."""
         self._by_placeholder: tuple[tuple[Rank, ...], Mapping[PlaceholderId, Sequence[Rank]]] = ((), {})
         """The ranks of the job that was looked at last, by their placeholders: all of its placeholders end together."""
+        self.relays = Relays(core)
         self.listener: ApplicationListener | None = None
         """Who hears what processes say themselves."""
 
@@ -169,6 +171,7 @@ class Applications:
     def forget(self, job_id: JobId) -> None:
         """Drop the runner of a job that has ended, and its input files."""
         self._runners.pop(job_id, None)
+        self.relays.forget(job_id)
         self.unwritten.keep_only(self._core.state.jobs)
         self._sending.forget(job_id)
         if self._sweeps is not None:
@@ -178,6 +181,7 @@ class Applications:
     def end_attempt(self, job_id: JobId, number: int) -> None:
         """Drop the runner of a job that may run again; its input files stay."""
         log.info("an attempt of a job ended", job=job_id, attempt=number)
+        self.relays.forget(job_id)
         self._runners.pop(job_id, None)
         self._sending.forget(job_id)
 
@@ -221,6 +225,7 @@ class Applications:
         runner = None if record is None else self._runner(record)
         if record is None or runner is None:
             return
+        self.relays.in_contact(placeholder)
         known = {report.task for report in tasks}
         for report in tasks:
             if report.task.startswith(f"{record.job.id}:") and self._owns(placeholder, report.task):
@@ -265,6 +270,7 @@ class Applications:
     def started(self, placeholder: PlaceholderId, task: str) -> None:
         """Register that an agent started a task of its own."""
         self._sending.arrived(task)
+        self.relays.in_contact(placeholder)
         runner = self._runner_of(task) if self._owns(placeholder, task) else None
         for event in runner.started(task, self._core.now()) if runner else ():
             self._core.post(event)
@@ -274,6 +280,7 @@ class Applications:
         self._sending.arrived(task)
         if not self._owns(placeholder, task):
             return
+        self.relays.task_ended(placeholder, task)
         end, runner = self._measured(task, end), self._runner_of(task)
         for event in runner.ended(task, end, self._core.now()) if runner else ():
             self._report_new(event)
@@ -425,6 +432,7 @@ class Applications:
             attempt=record.attempts_over + 1,
             places=(str(self.inputs.contents),),
             share=self.inputs.share(job.id),
+            relay=self.relays.plan(job),
         )
         application.check_software()
         return application

@@ -29,6 +29,8 @@ from koala_adapter.vjm.inputs import AT_ONCE, InputSender
 from koala_adapter.vjm.listener import (
     AgentDisconnected,
     AgentEnding,
+    AgentForwards,
+    AgentListens,
     AgentRefused,
     AgentRegistered,
     AgentTaskEnded,
@@ -36,6 +38,7 @@ from koala_adapter.vjm.listener import (
     ApplicationSaid,
 )
 from koala_adapter.vjm.output import FILES, FIRST_RETRY, LONGEST_RETRY, LOST, AgentConnection, OutputFiles, TaskOutput
+from koala_adapter.vjm.tunnels import Tunnels
 
 if TYPE_CHECKING:
     import ssl
@@ -71,15 +74,18 @@ SILENT_INTERVALS = 3
 
 BACKLOG = 4096
 
+FIRST_MESSAGES = (channel.Hello, channel.TunnelAsked, channel.TunnelTaken)
+"""What a peer may say first."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Peer:
-    """A peer that has sent Hello, and has not proved itself yet."""
+    """A peer that has said who it is, and has not proved itself yet."""
 
     address: str
     stream: TLSStream
     decoder: Decoder[AgentMessage]
-    hello: channel.Hello
+    hello: channel.Hello | channel.TunnelAsked | channel.TunnelTaken
 
     @property
     def placeholder(self) -> PlaceholderId:
@@ -101,14 +107,26 @@ class _Agent:
 class ControlCenter:
     """Listens for agents, tells of them by events, and takes orders for them."""
 
-    def __init__(self, listener: AgentListener, ssl_context: ssl.SSLContext, *, lease: float, heartbeat: float) -> None:
-        """Make a center that does nothing before ``serve``. ``lease`` and ``heartbeat`` are seconds."""
+    def __init__(
+        self,
+        listener: AgentListener,
+        ssl_context: ssl.SSLContext,
+        *,
+        lease: float,
+        heartbeat: float,
+        host: str = "127.0.0.1",
+    ) -> None:
+        """Make a center that does nothing before ``serve``. ``lease`` and ``heartbeat`` are seconds.
+
+        ``host``: address at which programs of this host are reached by ranks that may do that.
+        """
         self._listener = listener
         self._ssl_context = ssl_context
         self._lease, self._heartbeat = lease, heartbeat
         self._silence = SILENT_INTERVALS * heartbeat
         self._files = OutputFiles(listener)
         self._room = anyio.CapacityLimiter(AT_ONCE)
+        self.tunnels = Tunnels(listener.route, self._order, host)
         self._connected: dict[PlaceholderId, AgentConnection] = {}
         self._unproven = 0
         """Bytes that are kept of peers that have not proved themselves yet."""
@@ -158,6 +176,10 @@ class ControlCenter:
         """Send one whole frame to the process of a task, which it may not reach. False when not connected."""
         return self._order(placeholder, channel.Application(task=task, data=frame))
 
+    def forward(self, placeholder: PlaceholderId, forward: channel.Forward) -> bool:
+        """Have an agent listen for the processes of its job. False when it is not connected."""
+        return self._order(placeholder, forward)
+
     def release(self, placeholder: PlaceholderId, grace: float) -> bool:
         """Tell an agent to end: its tasks get SIGTERM, ``grace`` seconds later SIGKILL. False when not connected."""
         return self._order(placeholder, channel.Release(grace=grace))
@@ -198,8 +220,12 @@ class ControlCenter:
                 agent = await self._answer_if_possible(peer, tasks)
         if scope.cancelled_caught:
             self._listener.on_rejected(address, "did not prove itself in time")
-        if agent is not None:
+        if isinstance(agent, _Agent):
             await self._follow(agent)
+        elif agent is not None and isinstance(agent.hello, channel.TunnelAsked):
+            await self.tunnels.asked(agent.stream, agent.placeholder, agent.hello)
+        elif agent is not None and isinstance(agent.hello, channel.TunnelTaken):
+            await self.tunnels.taken(agent.stream, agent.placeholder, agent.hello)
 
     async def _greeted(self, transport: SocketStream, address: str) -> _Peer | None:
         try:
@@ -211,7 +237,7 @@ class ControlCenter:
         except (*LOST, ProtocolError) as error:
             self._listener.on_rejected(address, str(error) or type(error).__name__)
             return None
-        if len(messages) > 1 or not isinstance(messages[0], channel.Hello):
+        if len(messages) > 1 or not isinstance(messages[0], FIRST_MESSAGES):
             self._listener.on_rejected(address, "its first message is not a lone Hello")
             return None
         return _Peer(address=address, stream=stream, decoder=decoder, hello=messages[0])
@@ -231,24 +257,32 @@ class ControlCenter:
         finally:
             self._unproven -= sent
 
-    async def _answer_if_possible(self, peer: _Peer, tasks: TaskGroup) -> _Agent | None:
+    async def _answer_if_possible(self, peer: _Peer, tasks: TaskGroup) -> _Agent | _Peer | None:
+        """Return an agent that has registered, or one that has proved itself and wants a tunnel."""
         try:
             return await self._answer(peer, tasks)
         except JournalBlockedError as error:  # whose the placeholder is cannot be noted: the agent will ask again
             self._listener.on_rejected(peer.address, error.message)
             return None
 
-    async def _answer(self, peer: _Peer, tasks: TaskGroup) -> _Agent | None:
-        refusal = self._refusal(peer)
+    async def _answer(self, peer: _Peer, tasks: TaskGroup) -> _Agent | _Peer | None:
+        hello = peer.hello
+        if not isinstance(hello, channel.Hello):
+            bound = self._listener.bound_session(peer.placeholder)
+            if bound is None or not matches(hello.session, bound):
+                self._listener.on_rejected(peer.address, f"{peer.placeholder}: not accepted")
+                return None
+            return peer if self._listener.admits(peer.placeholder, hello.token) else None
+        refusal = self._refusal(hello, peer)
         if not refusal:
-            return self._admit(peer, tasks)
-        self._listener.on_rejected(peer.address, f"{peer.placeholder} on {peer.hello.host}: {refusal}")
+            return self._admit(hello, peer, tasks)
+        self._listener.on_rejected(peer.address, f"{peer.placeholder} on {hello.host}: {refusal}")
         with suppress(*LOST):
             await peer.stream.send(channel.encode(channel.Refused(reason=refusal)))
         return None
 
-    def _refusal(self, peer: _Peer) -> str:
-        hello, placeholder = peer.hello, peer.placeholder
+    def _refusal(self, hello: channel.Hello, peer: _Peer) -> str:
+        placeholder = peer.placeholder
         if hello.version != channel.VERSION:
             return f"version {hello.version} of the channel is not spoken here (but {channel.VERSION})"
         if not self._listener.admits(placeholder, hello.token):
@@ -260,8 +294,8 @@ class ControlCenter:
             return "not accepted"
         return ""
 
-    def _admit(self, peer: _Peer, tasks: TaskGroup) -> _Agent:
-        placeholder, hello = peer.placeholder, peer.hello
+    def _admit(self, hello: channel.Hello, peer: _Peer, tasks: TaskGroup) -> _Agent:
+        placeholder = peer.placeholder
         first = self._listener.bound_session(placeholder) is None
         if first:
             self._listener.bind(placeholder, digest(hello.session))
@@ -314,7 +348,7 @@ class ControlCenter:
             detail = detail or connection.fault or f"silent for {self._silence:g} s"
             self._listener.on_event(AgentDisconnected(placeholder=placeholder, detail=detail, closed=connection.closed))
 
-    def _handle(self, agent: _Agent, message: AgentMessage) -> None:  # noqa: C901 - one plain line per kind of message
+    def _handle(self, agent: _Agent, message: AgentMessage) -> None:  # noqa: C901, PLR0912 - one plain line per kind of message
         connection, output = agent.connection, agent.output
         placeholder = connection.placeholder
         match message:
@@ -338,7 +372,11 @@ class ControlCenter:
                 self._listener.on_event(ApplicationSaid(placeholder=placeholder, task=task, frame=frame))
             case channel.Ending(reason=reason, detail=detail):
                 self._listener.on_event(AgentEnding(placeholder=placeholder, reason=reason, detail=detail))
-            case channel.Hello():
+            case channel.Listening():
+                self._listener.on_event(AgentListens(placeholder=placeholder, listening=message))
+            case channel.Forwarded():
+                self._listener.on_event(AgentForwards(placeholder=placeholder, done=message))
+            case channel.Hello() | channel.TunnelAsked() | channel.TunnelTaken():
                 raise ProtocolError("a second Hello")
 
     def _task_ended(self, agent: _Agent, ended: channel.TaskEnded) -> None:

@@ -41,6 +41,9 @@ INPUT_PIECE = 256 * 1024
 FETCHES = 8
 """Pieces of input files that one agent may ask for before they have come."""
 
+LISTENING_LIMIT = 16
+"""Most ports of one task at which others reach it through koala."""
+
 
 class StrictBase64(EncoderProtocol):
     """RFC 4648 base64 with nothing else between: Python's default skips what it does not know."""
@@ -75,6 +78,8 @@ OutputData: TypeAlias = Annotated[Data, Field(max_length=OUTPUT_LIMIT)]
 Frame: TypeAlias = Annotated[Data, Field(min_length=1, max_length=LARGEST_FRAME)]
 StreamName: TypeAlias = Literal["out", "err"]
 FileNumber: TypeAlias = Annotated[int, Field(ge=1, le=FILES_LIMIT)]
+Port: TypeAlias = Annotated[int, Field(ge=1, le=65535)]
+Ports: TypeAlias = Annotated[tuple[Port, ...], Field(max_length=LISTENING_LIMIT)]
 Count: TypeAlias = Annotated[int, Field(ge=0, le=2**50)]
 Digest: TypeAlias = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 """SHA-256 of a content."""
@@ -135,6 +140,57 @@ class Hello:
     fetches: bool = False
     """Gets files with a digest by itself; agents of earlier versions do not."""
     kind: Literal["hello"] = "hello"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """The ports at which processes of a task listen, for others to reach them through koala: all of them, each time."""
+
+    task: Name
+    ports: Ports
+    kind: Literal["listening"] = "listening"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunnelAsked:
+    """First message on a connection of its own: a process connects to a port of another one through koala.
+
+    Answered by Joined; then the connection carries the bytes of the process, in frames. Refused by its end.
+    """
+
+    batch: Name
+    index: Annotated[int, Field(ge=1, le=2**31)]
+    token: Name = field(repr=False)
+    session: Name = field(repr=False)
+    job: Name
+    peer: Annotated[int, Field(ge=-1, le=2**31)]
+    """Rank to whose port it connects; -1: koala's host."""
+    port: Port
+    listening: Annotated[tuple[Listening, ...], Field(max_length=1000)] = ()
+    """At which ports its own tasks listen now: the peer may be told of them through this connection."""
+    kind: Literal["tunnel-asked"] = "tunnel-asked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunnelTaken:
+    """First message on a connection of its own: an agent does what a Tunnel has told it. Answered as TunnelAsked."""
+
+    batch: Name
+    index: Annotated[int, Field(ge=1, le=2**31)]
+    token: Name = field(repr=False)
+    session: Name = field(repr=False)
+    tunnel: Name
+    kind: Literal["tunnel-taken"] = "tunnel-taken"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forwarded:
+    """All until the Forward of this number has been done; ``fault``: why a port could not be listened at, if so."""
+
+    job: Name
+    number: Count
+    fault: Text = ""
+    kind: Literal["forwarded"] = "forwarded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +365,42 @@ class TimeWarning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """Listen at ports of an address of 127.0.0.0/8 for the processes of a job, and forward their connections.
+
+    Answered by Forwarded. The ports are all of this peer: those that are missing are no longer listened at.
+    """
+
+    job: Name
+    number: Count
+    peer: Annotated[int, Field(ge=-1, le=2**31)]
+    """Rank that is reached there; -1: koala's host."""
+    address: Word
+    ports: Ports
+    direct: Word = ""
+    """Address to which connections are forwarded; empty: through koala, by TunnelAsked."""
+    kind: Literal["forward"] = "forward"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tunnel:
+    """Connect to a port at which a task listens, and dial to koala for it with TunnelTaken."""
+
+    task: Name
+    tunnel: Name
+    """Random name, known to this agent alone."""
+    port: Port
+    kind: Literal["tunnel"] = "tunnel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """Answer to TunnelAsked and TunnelTaken: frames follow, both ways."""
+
+    kind: Literal["joined"] = "joined"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """Start a process. A task id that the agent knows already is not started again: its state is told again."""
 
@@ -335,6 +427,10 @@ class Launch:
     """Python modules for the process: outside of its working directory, where PYTHONPATH begins."""
     setup: tuple[str, ...] = ()
     """Lines that a shell runs first, in the place of which ``argv`` then runs. Earlier agents know nothing of it."""
+    relayed: bool = False
+    """The agent tells at which ports its processes listen, by Listening. Earlier agents know nothing of it."""
+    forwards: tuple[Forward, ...] = ()
+    """What is listened at before the process starts. Earlier agents know nothing of it."""
     kind: Literal["launch"] = "launch"
 
 
@@ -424,6 +520,10 @@ AgentMessage: TypeAlias = (
     | TaskEnded
     | Application
     | Ending
+    | Listening
+    | Forwarded
+    | TunnelAsked
+    | TunnelTaken
 )
 CenterMessage: TypeAlias = (
     Welcome
@@ -438,6 +538,9 @@ CenterMessage: TypeAlias = (
     | FilesAck
     | Release
     | Pong
+    | Forward
+    | Tunnel
+    | Joined
 )
 
 M = TypeVar("M")

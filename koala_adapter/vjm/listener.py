@@ -12,7 +12,7 @@ from koala_adapter.vjm import channel
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from koala_adapter.model import EndReason, PlaceholderId, TaskEnd
+    from koala_adapter.model import EndReason, JobId, PlaceholderId, TaskEnd
     from koala_adapter.vjm.channel import TaskReport
 
 
@@ -98,6 +98,22 @@ class AgentEnding:
     detail: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentListens:
+    """The processes of a task listen at ports."""
+
+    placeholder: PlaceholderId
+    listening: channel.Listening
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentForwards:
+    """An agent has done what Forward messages told it."""
+
+    placeholder: PlaceholderId
+    done: channel.Forwarded
+
+
 AgentEvent: TypeAlias = (
     AgentRegistered
     | AgentDisconnected
@@ -106,7 +122,21 @@ AgentEvent: TypeAlias = (
     | AgentTaskEnded
     | ApplicationSaid
     | AgentEnding
+    | AgentListens
+    | AgentForwards
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Where a relayed connection goes."""
+
+    job_id: JobId
+    port: int
+    placeholder: PlaceholderId | None = None
+    """Whose agent connects to the port; None: it is a port of this host."""
+    task: str = ""
+    """Which listens at the port."""
 
 
 # -- The listener --------------------------------------------------------------------------------------------
@@ -168,6 +198,11 @@ class AgentListener(ABC):
         """Keep a piece of an output file, or refuse the file. Raises ProtocolError for what no agent says."""
         del placeholder
         return channel.FileAck(task=piece.task, number=piece.number, offset=0, refusal="not wanted here")
+
+    async def route(self, placeholder: PlaceholderId, asked: channel.TunnelAsked) -> Route | None:
+        """Return where a relayed connection that an agent asks for goes; None: it is not allowed."""
+        del placeholder, asked
+        return None
 
     def files_done(self, placeholder: PlaceholderId, files: channel.TaskFiles) -> None:
         """Keep the final report of a task's output files. Raises OSError."""

@@ -13,11 +13,18 @@ from koala_adapter.vjm.agent.node import Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Union
+    from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 LINE = 32 * 1024 * 1024  # longest line accepted from the control center
 STALE = 8  # failures to connect after which the address of the control center is looked up again
 PIECES = 64  # TLS records that are read at once; other things are looked after in between
+
+
+def require_certificate(connection: ssl.SSLSocket, fingerprint: str) -> None:
+    """Raise OSError unless the server has the certificate of our control center."""
+    shown = connection.getpeercert(binary_form=True)
+    if not shown or hashlib.sha256(shown).hexdigest() != fingerprint:
+        raise OSError(errno.EPERM, "the server there shows another certificate than our control center's")
 
 
 class Channel:
@@ -68,6 +75,11 @@ class Channel:
     def closed(self) -> bool:
         """Whether there is no connection, nor one on its way."""
         return self._socket is None
+
+    @property
+    def peer(self) -> "Optional[Tuple[int, Any]]":
+        """Family and address of the control center, as it is connected now; None: it is not."""
+        return (self._socket.family, self._socket.getpeername()) if self.open and self._socket else None
 
     def own_address(self) -> str:
         """Address of this node on its way to the control center."""
@@ -182,9 +194,7 @@ class Channel:
         if self._tls is None:
             return
         self._tls.do_handshake()
-        shown = self._tls.getpeercert(binary_form=True)
-        if not shown or hashlib.sha256(shown).hexdigest() != self._settings.fingerprint:
-            raise OSError(errno.EPERM, "the server there shows another certificate than our control center's")
+        require_certificate(self._tls, self._settings.fingerprint)
         self.open = True
         self._good, self._failures = self._found, 0
         self._step = self._transfer

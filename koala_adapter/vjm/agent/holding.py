@@ -241,6 +241,8 @@ class Agent:
         self._last_failure = ""
         if self.ending:
             self._send_ending()
+        if self._tasks:
+            self._tasks.welcomed()
         attempt = self._attempt
         self.timers.after(self._heartbeat, lambda: self._beat(attempt))
         self.timers.after(give_or_take_half(PREPARE), prepare_for_tasks)
@@ -259,7 +261,7 @@ class Agent:
 
             place = Workplace(self.selector, self.timers, self.settings.batch, self.ending)
             place.adopts = adopt_orphans()
-            self._tasks = TaskList(self._channel, place)
+            self._tasks = TaskList(self._channel, place, self.settings, self._session)
         self._tasks.on_launch(message)
 
     def _on_release(self, message: "Dict[str, Any]") -> None:

@@ -8,7 +8,7 @@ import socket
 from binascii import a2b_base64
 
 from koala_adapter.vjm.agent.connection import Channel
-from koala_adapter.vjm.agent.node import GRACE, clock, raw
+from koala_adapter.vjm.agent.node import GRACE, Settings, clock, raw
 from koala_adapter.vjm.agent.place import Workplace
 from koala_adapter.vjm.agent.processes import (
     LaunchError,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.vjm.agent.application import ApplicationSocket
     from koala_adapter.vjm.agent.inputs import Inputs
+    from koala_adapter.vjm.agent.relay import Relay
     from koala_adapter.vjm.agent.results import Results
 
 
@@ -107,6 +108,11 @@ class Task:
         good = self.end is not None and self.end["reason"] == "exited" and self.end["exit_code"] == 0
         heard = self.complete and not self.speaks
         return heard and (not good or self._prompt or self.results is None or self.results.said)
+
+    @property
+    def mark(self) -> bytes:
+        """What the environment of all its processes has."""
+        return self._mark
 
     def launch(self, message: "Dict[str, Any]") -> None:
         """Start the process, or get its large input files first; a failure becomes the task's end."""
@@ -386,9 +392,13 @@ REPORTS = 256  # ended tasks told again in each Hello
 class TaskList:
     """Starts tasks, and sends their output, files and ends over the channel until they are safe there."""
 
-    def __init__(self, channel: Channel, workplace: Workplace) -> None:
+    def __init__(self, channel: Channel, workplace: Workplace, settings: Settings, session: str) -> None:
         self._channel = channel
         self._workplace = workplace
+        self._settings = settings
+        self._session = session
+        self._relay: "Optional[Relay]" = None  # once a task needs it
+        self._relayed: "Set[str]" = set()  # tasks whose ports are to be told once they have started
         self._tasks: "Dict[str, Task]" = {}
         self._forgotten: "Set[str]" = set()
         self._delivered = 0
@@ -432,6 +442,20 @@ class TaskList:
         """Do for each task what can be done by now."""
         for task in self._tasks.values():
             task.advance()
+        self._follow_relayed()
+
+    def _follow_relayed(self) -> None:
+        """Tell the relay of processes that have started, and of tasks that are over."""
+        if self._relay is None:
+            return
+        for name in self._relay.tasks:
+            task = self._tasks[name]
+            if task.end is not None:
+                self._relay.end(name)
+                self._relayed.discard(name)
+            elif task.pid is not None and name in self._relayed:
+                self._relayed.discard(name)
+                self._relay.tell_of(name, task.pid, task.mark)
 
     def send(self) -> None:
         """Queue what the control center is to hear, as far as there is room."""
@@ -488,12 +512,42 @@ class TaskList:
             if self._workplace.ending:
                 task.fail(self._workplace.ending[1], reason=self._workplace.ending[0])
             else:
-                task.launch(message)
+                self._launch(task, message)
             self._forget()
         elif task is not None:
             task.reported = False
         if task is not None and task.pid is not None:
             self._channel.send({"kind": "task-started", "task": name, "pid": task.pid})
+
+    def _launch(self, task: Task, message: "Dict[str, Any]") -> None:
+        relayed, forwards = message.get("relayed"), message.get("forwards")
+        if not relayed and not forwards:  # a control center of an earlier version says nothing of them
+            task.launch(message)
+            return
+        if self._relay is None:
+            from koala_adapter.vjm.agent.relay import Relay
+
+            place = self._workplace
+            self._relay = Relay(self._settings, place.selector, place.timers, self._channel, self._session)
+        self._relay.expect(task.name, forwards or [])
+        if relayed:
+            self._relayed.add(task.name)
+        task.launch(message)
+
+    def welcomed(self) -> None:
+        """Tell the control center what it may have forgotten."""
+        if self._relay is not None:
+            self._relay.tell_again()
+
+    def on_forward(self, message: "Dict[str, Any]") -> None:
+        """Listen for a peer of tasks."""
+        if self._relay is not None:
+            self._relay.forward(message)
+
+    def on_tunnel(self, message: "Dict[str, Any]") -> None:
+        """Connect a peer to a port of a task."""
+        if self._relay is not None:
+            self._relay.tunnel(message)
 
     def on_signal(self, message: "Dict[str, Any]") -> None:
         """Send a signal to a task."""
@@ -556,6 +610,8 @@ class TaskList:
         return {"task": task.name, "running": task.pid is not None, "end": task.end if task.safe else None}
 
     def _send_said(self, name: str, application: "ApplicationSocket") -> None:
+        if application.said and self._relay is not None:
+            self._relay.look()  # it may tell the others where it listens
         while application.said and self._channel.queued < QUEUED:
             self._channel.send({"kind": "application", "task": name, "data": base64(application.next())})
 

@@ -409,15 +409,14 @@ def test_sites_and_their_clusters_fit(ours: dict[str, PluginDefinition]) -> None
         assert line.startswith(text)
 
 
-def test_workers_that_connect_to_this_host_need_a_way(ours: dict[str, PluginDefinition]) -> None:
+def test_it_is_known_whether_workers_may_be_where_they_cannot_connect_to_this_host(
+    ours: dict[str, PluginDefinition],
+) -> None:
     text = AT_SITES.partition('[[sites]]\nname = "delft"\nssh = "-o')[0]
     far = '[[clusters]]\nname = "far"\nplugin = "slurm"\nsite = "delft"\n'
     near = '[[clusters]]\nname = "near"\nplugin = "local"\nsettings.processors = 1\n'
     site = load_site_text(text + far + near, ours)
-    site.require_way_here("koala.Executor", "near")
-    for cluster in ("far", None):
-        with pytest.raises(ConfigurationError, match=r"koala\.Executor: nodes of far, at another site"):
-            site.require_way_here("koala.Executor", cluster)
+    assert [site.may_be_far(cluster) for cluster in ("near", "far", None)] == [False, True, True]
 
 
 def test_each_plugin_has_an_example(ours: dict[str, PluginDefinition]) -> None:

@@ -221,6 +221,13 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
             HEAD + 'priority = "urgent"\n' + COMPONENT,
             'priority: found "urgent", allowed is "low", "normal", "high", "super-high" or a whole number',
         ),
+        ('relay = true\nlauncher = "mpi"\n' + HEAD + COMPONENT, r'^j.toml:1: relay: allowed without launcher = "mpi"'),
+        ("host_ports = [80]\n" + MALLEABLE.replace("workers", "sweep"), r"j.toml:1: host_ports: allowed without"),
+        ("host_ports = [0]\n" + HEAD + COMPONENT, r"^j.toml:1: host_ports\[0\]: found 0, allowed is"),
+        (
+            "relay = true\n" + MALLEABLE.replace("maximum = 4", "maximum = 257"),
+            r"^j.toml:1: relay: the job has up to 257 ranks, allowed with relay are 256",
+        ),
         (HEAD + "priority = 5000\n" + COMPONENT, "priority: found 5000, allowed is a whole number from -1000 to 1000"),
         (HEAD + 'working_directory = "~/x"\n' + COMPONENT, "working_directory: .*an absolute path"),
         (HEAD + 'name = "a\\nb"\n' + COMPONENT, "name: .*on one line"),
@@ -494,6 +501,12 @@ def test_processes_that_change_together() -> None:
 )
 def test_when_a_job_is_warned_of_the_end_of_its_walltime(text: str, seconds: int) -> None:
     assert loaded(text).warn_before == seconds
+
+
+def test_what_is_reached_through_koala() -> None:
+    job = loaded("relay = true\nhost_ports = [4711, 4712, 4711]\n" + MALLEABLE)
+    assert (job.relay, job.host_ports) == (True, (4711, 4712))
+    assert not loaded(MALLEABLE).relay
 
 
 def test_workers_and_their_head() -> None:

@@ -218,6 +218,19 @@ def test_the_job_is_one_of_workers_alone() -> None:
     assert dict(worker.environment)["DASK_LEAVE_SECONDS"] == "15"
 
 
+def test_workers_that_may_be_elsewhere_find_the_scheduler_through_koala() -> None:
+    """Where that is, each finds in its environment; its own address is the one that is the same for all."""
+    values = job_values(SETTINGS, scheduler=SCHEDULER, size=None, files={LEAVE: leave.__file__}, relay=True)
+    job = job_of_values(values, source="KoalaCluster", user="me", directory=Path("/"))
+    assert (job.relay, job.host_ports) == (True, (4711,))
+    command = [*job.components[0].command]
+    command[4:7] = ["echo"]
+    for address, shown in (("127.9.0.0", "127.9.0.0"), ("fe80::1", "[fe80::1]")):
+        environment = {"KOALA_HOST_ADDRESS": address, "KOALA_CLUSTER": "far", "KOALA_JOB_ID": "7", "KOALA_RANK": "2"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout.split()[-3:] == ["--name", "far-7.2", f"tls://{shown}:4711"]
+
+
 def test_what_the_user_says_of_the_job_is_in_it() -> None:
     """Keys of a job file go into the job, options of Dask's into the command; the environment may replace ours."""
     settings = replace(

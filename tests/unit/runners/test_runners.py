@@ -24,6 +24,7 @@ from koala_adapter.model import (
     TaskEnd,
 )
 from koala_adapter.runners.mpi import MpiRunner
+from koala_adapter.runners.relayed import HOST, MOST_RANKS, RelayPlan
 from koala_adapter.runners.restartedmpi import KEEPER, RestartedMpiRunner
 from koala_adapter.runners.runner import IN_FLIGHT, AddressedLaunch, Application, ProcessRunner, Sending
 from koala_adapter.scheduler.actions import Rank
@@ -116,6 +117,43 @@ def test_ranks_find_themselves_and_the_others_in_their_environment() -> None:
         "OMP_NUM_THREADS": "1",
         "KOALA_ADDRESSES": "10.0.0.1,10.0.0.2,10.0.0.3",
     }
+
+
+def test_ranks_find_relayed_addresses_of_those_that_they_cannot_reach() -> None:
+    """Of the others they find the real ones; koala's host is reached from where it can be, else by an address here."""
+    one = application(Launcher.PROCESS)
+    plan = RelayPlan(
+        job_id=one.job.id,
+        instance="koala-k-",
+        direct=(("east", "east"),),
+        host_addresses={"east": "10.9.9.9"},
+        ranks=True,
+    )
+    job = replace(one.job, relay=True, host_ports=(4711,))
+    launches = list(ProcessRunner(replace(one, job=job, relay=plan)).launches())
+    first, last = (dict(launches[rank].launch.environment) for rank in (0, 2))
+    assert first["KOALA_ADDRESSES"] == f"10.0.0.1,10.0.0.2,{plan.address(2)}"
+    assert last["KOALA_ADDRESSES"] == f"{plan.address(0)},{plan.address(1)},10.0.0.3"
+    assert (first["KOALA_RELAY_ADDRESS"], last["KOALA_RELAY_ADDRESS"]) == (plan.address(0), plan.address(2))
+    assert (first["KOALA_HOST_ADDRESS"], last["KOALA_HOST_ADDRESS"]) == ("10.9.9.9", plan.address(HOST))
+    assert [one.launch.relayed for one in launches] == [True] * 3
+    assert [one.launch.forwards for one in launches[:2]] == [(), ()]
+    (forward,) = launches[2].launch.forwards
+    assert (forward.peer, forward.address, forward.ports) == (HOST, plan.address(HOST), (4711,))
+
+
+def test_relayed_addresses_are_those_of_one_job_and_of_no_other() -> None:
+    """They are on the loopback, beside 127.0.0.1, and end where the block of a job ends."""
+    plans = [
+        RelayPlan(job_id=JobId(str(number)), instance="koala-k-", direct=(), host_addresses={}, ranks=True)
+        for number in range(1, 4096)
+    ]
+    addresses = {address for plan in plans[:-1] for address in (plan.address(HOST), plan.address(0), plan.address(99))}
+    assert len(addresses) == 3 * 4094
+    assert plans[-1].address(0) == plans[0].address(0)  # there are no others
+    assert all(address.startswith("127.") and not address.startswith("127.0.0.") for address in addresses)
+    assert plans[0].address(MOST_RANKS - 1)
+    assert plans[0].address(MOST_RANKS) == ""
 
 
 @pytest.mark.parametrize(

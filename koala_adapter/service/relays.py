@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which ports of a job's ranks, and of this host, are reached through koala, and from where.
+
+Agents tell at which ports ranks listen; the agents of the other ranks are told to listen for them, and so does this
+service where the job has ports of this host. A rank may reach ranks of its own job, at ports at which these listen, and
+the ports of this host that its job names: the job came through the service's private socket. The bytes go through
+``vjm.tunnels``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import structlog
+from anyio.abc import SocketAttribute
+
+from koala_adapter.host.accepting import serve_streams
+from koala_adapter.outcome import JobState, PlaceholderState
+from koala_adapter.runners.relayed import HOST, RelayPlan
+from koala_adapter.vjm.agent.sockets import user_at
+from koala_adapter.vjm.channel import Forward, Forwarded, Listening
+from koala_adapter.vjm.listener import Route
+from koala_adapter.vjm.tunnels import join_directly, reset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anyio.abc import SocketStream, TaskGroup
+
+    from koala_adapter.model import Job, JobId, PlaceholderId
+    from koala_adapter.scheduler.actions import Rank
+    from koala_adapter.scheduler.records import JobRecord
+    from koala_adapter.service.core import Core
+    from koala_adapter.vjm.channel import TunnelAsked
+
+SETTLING = 3.0
+"""Seconds that a relayed connection waits for agents to listen where its other end may be told to connect."""
+FIRST_PORT = 1024
+"""Lowest port at which this service listens for ranks."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class _Relayed:
+    """A job whose ranks reach something through koala."""
+
+    plan: RelayPlan
+    listening: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Ports by rank."""
+    number: int = 0
+    """Of the latest message that told an agent where to listen."""
+    told: dict[PlaceholderId, int] = field(default_factory=dict)
+    done: dict[PlaceholderId, int] = field(default_factory=dict)
+    """Latest message that each agent got, and has carried out."""
+    here: dict[tuple[int, int], anyio.CancelScope] = field(default_factory=dict)
+    """By rank and port: what listens on this host."""
+    binding: int = 0
+    """How many of these do not listen yet."""
+    changed: anyio.Event = field(default_factory=anyio.Event)
+
+    def note_change(self) -> None:
+        self.changed.set()
+        self.changed = anyio.Event()
+
+
+class Relays:
+    """The relayed connections of a service's jobs: what is listened at, and what may be reached."""
+
+    def __init__(self, core: Core) -> None:
+        """Nothing is listened at on this host before :meth:`open`."""
+        self._core = core
+        self._jobs: dict[JobId, _Relayed] = {}
+        self._tasks: TaskGroup | None = None
+
+    def open(self, tasks: TaskGroup) -> None:
+        """Listen on this host, where that is wanted, within ``tasks``."""
+        self._tasks = tasks
+
+    def plan(self, job: Job) -> RelayPlan | None:
+        """Return how the ranks of a job reach each other, and this host; None: by themselves alone."""
+        if not job.relay and not job.host_ports:
+            return None
+        site = self._core.site
+        clusters = {one.name: one.site for one in site.clusters}
+        direct = {(one, other) for one in clusters for other in clusters if clusters[one] == clusters[other]}
+        far = any(pair not in direct for pair in ((one, other) for one in clusters for other in clusters))
+        return RelayPlan(
+            job_id=job.id,
+            instance=self._core.name_prefix,
+            direct=frozenset(direct),
+            host_addresses={one.name: site.node_address(one) for one in site.clusters if one.site is None},
+            ranks=job.relay and (far or any(clusters.values())),
+        )
+
+    def forget(self, job_id: JobId) -> None:
+        """End all relayed connections of a job, and listen no more for it."""
+        relayed = self._jobs.pop(job_id, None)
+        if relayed is not None:
+            for scope in relayed.here.values():
+                scope.cancel()
+            self._core.center.tunnels.end(job_id)
+
+    # -- what agents say ----------------------------------------------------------------------------------------------
+
+    def in_contact(self, placeholder: PlaceholderId) -> None:
+        """Tell an agent, whose process runs, where to listen for the other ranks."""
+        for record, rank in self._ranks_in(placeholder):
+            relayed = self._of(record)
+            if relayed is not None and relayed.plan.ranks:
+                for other in self._others(record, rank):
+                    self._tell(record, relayed, rank, other)
+
+    def listens(self, placeholder: PlaceholderId, listening: Listening) -> None:
+        """Take in at which ports a task listens; of tasks that are not its own an agent has nothing to say."""
+        for record, rank in self._ranks_in(placeholder):
+            relayed = self._of(record)
+            if relayed is None or not relayed.plan.ranks or listening.task != _task(record, rank):
+                continue
+            ports = tuple(sorted(set(listening.ports)))
+            if relayed.listening.get(rank.rank, ()) != ports:
+                relayed.listening[rank.rank] = ports
+                self._tell_all(record, relayed, rank)
+
+    def task_ended(self, placeholder: PlaceholderId, task: str) -> None:
+        """Take in that a task listens no more."""
+        self.listens(placeholder, Listening(task=task, ports=()))
+
+    def forwards(self, placeholder: PlaceholderId, done: Forwarded) -> None:
+        """Take in what an agent has done."""
+        for record, _ in self._ranks_in(placeholder):
+            relayed = self._jobs.get(record.job.id)
+            if relayed is not None and record.job.id == done.job:
+                relayed.done[placeholder] = max(done.number, relayed.done.get(placeholder, 0))
+                relayed.note_change()
+                if done.fault:
+                    log.warning("a rank cannot be reached through koala", job=record.job.id, why=done.fault)
+
+    async def route(self, placeholder: PlaceholderId, asked: TunnelAsked) -> Route | None:
+        """Return where a relayed connection goes; None: it is not allowed."""
+        record = next((one for one, _ in self._ranks_in(placeholder) if one.job.id == asked.job), None)
+        relayed = None if record is None else self._of(record)
+        if record is None or relayed is None:
+            return None
+        for one in asked.listening:
+            self.listens(placeholder, one)
+        await self._settled(relayed)
+        if asked.peer == HOST:
+            return Route(job_id=record.job.id, port=asked.port) if asked.port in record.job.host_ports else None
+        return self._route_to(record, relayed, asked.peer, asked.port)
+
+    def _route_to(self, record: JobRecord, relayed: _Relayed, number: int, port: int) -> Route | None:
+        if port not in relayed.listening.get(number, ()):
+            return None
+        rank = record.ranks[number]
+        return Route(job_id=record.job.id, port=port, placeholder=rank.placeholder, task=_task(record, rank))
+
+    async def _settled(self, relayed: _Relayed) -> None:
+        """Wait, for a bounded time, until all that are in contact listen where they were told."""
+        wanted = dict(relayed.told)
+        with anyio.move_on_after(SETTLING):
+            while relayed.binding or any(
+                relayed.done.get(one, 0) < number for one, number in wanted.items() if self._core.in_contact(one)
+            ):
+                await relayed.changed.wait()
+
+    # -- what agents are told -----------------------------------------------------------------------------------------
+
+    def _of(self, record: JobRecord) -> _Relayed | None:
+        known = self._jobs.get(record.job.id)
+        if known is None and (plan := self.plan(record.job)) is not None:
+            known = self._jobs[record.job.id] = _Relayed(plan)
+        return known
+
+    def _ranks_in(self, placeholder: PlaceholderId) -> Iterator[tuple[JobRecord, Rank]]:
+        found = self._core.state.placeholders.get(placeholder)
+        if found is None or found.state is not PlaceholderState.LAUNCHED:
+            return
+        record = self._core.state.jobs.get(found.job_id)
+        if record is None or record.state not in {JobState.LAUNCHING, JobState.RUNNING}:
+            return
+        if record.job.relay or record.job.host_ports:
+            for rank in record.ranks:
+                if rank.placeholder == placeholder and rank.rank not in record.departed:
+                    yield record, rank
+
+    def _others(self, record: JobRecord, rank: Rank) -> Iterator[Rank]:
+        return (one for one in record.ranks if one.rank not in record.departed and one.rank != rank.rank)
+
+    def _tell_all(self, record: JobRecord, relayed: _Relayed, rank: Rank) -> None:
+        """Have all agents of a job, and this host, listen for a rank."""
+        for other in (*self._others(record, rank), rank):
+            self._tell(record, relayed, other, rank)
+        if record.job.host_ports:
+            self._listen_here(record, relayed, rank)
+
+    def _tell(self, record: JobRecord, relayed: _Relayed, rank: Rank, peer: Rank) -> None:
+        """Have the agent of one rank listen for another one."""
+        address = relayed.plan.address(peer.rank)
+        if not address or peer.rank not in relayed.listening:
+            return
+        cluster, its_cluster = _cluster(record, rank), _cluster(record, peer)
+        relayed.number += 1
+        forward = Forward(
+            job=record.job.id,
+            number=relayed.number,
+            peer=peer.rank,
+            address=address,
+            ports=relayed.listening[peer.rank],
+            direct=(peer.address or peer.host) if relayed.plan.reaches(cluster, its_cluster) else "",
+        )
+        if self._core.center.forward(rank.placeholder, forward):
+            relayed.told[rank.placeholder] = relayed.number
+
+    # -- this host ----------------------------------------------------------------------------------------------------
+
+    def _listen_here(self, record: JobRecord, relayed: _Relayed, rank: Rank) -> None:
+        ports = relayed.listening[rank.rank]
+        for key in [key for key in relayed.here if key[0] == rank.rank and key[1] not in ports]:
+            relayed.here.pop(key).cancel()
+        for port in ports:
+            if port >= FIRST_PORT and (rank.rank, port) not in relayed.here and self._tasks is not None:
+                scope = relayed.here[rank.rank, port] = anyio.CancelScope()
+                relayed.binding += 1
+                self._tasks.start_soon(self._serve_here, record.job.id, relayed, rank.rank, port, scope)
+
+    async def _serve_here(
+        self, job_id: JobId, relayed: _Relayed, number: int, port: int, scope: anyio.CancelScope
+    ) -> None:
+        address = relayed.plan.address(number)
+        with scope:
+            try:
+                listener = await anyio.create_tcp_listener(local_host=address, local_port=port)
+            except OSError as error:
+                log.warning(
+                    "a rank cannot be reached from here", job=job_id, address=f"{address}:{port}", why=str(error)
+                )
+                return
+            finally:
+                relayed.binding -= 1
+                relayed.note_change()
+            async with listener:
+                await serve_streams(listener, partial(self._connected_here, job_id, relayed, number, port))
+
+    async def _connected_here(
+        self, job_id: JobId, relayed: _Relayed, number: int, port: int, stream: SocketStream
+    ) -> None:
+        """Carry a connection of a program of this user on this host to a rank."""
+        record = self._core.state.jobs.get(job_id)
+        route = None if record is None else self._route_to(record, relayed, number, port)
+        if (
+            record is None
+            or route is None
+            or user_at(stream.extra(SocketAttribute.raw_socket)) not in {os.geteuid(), 0}
+        ):
+            reset(stream)
+            return
+        rank = record.ranks[number]
+        if _cluster(record, rank) in relayed.plan.host_addresses:
+            await join_directly(stream, rank.address or rank.host, port)
+        else:
+            await self._core.center.tunnels.reach(route, stream)
+
+
+def _task(record: JobRecord, rank: Rank) -> str:
+    return f"{record.job.id}:{rank.rank}"
+
+
+def _cluster(record: JobRecord, rank: Rank) -> str:
+    if rank.cluster:
+        return rank.cluster
+    return next((claim.cluster or "" for claim in record.claims if claim.component == rank.component), "")

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TCP sockets of this node, as /proc shows them: who listens where, and who is at the other end of a connection."""
+
+import os
+import socket
+import struct
+
+from koala_adapter.vjm.agent.processes import read_bytes
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from typing import Iterator, List, Optional, Set, Tuple
+
+
+LISTEN = "0A"
+LOCALHOST = ("0100007F", "0" * 24 + "01000000")
+MAPPED = "0000000000000000FFFF0000"  # before the address of an IPv4 connection on an IPv6 socket
+ANY = ("00000000", "0" * 32, MAPPED + "00000000")
+
+
+def tcp_sockets() -> "Iterator[Tuple[str, str, int, str, int, int]]":
+    """Yield state, local address and port, remote end, user and inode of all sockets that processes have (proc(5)).
+
+    Addresses are in hexadecimal, those of IPv4 always as such.
+    """
+    for path in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        for line in read_bytes(path).decode("ascii", "replace").splitlines()[1:]:
+            fields = line.split()
+            if fields[9] != "0":  # one that its process has closed shows no user
+                local, _, port = fields[1].partition(":")
+                if local.startswith(MAPPED):
+                    local = local[len(MAPPED) :]
+                yield fields[3], local, int(port, 16), fields[2], int(fields[7]), int(fields[9])
+
+
+def in_hexadecimal(address: "Tuple[str, int]") -> str:
+    """Return an IPv4 address and port as the kernel shows them."""
+    (number,) = struct.unpack("=I", socket.inet_aton(address[0]))
+    return "{:08X}:{:04X}".format(number, address[1])
+
+
+def user_at(connection: socket.socket) -> "Optional[int]":
+    """Return the user whose process is at the other end of a connection on this node; None: it has gone."""
+    theirs, ours = in_hexadecimal(connection.getpeername()), in_hexadecimal(connection.getsockname())
+    for _, local, port, remote, user, _ in tcp_sockets():
+        if "{}:{:04X}".format(local, port) == theirs and remote.endswith(ours):
+            return user
+    return None
+
+
+def sockets_of(processes: "List[int]") -> "Set[int]":
+    """Return the inodes of the sockets that processes have open."""
+    found = set()
+    for pid in processes:
+        try:
+            names = os.listdir("/proc/{}/fd".format(pid))
+        except OSError:
+            continue
+        for name in names:
+            try:
+                target = os.readlink("/proc/{}/fd/{}".format(pid, name))
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                found.add(int(target[8:-1]))
+    return found
+
+
+def readable_address(local: str) -> str:
+    """Return the address at which this node connects to a listening address in hexadecimal."""
+    if local in ANY:
+        return "::1" if local == "0" * 32 else "127.0.0.1"
+    if len(local) > 8:  # noqa: PLR2004 - IPv6 in hexadecimal
+        words = struct.unpack("=4I", struct.pack(">4I", *(int(local[at : at + 8], 16) for at in range(0, 32, 8))))
+        return socket.inet_ntop(socket.AF_INET6, struct.pack(">4I", *words))
+    return socket.inet_ntoa(struct.pack("=I", int(local, 16)))
