@@ -105,7 +105,7 @@ class _Agent:
 
 
 class ControlCenter:
-    """Listens for agents, tells of them by events, and takes orders for them."""
+    """Server for agents: reports their messages as events and sends them orders."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class ControlCenter:
     async def serve(
         self, host: str | None, port: int, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """Listen until cancelled. Reports the bound port (``port`` 0: any free one); ``host`` None: all interfaces.
+        """Listen until cancelled; report the bound port (``port`` 0: any; ``host`` None: all interfaces).
 
         Raises ConfigurationError when it cannot listen there.
         """
@@ -173,7 +173,7 @@ class ControlCenter:
         return self._order(placeholder, signal)
 
     def tell_application(self, placeholder: PlaceholderId, task: str, frame: bytes) -> bool:
-        """Send one whole frame to the process of a task, which it may not reach. False when not connected."""
+        """Send a frame to a task's process; it may be lost. Returns False when the agent is not connected."""
         return self._order(placeholder, channel.Application(task=task, data=frame))
 
     def forward(self, placeholder: PlaceholderId, forward: channel.Forward) -> bool:
@@ -185,7 +185,7 @@ class ControlCenter:
         return self._order(placeholder, channel.Release(grace=grace))
 
     def disconnect(self, placeholder: PlaceholderId, reason: str) -> None:
-        """End the connection of an agent, if it has one: it comes back by itself, and tells again what it knows."""
+        """Close an agent's connection; it reconnects and reports its state again."""
         connection = self._connected.get(placeholder)
         if connection is not None:
             connection.drop(reason)
@@ -243,7 +243,7 @@ class ControlCenter:
         return _Peer(address=address, stream=stream, decoder=decoder, hello=messages[0])
 
     async def _first_messages(self, stream: TLSStream, decoder: Decoder[AgentMessage]) -> list[AgentMessage]:
-        """Return what a peer says first. Raises ProtocolError when it says too much, and LOST when it has gone."""
+        """Return the first messages of a peer. Raises ProtocolError when there is too much, LOST when it left."""
         sent = 0
         try:
             while True:
@@ -386,12 +386,12 @@ class ControlCenter:
         self._listener.on_event(AgentTaskEnded(placeholder=placeholder, task=ended.task, end=ended.end))
 
     def _conclude(self, agent: _Agent, files: channel.TaskFiles) -> None:
-        """Keep what an agent says of a task's files, and tell it: now or later."""
+        """Store the final report on a task's files and acknowledge it, now or later."""
         if not self._kept(agent.connection, files):
             agent.tasks.start_soon(self._conclude_later, agent.connection, files)
 
     async def _conclude_later(self, connection: AgentConnection, files: channel.TaskFiles) -> None:
-        """Try again, at growing intervals, while the agent is there: by a later connection it says it itself."""
+        """Retry at growing intervals while the agent is connected; after a reconnection it repeats the report."""
         pause = FIRST_RETRY
         await anyio.sleep(pause)
         while self._is_current(connection) and not self._kept(connection, files):
@@ -399,7 +399,7 @@ class ControlCenter:
             await anyio.sleep(pause)
 
     def _kept(self, connection: AgentConnection, files: channel.TaskFiles) -> bool:
-        """Keep what is said of files if it can be written; then tell the agent."""
+        """Store a report on files if possible, and acknowledge it."""
         try:
             self._listener.files_done(connection.placeholder, files)
         except OSError as error:

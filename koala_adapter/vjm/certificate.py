@@ -36,12 +36,12 @@ def new_token() -> str:
 
 
 def digest(secret: str) -> str:
-    """Return what may be stored of ``secret``: SHA-256 in hexadecimal. Enough for secrets that are all randomness."""
+    """Return the SHA-256 digest of a random secret in hexadecimal, which may be stored."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def matches(secret: str, stored: str) -> bool:
-    """Tell whether ``secret`` has the digest ``stored``, in a time that says nothing of how nearly it did."""
+    """Return whether a secret has a digest, in constant time."""
     return hmac.compare_digest(digest(secret), stored)
 
 
@@ -87,7 +87,7 @@ def load_or_create(directory: Path) -> Certificate:
 
 
 def _certificate_in(pem: str) -> bytes:
-    """Return the certificate (DER) beside a key. Raises ValueError, and OSError when OpenSSL cannot read it."""
+    """Return the certificate (DER) next to a key. Raises ValueError and OSError."""
     _, begin, rest = pem.partition(BEGIN)
     base64, end, _ = rest.partition(END)
     der = ssl.PEM_cert_to_DER_cert(begin + base64 + end)

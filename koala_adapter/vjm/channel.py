@@ -46,11 +46,11 @@ LISTENING_LIMIT = 16
 
 
 class StrictBase64(EncoderProtocol):
-    """RFC 4648 base64 with nothing else between: Python's default skips what it does not know."""
+    """Codec of RFC 4648 base64 that rejects all other characters."""
 
     @classmethod
     def decode(cls, data: bytes) -> bytes:
-        """Return the bytes that ``data`` stands for."""
+        """Decode base64 text."""
         try:
             return base64.b64decode(data, validate=True)
         except (binascii.Error, ValueError):
@@ -58,12 +58,12 @@ class StrictBase64(EncoderProtocol):
 
     @classmethod
     def encode(cls, value: bytes) -> bytes:
-        """Return ``value`` in base64."""
+        """Encode bytes as base64."""
         return base64.b64encode(value)
 
     @classmethod
     def get_json_format(cls) -> str:
-        """Name of the encoding in a JSON schema."""
+        """Return the name of the encoding for JSON schemas."""
         return "base64"
 
 
@@ -105,7 +105,7 @@ NAMED_LIMIT = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
-    """What an agent says of one task in its Hello.
+    """Report of an agent on one task in its Hello.
 
     Not running and no ``end``: it is over, but not all of its output is acknowledged; a TaskEnded will follow.
     """
@@ -195,7 +195,7 @@ class Forwarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """Sign of life of an agent. Answered by Pong."""
+    """Regular message of an idle agent, answered by Pong."""
 
     kind: Literal["heartbeat"] = "heartbeat"
 
@@ -222,7 +222,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resending:
-    """Answer to Resend: what comes from now on begins where the last OutputAck ended."""
+    """Answer to Resend: output restarts at the last OutputAck."""
 
     task: Name
     stream: StreamName
@@ -262,7 +262,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Omission:
-    """A file that was wanted and does not arrive."""
+    """A wanted file that does not arrive."""
 
     path: Text
     reason: Text
@@ -270,7 +270,7 @@ class Omission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFiles:
-    """All output files of a task have arrived or were refused, and this is what became of the others.
+    """Final report on a task's output files.
 
     Answered by FilesAck. Not said of a task that was asked for no files and left none.
     """
@@ -310,7 +310,7 @@ class Application:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The agent must go: its walltime ends, or the LRM or a person sent it a signal. Its tasks end with it."""
+    """The agent ends with its tasks: walltime, LRM or a signal."""
 
     reason: EndReason
     detail: Text = ""
@@ -330,7 +330,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The Hello was not good: the agent ends."""
+    """Answer to an invalid Hello: the agent must end."""
 
     reason: Text
     kind: Literal["refused"] = "refused"
@@ -357,7 +357,7 @@ class LaunchFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeWarning:
-    """A signal that says that time is nearly over, sent to those processes of the task that have a handler for it."""
+    """Signal for the near end of time, sent only to processes with a handler for it."""
 
     signal: Annotated[int, Field(ge=1, le=64)]
     after: Duration
@@ -455,7 +455,7 @@ class OutputAck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resend:
-    """What came after the last OutputAck was not kept: send it again, and then also whether the task has ended."""
+    """Output after the last OutputAck was lost: send it again, and repeat the task's end."""
 
     task: Name
     stream: StreamName
@@ -487,7 +487,7 @@ class InputPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesAck:
-    """What was said of a task's files is safe: the agent may remove them."""
+    """The final report on a task's files is stored: the agent may remove them."""
 
     task: Name
     kind: Literal["files-ack"] = "files-ack"
@@ -557,7 +557,7 @@ def _center_messages() -> TypeAdapter[CenterMessage]:
 
 
 def encode(message: AgentMessage | CenterMessage) -> bytes:
-    """Return the line for ``message``. Raises ProtocolError when it cannot be said, or not within the peer's limit."""
+    """Encode a message as a line. Raises ProtocolError when it is invalid or exceeds the peer's limit."""
     to_agent = isinstance(message, CenterMessage)  # Application goes both ways, and is shorter than either limit
     try:
         line = adapter_of(type(message)).dump_json(message) + b"\n"
@@ -573,7 +573,7 @@ def encode(message: AgentMessage | CenterMessage) -> bytes:
 
 
 class Decoder(Generic[M]):
-    """Cuts a stream of bytes into messages. After an error it is of no more use: close the connection."""
+    """Incremental decoder of lines into messages; unusable after an error."""
 
     def __init__(self, adapter: TypeAdapter[M], *, limit: int) -> None:
         """``limit``: longest line in bytes; may be raised later through the attribute of the same name."""
@@ -582,7 +582,7 @@ class Decoder(Generic[M]):
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[M]:
-        """Take the next bytes from the peer and return the messages that are complete now.
+        """Decode the next bytes and return the complete messages.
 
         Raises ProtocolError for whatever is not a message of the expected direction, and for a line over the limit.
         """

@@ -54,7 +54,7 @@ os._exit(status)  # all is said and flushed; taking apart what was imported woul
 
 @cache
 def agent_file() -> str:
-    """Return the text of the file; the same whenever the modules are the same."""
+    """Return the agent joined into one file; equal modules give equal texts."""
     found = {
         entry.name.removesuffix(".py"): entry.read_text(encoding="utf-8")
         for entry in resources.files(agent).iterdir()
@@ -169,7 +169,7 @@ cd "$here" 2>/dev/null || cd /
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """What the agents of one batch are told by their script."""
+    """Configuration of a batch's agents, as its script has it."""
 
     batch: str
     host: str

@@ -50,7 +50,7 @@ class AgentDisconnected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRefused:
-    """An agent with the right token but another session asked for a placeholder that is taken.
+    """Event: an agent with the right token claimed a placeholder that another session owns.
 
     Either the LRM ran the same placeholder twice, or the token is stolen.
     """
@@ -81,7 +81,7 @@ class AgentTaskEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplicationSaid:
-    """The process of a task says something to koala."""
+    """Event: a task's process sent a frame to koala."""
 
     placeholder: PlaceholderId
     task: str
@@ -143,11 +143,11 @@ class Route:
 
 
 class AgentListener(ABC):
-    """Admits agents, remembers which agent process owns a placeholder, and takes in what agents say."""
+    """Receiver of a control center's events, with the records of placeholders (protocol)."""
 
     @abstractmethod
     def admits(self, placeholder: PlaceholderId, token: str) -> bool:
-        """Tell whether a token is that of the placeholder's submission, and the placeholder is still wanted."""
+        """Return whether a token is that of the placeholder's submission, and the placeholder is still wanted."""
 
     @abstractmethod
     def bound_session(self, placeholder: PlaceholderId) -> str | None:
@@ -159,30 +159,30 @@ class AgentListener(ABC):
 
     @abstractmethod
     def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
-        """Remember the owner, durably before this returns, also across restarts. Raises JournalBlockedError."""
+        """Record the owner durably. Raises JournalBlockedError."""
 
     @abstractmethod
     def on_event(self, event: AgentEvent) -> None:
-        """Take in an event; they come in order. What this raises ends the connection of that agent."""
+        """Handle an event, in order; an exception closes the agent's connection."""
 
     @abstractmethod
     def output_path(self, placeholder: PlaceholderId, task: str) -> Path | None:
         """Return the path of a task's output, to which ``.out`` or ``.err`` is added; None drops the output."""
 
     def on_output(self, task: str, stream: str, offset: int, data: bytes) -> None:
-        """Take in a piece of output that is in its file."""
+        """Called when output was written to its file."""
         del task, stream, offset, data
 
     def on_unwritten(self, task: str, stream: str, file: Path, why: str) -> None:
-        """Take in that output cannot be written now: it is tried again. ``files``: the report of output files."""
+        """Called when output cannot be written now; it is retried. ``files``: the report on output files."""
         del task, stream, file, why
 
     def on_written(self, task: str, stream: str) -> None:
-        """Take in that the report of a task's output files is kept."""
+        """Called when the report on a task's output files is stored."""
         del task, stream
 
     def on_rejected(self, address: str, fault: str) -> None:
-        """Take in that a peer did not prove itself. Any host that reaches the port can be such a peer."""
+        """Called when a peer did not prove itself; any host that reaches the port can be one."""
         del address, fault
 
     def input_path(self, placeholder: PlaceholderId, task: str, content: str) -> Path | None:
@@ -195,7 +195,7 @@ class AgentListener(ABC):
         del task, size
 
     def take_file(self, placeholder: PlaceholderId, piece: channel.FilePiece) -> channel.FileAck:
-        """Keep a piece of an output file, or refuse the file. Raises ProtocolError for what no agent says."""
+        """Store a piece of an output file, or refuse the file. Raises ProtocolError for an invalid message."""
         del placeholder
         return channel.FileAck(task=piece.task, number=piece.number, offset=0, refusal="not wanted here")
 
@@ -205,5 +205,5 @@ class AgentListener(ABC):
         return None
 
     def files_done(self, placeholder: PlaceholderId, files: channel.TaskFiles) -> None:
-        """Keep the final report of a task's output files. Raises OSError."""
+        """Store the final report on a task's output files. Raises OSError."""
         del placeholder, files

@@ -38,7 +38,7 @@ class OutputStore:
     """Writes pieces of streams to files of mode 0600 in directories of mode 0700."""
 
     def append(self, path: Path, offset: int, data: bytes) -> int:
-        """Add ``data``, which begins ``offset`` bytes after the start of the stream, and return the new size.
+        """Append ``data`` that begins at ``offset`` of the stream; return the new size.
 
         What the file has already is left out. Raises ProtocolError when something between is missing, and OSError when
         the file cannot be written (no space, or not a plain file of ours).
@@ -53,7 +53,7 @@ class OutputStore:
             os.close(descriptor)
 
     def skip(self, path: Path, offset: int) -> int:
-        """Make the file at least ``offset`` bytes long and return its size: NUL bytes stand for what is lost.
+        """Fill the file up to ``offset`` with NUL bytes for lost output; return its size.
 
         That is what any program sees whose output file is emptied while it writes on.
         """
@@ -89,7 +89,7 @@ def _write(descriptor: int, size: int, data: bytes) -> int:
 
 
 def _make_directories(directory: Path) -> None:
-    """Like mkdir -p, but every directory that is made has mode 0700 (``Path.mkdir`` gives it to the last one only)."""
+    """Make all missing directories with mode 0700 (``Path.mkdir`` gives it only to the last)."""
     missing = []
     while not directory.exists():
         missing.append(directory)
@@ -112,7 +112,7 @@ UNREAD = 10_000
 
 
 class AgentConnection:
-    """A connection to one agent."""
+    """Connection to one agent."""
 
     def __init__(
         self, placeholder: PlaceholderId, stream: TLSStream, decoder: Decoder[AgentMessage], tasks: TaskGroup
@@ -141,11 +141,11 @@ class AgentConnection:
         self._written.set()
 
     async def drained(self) -> None:
-        """Wait until all that was posted is written, or the connection ends."""
+        """Wait until all messages are written or the connection ends."""
         await self._written.wait()
 
     async def receive(self) -> Sequence[AgentMessage]:
-        """Return the messages that have come. Raises ProtocolError when it breaks the rules, or is lost."""
+        """Return the next messages. Raises ProtocolError when they are invalid or the connection is lost."""
         try:
             data = await self._stream.receive()
         except anyio.EndOfStream:
@@ -156,7 +156,7 @@ class AgentConnection:
         return self._decoder.feed(data)
 
     def post(self, message: CenterMessage) -> None:
-        """Send a message after those before it. An agent that does not read is dropped.
+        """Queue a message; an agent that does not read is disconnected.
 
         Raises ProtocolError when the message cannot be sent to any agent, such as for its size.
         """
@@ -198,20 +198,20 @@ _Stream: TypeAlias = "tuple[str, str]"
 
 
 class OutputFiles:
-    """Where the output of all tasks goes."""
+    """Files with the output of all tasks."""
 
     def __init__(self, listener: AgentListener) -> None:
-        """``listener`` knows the path of each output, and is told what is written."""
+        """``listener``: returns paths of output, and is told of writes."""
         self._listener = listener
         self._store = OutputStore()
 
     def file_of(self, placeholder: PlaceholderId, piece: channel.Output) -> Path | None:
-        """Return where a piece goes; None: nowhere."""
+        """Return the file of a piece; None: it is not wanted."""
         path = self._listener.output_path(placeholder, piece.task)
         return None if path is None else path.with_name(f"{path.name}.{piece.stream}")
 
     def put(self, file: Path, piece: channel.Output) -> int:
-        """Write a piece and tell of it; return the size of its file. Raises OSError."""
+        """Write a piece and report it; return the file's size. Raises OSError."""
         size = self._write(file, piece)
         self._listener.on_output(piece.task, piece.stream, piece.offset, piece.data)
         return size
@@ -224,11 +224,11 @@ class OutputFiles:
             return self._store.append(file, piece.offset, piece.data)
 
     def tell_unwritten(self, file: Path, piece: channel.Output, error: OSError) -> None:
-        """Tell that a piece could not be written."""
+        """Report a piece that could not be written."""
         self._tell(piece.task, piece.stream, file, error)
 
     def tell_unkept(self, placeholder: PlaceholderId, task: str, error: OSError) -> None:
-        """Tell that what is said of a task's output files could not be written."""
+        """Report that the report on a task's files could not be stored."""
         path = self._listener.output_path(placeholder, task)
         if path is not None:
             self._tell(task, FILES, path, error)
@@ -238,7 +238,7 @@ class OutputFiles:
 
 
 class TaskOutput:
-    """The output that comes by one connection."""
+    """Output that arrives by one connection."""
 
     def __init__(
         self,
@@ -267,15 +267,15 @@ class TaskOutput:
         self._retrying = False
 
     def is_behind(self, task: str) -> bool:
-        """Tell whether output of a task is still to come."""
+        """Return whether output of a task is still expected."""
         return any(behind == task for behind, _ in self._unwritten)
 
     def resending(self, task: str, stream: str) -> None:
-        """Take note that the agent sends again what follows of a stream."""
+        """Register that the agent resends a stream."""
         self._unwritten.pop((task, stream), None)
 
     def keep(self, piece: channel.Output) -> None:
-        """Write a piece and acknowledge it, now or later."""
+        """Write a piece and acknowledge it, now or after retries."""
         if (piece.task, piece.stream) in self._unwritten:
             return
         if not self._take(piece):
@@ -285,7 +285,7 @@ class TaskOutput:
                 self._tasks.start_soon(self._write_later)
 
     def _take(self, piece: channel.Output) -> bool:
-        """Write a piece, if it is still wanted, and acknowledge it. False: it cannot be written now.
+        """Write and acknowledge a piece, if wanted; return False when it cannot be written now.
 
         The file is asked for with each try: when the job runs again, the former one is that of another attempt.
         """
@@ -301,7 +301,7 @@ class TaskOutput:
         return True
 
     async def _write_later(self) -> None:
-        """Try again, at growing intervals, what could not be written, until all is or the connection is gone."""
+        """Retry failed writes at growing intervals, until done or the connection is gone."""
         pause = FIRST_RETRY
         while self._unwritten:
             await anyio.sleep(pause)
@@ -316,7 +316,7 @@ class TaskOutput:
         self._retrying = False
 
     def _ask_for_more(self, piece: channel.Output) -> None:
-        """Have an agent send again what came after a piece."""
+        """Ask an agent to resend what came after a piece."""
         if self._resends:
             self._connection.post(channel.Resend(task=piece.task, stream=piece.stream))
         else:

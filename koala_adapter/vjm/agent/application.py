@@ -33,7 +33,7 @@ AWAY = b"away"  # the note by which a process learns that koala is out of contac
 
 
 class ApplicationSocket:
-    """Listens for the process of one task. The first that connects is it for as long as its connection lasts."""
+    """Unix socket for the process of one task; the first peer that connects is served until it leaves."""
 
     def __init__(self, selector: selectors.BaseSelector, timers: Timers, directory: str) -> None:
         """``directory`` is private, and exists."""
@@ -57,11 +57,11 @@ class ApplicationSocket:
 
     @property
     def said(self) -> bool:
-        """Whether something waits for the control center."""
+        """Whether frames wait for the control center."""
         return bool(self._said)
 
     def next(self) -> bytes:
-        """Return the next frame for the control center."""
+        """Return and remove the next frame for the control center."""
         frame = self._said.popleft()
         self._size -= len(frame)
         if self._peer is not None and self._size < SAID:
@@ -69,17 +69,17 @@ class ApplicationSocket:
         return frame
 
     def tell(self, frame: bytes) -> None:
-        """Hand a frame to the process, if it is there."""
+        """Send a frame to the process, if it is connected."""
         if self._peer is not None:
             self._peer.send(frame)
 
     def out_of_contact(self) -> None:
-        """Tell the process that koala cannot hear it for now, so that it does not stop for a change to come."""
+        """Tell the process that koala is out of reach, so that it does not wait for a change."""
         if self._hears_away:
             self.tell(b"%08d\n" % len(AWAY) + AWAY)
 
     def finish(self) -> None:
-        """Keep what the process had said when it ended, whatever of that was read by then."""
+        """Read what the process had sent before it ended."""
         for _ in range(BACKLOG + 1):
             if self._peer is not None:
                 self._peer.finish()
@@ -88,7 +88,7 @@ class ApplicationSocket:
                 return
 
     def close(self) -> None:
-        """Listen no more; the process is gone."""
+        """Close the socket; the process is gone."""
         if self._listening.fileno() >= 0:
             self._selector.unregister(self._listening)
             self._listening.close()
@@ -98,7 +98,7 @@ class ApplicationSocket:
             peer.close()
 
     def take(self, frame: bytes) -> bool:
-        """Keep a frame for the control center; False: nothing more is to be read for now."""
+        """Queue a frame for the control center; return False when reading must pause."""
         if frame[HEADER:].startswith(b"hello "):
             self._hears_away = b" away=1" in frame
         self._said.append(frame)
@@ -106,7 +106,7 @@ class ApplicationSocket:
         return self._size < SAID
 
     def gone(self, peer: "Peer") -> None:
-        """Accept another connection in place of this one."""
+        """Accept another connection after this one."""
         self._turned_away.discard(peer)
         if self._peer is peer:
             self._peer = None
@@ -179,7 +179,7 @@ class Peer:
         self._write()
 
     def cut_off(self, text: str) -> None:
-        """Tell it why, and end the connection."""
+        """Send the reason and close the connection."""
         self._parting = True
         self._reading = False
         quoted = "".join(one if one.isalnum() else f"%{ord(one):02X}" for one in text)
@@ -188,7 +188,7 @@ class Peer:
         self._timers.after(PARTING, self.close)
 
     def finish(self) -> None:
-        """Take what it had said when it ended, and end the connection."""
+        """Read what the process had sent before it ended, and close the connection."""
         with contextlib.suppress(OSError):
             while not self._parting and len(self._in) < UNREAD:
                 data = self._connection.recv(65536)
@@ -259,7 +259,7 @@ class Peer:
         self._cut()
 
     def _cut(self) -> None:
-        """Hand whole frames on, as long as there is room for them."""
+        """Pass on complete frames while there is room."""
         while self._reading:
             if not re.match(rb"[0-9]{0,8}\Z|[0-9]{8}\n", self._in[:HEADER]):
                 self.cut_off("a frame begins with its size in eight digits and a line feed")

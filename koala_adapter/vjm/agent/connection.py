@@ -28,7 +28,7 @@ def require_certificate(connection: ssl.SSLSocket, fingerprint: str) -> None:
 
 
 class Channel:
-    """One TLS connection at a time to the control center; lines in, lines out."""
+    """TLS connection of the agent to the control center, with queued lines; one at a time."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Channel:
 
     @property
     def closed(self) -> bool:
-        """Whether there is no connection, nor one on its way."""
+        """Whether there is no connection and none is being made."""
         return self._socket is None
 
     @property
@@ -86,7 +86,7 @@ class Channel:
         return str(self._socket.getsockname()[0]) if self._socket else ""
 
     def dial(self) -> None:
-        """Begin to connect; success is told by ``opened``, failure by ``closed``."""
+        """Start connecting; calls ``opened`` or ``closed`` later."""
         try:
             found = self._addresses()
             family, kind, protocol, _, address = found[self._tries % len(found)]
@@ -103,7 +103,7 @@ class Channel:
             self.close(error.strerror or str(error))
 
     def _addresses(self) -> "List[Any]":
-        """Return the addresses of the control center; those that were good once are kept.
+        """Return the addresses of the control center, cached after a success.
 
         A resolver that does not answer would stop everything else here for as long as it takes.
         """
@@ -125,7 +125,7 @@ class Channel:
         self._out += json.dumps(message).encode() + b"\n"
 
     def flush(self) -> None:
-        """Write to the socket what it takes."""
+        """Write as much as the socket takes."""
         if self._socket is None or not self.open:
             return
         try:
@@ -137,7 +137,7 @@ class Channel:
             self.close(error.strerror or str(error))
 
     def finish(self) -> None:
-        """Say that nothing more comes; ``closed`` follows when the control center has seen it."""
+        """Close for writing; ``closed`` is called when the control center has seen it."""
         if self._socket:
             self.open = False
             self._step = self._discard
@@ -148,7 +148,7 @@ class Channel:
                 self.close(str(error))
 
     def close(self, reason: str) -> None:
-        """End the connection, if any, and tell of it by ``closed``."""
+        """Close the connection and call ``closed``."""
         self._watch(0)
         self._failures += not self.open
         if self._socket:

@@ -61,12 +61,12 @@ EXIT_RELEASED, EXIT_UNUSABLE, EXIT_REFUSED, EXIT_LEASE, EXIT_ENDED = 0, 1, 3, 4,
 
 
 def give_or_take_half(seconds: float) -> float:
-    """Return a time by chance, so that many agents do not all do the same at once."""
+    """Return a time varied by up to half, so that many agents do not act at once."""
     return seconds * (0.5 + ord(os.urandom(1)) / 256)
 
 
 def pause_before_dialling(failures: int, silence: float, *, speaking: bool, leaving: bool) -> float:
-    """Return the seconds until the next try to connect, give or take half.
+    """Return the seconds until the next attempt to connect, varied by up to half.
 
     ``failures``: tries in a row that came to nothing. ``silence``: seconds without contact.
     """
@@ -77,14 +77,14 @@ def pause_before_dialling(failures: int, silence: float, *, speaking: bool, leav
 
 
 def prepare_for_tasks() -> None:
-    """Import what tasks need, which takes half as long as the start: while nothing else is to be done."""
+    """Import modules for tasks during an idle moment, as that takes half as long as the start."""
     import termios  # noqa: F401 - these for the imports to come
 
     from koala_adapter.vjm.agent import results, task  # noqa: F401
 
 
 class Agent:
-    """Keeps channel, lease, walltime and, once there are some, tasks together."""
+    """The agent: connection, lease, walltime and tasks."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -116,7 +116,7 @@ class Agent:
         self._exit: "Optional[int]" = None
 
     def run(self) -> int:
-        """Hold the processor until released; return the exit status."""
+        """Hold the processor until released or ended; return the exit status."""
         self._receive_signals()
         self._watch_lease()
         left = self._ends_in()
@@ -139,7 +139,7 @@ class Agent:
                 self._tasks.finish()
 
     def _see_stop(self, waited: float) -> None:
-        """Leave out of the lease, if that is wanted, time in which we were stopped; ``waited``: seconds that were not.
+        """Extend the lease by time in which this process was stopped; ``waited``: expected seconds.
 
         It may have passed anywhere since this was called last.
         """
@@ -152,13 +152,13 @@ class Agent:
 
     @property
     def heard(self) -> bool:
-        """Whether the control center was told everything before the end, so that no written word is needed."""
+        """Whether the control center got everything, so that no final text in a file is needed."""
         return self._parting
 
     # The connection
 
     def opened(self) -> None:
-        """The control center is at the other end: say who we are."""
+        """Send Hello, as the connection is made."""
         settings = self.settings
         self._channel.send({
             "kind": "hello", "version": VERSION, "batch": settings.batch, "index": settings.index,
@@ -169,11 +169,11 @@ class Agent:
         })  # fmt: skip
 
     def in_contact(self) -> None:
-        """Something has come: a long order on a slow line is no silence before its end."""
+        """Renew the lease, as bytes have arrived."""
         self._contact = clock()
 
     def received(self, line: bytes) -> None:
-        """Act on a line from the control center.
+        """Process a line from the control center.
 
         What makes no sense ends the connection, and the next one may be better. A message that cannot be acted on
         time after time ends the agent: the fault may be its own, and would never be seen.
@@ -194,7 +194,7 @@ class Agent:
         self.in_contact()
 
     def closed(self, reason: str) -> None:
-        """The connection is gone, or could not be made: try again after a while."""
+        """Schedule the next attempt to connect, as the connection ended or failed."""
         if self._welcomed and self._tasks:
             self._tasks.out_of_contact()
         good = self._welcomed and clock() - self._opened > STEADY
@@ -251,7 +251,7 @@ class Agent:
         self._leave(EXIT_REFUSED, "cancelled", f"the control center refused: {message['reason']}", GRACE, mute=True)
 
     def _on_pong(self, _message: "Dict[str, Any]") -> None:
-        """Do nothing: any message shows that the center lives."""
+        """Do nothing: any message renews the lease."""
 
     def _on_launch(self, message: "Dict[str, Any]") -> None:
         if self._tasks is None:
@@ -378,7 +378,7 @@ class Agent:
 
 
 def main(configuration: str) -> int:
-    """Run with the configuration of the job script; return the exit status."""
+    """Run the agent with the job script's configuration; return the exit status."""
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)  # the script came in by stdin, and with it the token
     os.close(nothing)

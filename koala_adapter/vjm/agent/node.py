@@ -28,7 +28,7 @@ def clock() -> float:
 
 
 def say(text: str) -> None:
-    """Write a line for the administrator to the placeholder's stderr; never fails, never contains a secret."""
+    """Write a line to the placeholder's stderr for administrators; never fails or shows secrets."""
     try:
         sys.stderr.write(f"koala agent on {socket.gethostname()}: {text}\n")
         sys.stderr.flush()
@@ -42,12 +42,12 @@ def random_name() -> str:
 
 
 def word(text: str) -> str:
-    """Return ``text`` without what the channel does not take in a name."""
+    """Return a text without characters that the channel does not allow in names."""
     return "".join(character for character in text if "!" <= character <= "~")[:255]
 
 
 def raw(text: str) -> bytes:
-    """Return the bytes of a name or argument: UTF-8 whatever the node's locale (Python 3.6 has ASCII under LANG=C)."""
+    """Encode a name or argument as UTF-8 whatever the locale (Python 3.6 uses ASCII under LANG=C)."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -57,11 +57,11 @@ GRACE = 5.0  # seconds between SIGTERM and SIGKILL when nobody said how many
 
 
 class FatalError(Exception):
-    """The agent has nothing to work with; the text goes to the placeholder's stderr."""
+    """The agent cannot work; the text is written to the placeholder's stderr."""
 
 
 class Settings:
-    """What the job script says to the agent, and what the agent finds on its node."""
+    """Settings from the job script and from the node's environment."""
 
     def __init__(self, given: "Dict[str, Any]", environment: "Dict[str, str]") -> None:
         self.host: str = given["host"]
@@ -92,7 +92,7 @@ class Settings:
 
 
 def read_token(path: str) -> str:
-    """Return the token in a file that no other user can have read or written."""
+    """Read a token from a file that was never accessible to others."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -115,7 +115,7 @@ class Timers:
         self._serial = 0
 
     def after(self, seconds: float, call: "Callable[[], None]") -> None:
-        """Make ``call`` once, ``seconds`` from now."""
+        """Call a function once in ``seconds`` seconds."""
         self._serial += 1
         self._calls.append((clock() + seconds, self._serial, call))
         self._calls.sort()  # there are few
@@ -126,7 +126,7 @@ class Timers:
             self._calls.pop(0)[2]()
 
     def wait(self) -> "Optional[float]":
-        """Return the seconds until the next call."""
+        """Return the seconds until the next call is due."""
         return max(0.0, self._calls[0][0] - clock()) if self._calls else None
 
 
@@ -134,7 +134,7 @@ class Timers:
 
 
 def own_output(batch: str) -> "Optional[str]":
-    """Return the file that was made for our own words; one that does not bear our batch's name is not ours."""
+    """Return the file of this placeholder's output; None when the file is not of our batch."""
     try:
         path = os.readlink("/proc/self/fd/2")
         kept, named = os.fstat(2), os.lstat(path)
@@ -146,7 +146,7 @@ def own_output(batch: str) -> "Optional[str]":
 
 
 def remove_output(path: "Optional[str]", *, if_empty: bool = False) -> None:
-    """Remove the file of ``own_output``."""
+    """Remove this placeholder's output file."""
     try:
         if path is not None and not (if_empty and os.lstat(path).st_size):
             os.unlink(path)

@@ -21,7 +21,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> bool:
-    """Become the parent of what the processes below us leave behind; False where the system cannot do or show that."""
+    """Become the parent of orphaned descendants; return False where the system does not support that."""
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         return False
     try:
@@ -42,7 +42,7 @@ def children_of(pid: int) -> "List[int]":
 
 
 def reap_orphans(kept: "Container[int]", counts: Counts) -> None:
-    """Reap our children that have ended, but not those in ``kept``, and add what they have used to ``counts``."""
+    """Reap ended children except ``kept`` and add their usage to ``counts``."""
     for pid in children_of(os.getpid()):
         if pid not in kept:
             with contextlib.suppress(ChildProcessError):
@@ -50,7 +50,7 @@ def reap_orphans(kept: "Container[int]", counts: Counts) -> None:
 
 
 def kill_orphans(kept: "Container[int]") -> None:
-    """Kill our children, and all below them, but not those in ``kept``. What they fork meanwhile becomes ours again."""
+    """Kill all descendants except ``kept``; what they fork meanwhile becomes our child again."""
     found = [pid for pid in children_of(os.getpid()) if pid not in kept]
     for pid in found:
         found += children_of(pid)

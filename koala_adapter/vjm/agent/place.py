@@ -33,13 +33,13 @@ OWNER = "owner"  # the file in an agent's directory that says on which machine t
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a private directory as far as possible, following no link, however deep and however locked it is."""
+    """Remove a private directory tree without following links, however deep or locked."""
     for _ in Removal(directory).steps():
         pass
 
 
 class Removal:
-    """Removes a tree in short steps. One directory is open at a time, so the depth does not matter."""
+    """Removal of a tree in short steps, with one directory open at a time."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -47,7 +47,7 @@ class Removal:
         self._way: "List[Tuple[str, Tuple[int, int], List[str]]]" = []  # name, identity, subdirectories to be emptied
 
     def steps(self) -> "Iterator[None]":
-        """Do a step each time; what cannot be removed stays."""
+        """Yield after each removal; entries that cannot be removed stay."""
         try:
             self._enter(open_directory(self._directory), "")
             while self._way:
@@ -79,7 +79,7 @@ class Removal:
                     os.unlink(entry, dir_fd=place)
 
     def _leave(self) -> None:
-        """Go to the directory above and remove the one that is empty now."""
+        """Go up and remove the emptied directory."""
         name, _, _ = self._way.pop()
         if not self._way:
             # Last of all: who finds this file may go on where we could not.
@@ -97,13 +97,13 @@ class Removal:
 
 
 def identity(descriptor: int) -> "Tuple[int, int]":
-    """Return what tells a directory from all others."""
+    """Return device and inode of a directory."""
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
 
 
 def open_directory(name: str, place: "Optional[int]" = None) -> int:
-    """Open a directory of ours that is no link, and make it readable and writable for us."""
+    """Open a directory of ours, not a link, and make it readable and writable."""
     flags = os.O_DIRECTORY | os.O_NOFOLLOW
     found = os.open(name, os.O_PATH | flags, dir_fd=place)
     try:
@@ -115,12 +115,12 @@ def open_directory(name: str, place: "Optional[int]" = None) -> int:
 
 
 def machine() -> bytes:
-    """Return what tells this machine, since its last start, from all others with which it may share a directory."""
+    """Return an id of this machine and boot, for directories shared with others."""
     return read_bytes("/proc/sys/kernel/random/boot_id").strip() + b" " + raw(socket.gethostname()) + b"\n"
 
 
 def claim_directory(directory: str) -> "Optional[int]":
-    """Lock a new directory for as long as a process has the descriptor; return None where that is impossible."""
+    """Lock a new directory as long as the process lives; return None where locks do not work."""
     descriptor = open_directory(directory)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,7 +134,7 @@ def claim_directory(directory: str) -> "Optional[int]":
 
 
 def remove_stale(place: str) -> None:
-    """Remove the directories of agents of ours that were killed together with their guards."""
+    """Remove directories of agents that were killed with their guards."""
     with contextlib.suppress(OSError):
         for name in os.listdir(place):
             if name.startswith("koala-") and re.match("koala-[0-9a-f]{32}$", name):
@@ -143,7 +143,7 @@ def remove_stale(place: str) -> None:
 
 
 def remove_if_stale(directory: str) -> None:
-    """Remove an agent's directory if it is ours and was made on this machine by a process that has ended.
+    """Remove an agent's directory if its process on this machine has ended.
 
     What still runs of its tasks is ended first: no agent watches it any more.
     """
@@ -169,7 +169,7 @@ DISMISSED = "dismissed\n"
 
 
 class Guard:
-    """A process that outlives the agent for a moment, to end what the agent would have ended.
+    """Process that outlives the agent, to end tasks the agent could not end.
 
     Grid Engine kills a job by SIGKILL to its process group: that is the agent alone. The guard stands outside of the
     group, and learns of the death by the end of a pipe.
@@ -181,7 +181,7 @@ class Guard:
         self.pid = -1
 
     def start(self, directory: str, lock: "Optional[int]") -> None:
-        """Begin to watch over the tasks whose named pipes are below ``directory``, and to hold its lock."""
+        """Start watching tasks whose named pipes are below ``directory``, and hold its lock."""
         reader, self._pipe = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -192,15 +192,15 @@ class Guard:
         os.close(reader)
 
     def watch(self, session: int) -> None:
-        """Tell the guard the session of a new task."""
+        """Tell the guard about a new task's session."""
         self._tell(f"+{session}\n")
 
     def forget(self, session: int) -> None:
-        """Tell that nothing of a session is left, and that its number may be used again."""
+        """Tell the guard that a session is gone and its number may be reused."""
         self._tell(f"-{session}\n")
 
     def dismiss(self) -> None:
-        """Tell that all tasks were ended, and that their directory is gone: nothing is to be looked for any more."""
+        """Tell the guard that all tasks have ended and their directory is gone."""
         self._tell(DISMISSED)
 
     def _tell(self, line: str) -> None:
@@ -249,7 +249,7 @@ OTHER_PLACES = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - for new director
 
 
 def make_private_directory() -> str:
-    """Make a directory that only we can enter, in the first of the usual places that can be written to."""
+    """Make a directory of mode 0700 in the first usual place that is writable."""
     faults: "List[OSError]" = []
     for place in filter(None, (os.environ.get("TMPDIR"), *OTHER_PLACES)):
         directory = os.path.join(place, "koala-" + random_name())
@@ -312,7 +312,7 @@ class Share:
 
 
 class Workplace:
-    """Makes directories for tasks, and removes them little by little."""
+    """Makes directories for tasks and removes them in short steps."""
 
     def __init__(
         self, selector: selectors.BaseSelector, timers: Timers, batch: str, ending: "Optional[Tuple[str, str]]"
@@ -343,20 +343,20 @@ class Workplace:
         return path
 
     def begun(self, pid: int) -> None:
-        """Know of the first process of a task."""
+        """Register the first process of a task."""
         if not self._running:
             self._orphans = Counts()  # these were of tasks before
         self._running.add(pid)
         self.guard.watch(pid)
 
     def over(self, pid: int) -> None:
-        """Know that the first process of a task was reaped. With the last task all ends that any of them left."""
+        """Register that a task's first process was reaped; the last task's end ends all leftover processes."""
         self._running.discard(pid)
         self.guard.forget(pid)
         self.see_to_orphans()
 
     def see_to_orphans(self) -> None:
-        """Reap adopted processes that have ended, and end all others while no task runs to which they may belong."""
+        """Reap adopted processes, and kill the rest when no task runs that they may belong to."""
         if self.adopts:
             kept = self._running | {self.guard.pid}
             if not self._running:
@@ -364,29 +364,29 @@ class Workplace:
             reap_orphans(kept, self._orphans)
 
     def orphans(self) -> Counts:
-        """Return the counts of adopted processes that have ended since this was last asked."""
+        """Return and reset the usage of adopted processes that have ended."""
         self.see_to_orphans()
         found, self._orphans = self._orphans, Counts()
         return found
 
     def remove(self, directory: str) -> None:
-        """Remove a directory in pieces: in one go it could take longer than the time between heartbeats."""
+        """Remove a directory in short steps, between heartbeats."""
         self.work(Removal(directory).steps())
 
     def work(self, steps: "Iterator[None]") -> None:
-        """Do something in short steps, after what was begun before, while all else goes on."""
+        """Queue work to be done in short steps."""
         self._works.append(steps)
         if len(self._works) == 1:
             self._work_on()
 
     def clear(self) -> None:
-        """Begin to remove all directories."""
+        """Start removing all directories."""
         if self._directory and not self._cleared:
             self._cleared = True
             self.remove(self._directory)
 
     def finish(self) -> None:
-        """Do what was begun, and remove what is left of all directories."""
+        """Complete queued work and remove all directories."""
         self.see_to_orphans()
         for steps in self._works:
             for _ in steps:

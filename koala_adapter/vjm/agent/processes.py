@@ -30,7 +30,7 @@ NO_SESSION = -1  # not 0: so those are shown whose session is outside of a conta
 
 
 def oom_kills(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
-    """Return how many processes of our memory cgroup (v1 or v2) the kernel has killed for want of memory so far."""
+    """Return the number of out-of-memory kills in our cgroup (v1 or v2) so far."""
     count = 0
     for line in read_bytes(membership).decode().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -53,7 +53,7 @@ def kill_all(session: int, mark: bytes) -> None:
 
 
 def signal_all(session: int, mark: bytes, *numbers: int, prepared: bool = False) -> int:
-    """Send signals to all processes of a task, or to those that have handlers for them, and return how many there are.
+    """Send signals to processes of a task, or only to those with handlers; return their number.
 
     They are those of its session, and those that have its mark in their environment: an MPI starter gives every rank a
     session of its own, and a daemon leaves the one it came from.
@@ -81,7 +81,7 @@ def handles(pid: int, number: int) -> bool:
 
 
 def belongs(pid: int, session: int, mark: bytes) -> bool:
-    """Tell whether a living process is one of a task. Asked of every process of the node, so it must be quick."""
+    """Return whether a living process belongs to a task; quick, as it is called for all processes of a node."""
     try:
         inside = os.getsid(pid) == session  # far less work for the kernel than to write /proc/PID/stat
     except OSError:
@@ -90,7 +90,7 @@ def belongs(pid: int, session: int, mark: bytes) -> bool:
 
 
 def environment_of(pid: int) -> bytes:
-    """Return the environment with which a process was begun; nothing when it is gone, or not for us."""
+    """Return the initial environment of a process; empty when it is gone or not readable."""
     try:
         descriptor = os.open(f"/proc/{pid}/environ", os.O_RDONLY)
     except OSError:
@@ -108,13 +108,13 @@ def environment_of(pid: int) -> bytes:
 
 
 def session_of(pid: int) -> "Optional[int]":
-    """Return the session of a living process; None when it is gone or a zombie (proc(5), stat)."""
+    """Return the session of a living process; None for one that is gone or a zombie."""
     fields = read_bytes(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     return None if not fields or fields[0] in (b"Z", b"X") else int(fields[3])
 
 
 def read_bytes(path: str) -> bytes:
-    """Return what a file of the kernel says; nothing when it is gone, or not for us."""
+    """Read a kernel file; empty when it is gone or not readable."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -151,7 +151,7 @@ IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python; not by what a task runs
 
 
 class LaunchError(Exception):
-    """A task cannot be started; ``code`` is what a shell would end with (127: not found, 126: cannot be run)."""
+    """A task cannot be started; ``code``: exit code as of a shell (127: not found, 126: cannot be run)."""
 
     def __init__(self, detail: str, code: int = 126) -> None:
         Exception.__init__(self, detail)
@@ -159,7 +159,7 @@ class LaunchError(Exception):
 
 
 def node_environment() -> "Dict[str, str]":
-    """Return the environment that the batch system gave to us: Python itself sets LC_CTYPE where it is C (PEP 538)."""
+    """Return the environment from the batch system, without LC_CTYPE that Python sets itself (PEP 538)."""
     environment = dict(os.environ)
     environment.pop("LC_CTYPE", None)
     name = b"LC_CTYPE="
@@ -180,7 +180,7 @@ def task_environment(base: "Dict[str, str]", added: "List[List[str]]") -> "Dict[
 
 
 def file_identity(status: os.stat_result) -> "Tuple[int, int, int]":
-    """Return what changes when a file does."""
+    """Return a value that changes when a file changes."""
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -197,7 +197,7 @@ def write_file(directory: str, target: str, mode: int, content: bytes) -> "Tuple
 
 @contextlib.contextmanager
 def placed(directory: str, target: str) -> "Iterator[Tuple[int, str]]":
-    """Give a directory and a name in it at which an input file is made, which then gets its place below ``directory``.
+    """Yield a directory and name for creating an input file, which is then moved below ``directory``.
 
     No link is followed on the way. Other ranks may make the same file just now.
     """
@@ -224,7 +224,7 @@ def placed(directory: str, target: str) -> "Iterator[Tuple[int, str]]":
 
 
 def keep_descriptors() -> None:
-    """Keep from tasks what the batch system left open."""
+    """Mark descriptors from the batch system so that tasks do not inherit them."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:  # noqa: PLR2004 - stdin, stdout and stderr
             with contextlib.suppress(OSError):  # that of the list itself is gone
@@ -232,7 +232,7 @@ def keep_descriptors() -> None:
 
 
 def start(argv: "List[str]", working_directory: str, environment: "Dict[str, str]", writers: "List[int]") -> int:
-    """Start a process in a session of its own and return its number; the caller reaps it."""
+    """Start a process in a new session; return its id, to be reaped by the caller."""
     begin = spawn if hasattr(os, "posix_spawn") else popen
     try:
         return begin(
@@ -250,7 +250,7 @@ def start(argv: "List[str]", working_directory: str, environment: "Dict[str, str
 
 
 def spawn(argv: "List[bytes]", directory: bytes, environment: "Dict[bytes, bytes]", writers: "List[int]") -> int:
-    """Start a process by what the C library has for it (Python 3.8): to import ``subprocess`` takes longer."""
+    """Start a process by posix_spawn (Python 3.8), which avoids the slow import of ``subprocess``."""
     actions: "List[Any]" = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)]
     actions += [(os.POSIX_SPAWN_DUP2, writer, number) for number, writer in enumerate(writers, 1)]
     programs = [argv[0]]
@@ -277,7 +277,7 @@ def spawn(argv: "List[bytes]", directory: bytes, environment: "Dict[bytes, bytes
 
 
 def current_directory() -> int:
-    """Return a descriptor of it; of the root directory when it is there no more, or not for us."""
+    """Return a descriptor of the current directory, or of the root directory if it is inaccessible."""
     try:
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -285,7 +285,7 @@ def current_directory() -> int:
 
 
 def popen(argv: "List[bytes]", directory: bytes, environment: "Dict[bytes, bytes]", writers: "List[int]") -> int:
-    """Start a process where the C library has nothing for it."""
+    """Start a process by ``subprocess`` where posix_spawn does not suffice."""
     import subprocess
 
     process = subprocess.Popen(
@@ -309,12 +309,12 @@ TAIL = 1000  # bytes of the end of an output stream that are kept even when they
 
 
 def base64(data: bytes) -> str:
-    """Return bytes as the channel has them."""
+    """Encode bytes for the channel."""
     return binascii.b2a_base64(data, newline=False).decode()
 
 
 class Output:
-    """One output stream of a task: what has been read and not yet been acknowledged."""
+    """Unacknowledged output of one stream of a task."""
 
     def __init__(self) -> None:
         self._base = 0
@@ -324,17 +324,17 @@ class Output:
 
     @property
     def room(self) -> int:
-        """Bytes that may be read before something must be acknowledged."""
+        """Bytes that may be read before something is acknowledged."""
         return max(0, KEPT - len(self._kept))
 
     @property
     def unsent(self) -> bool:
-        """Whether something waits to be sent."""
+        """Whether output waits to be sent."""
         return self._sent < self._base + len(self._kept)
 
     @property
     def safe(self) -> bool:
-        """Whether everything was acknowledged."""
+        """Whether all output was acknowledged."""
         return not self._kept
 
     def add(self, data: bytes) -> None:
@@ -350,14 +350,14 @@ class Output:
         return offset, data
 
     def acknowledge(self, offset: int) -> None:
-        """Forget what came before ``offset``."""
+        """Drop output before ``offset``."""
         count = min(max(0, offset - self._base), len(self._kept))
         del self._kept[:count]
         self._base += count
         self._sent = max(self._sent, self._base)
 
     def rewind(self) -> None:
-        """Send again what was not acknowledged: the connection is a new one."""
+        """Send unacknowledged output again, on a new connection."""
         self._sent = self._base
 
 
@@ -375,7 +375,7 @@ class Source:
         os.set_blocking(descriptor, False)
 
     def watch(self) -> None:
-        """Listen to the descriptor as long as its bytes have a place."""
+        """Read from the descriptor while there is room."""
         wanted = not self.closed and self._output.room > 0
         if wanted and not self._watched:
             self._selector.register(self._descriptor, selectors.EVENT_READ, self._read)
@@ -384,7 +384,7 @@ class Source:
         self._watched = wanted
 
     def finish(self) -> None:
-        """The task is dead: take what it left in the pipe, and nothing of others that still write to it."""
+        """Read the rest of a dead task's output, without later output of other processes."""
         if self.closed:
             return
         import termios  # rarely loaded already, and not needed before

@@ -84,7 +84,7 @@ class Patterns:
         self.start = self._with_skipped({(number, 0) for number in range(len(patterns))})
 
     def step(self, states: "Set[Tuple[int, int]]", name: str) -> "Tuple[bool, Set[Tuple[int, int]]]":
-        """Return whether the path that ends with ``name`` matches, and the states for what is below it."""
+        """Return whether the path ending in ``name`` matches, and the state for its subdirectory."""
         matched = False
         below: "Set[Tuple[int, int]]" = set()
         for number, index in states:
@@ -121,7 +121,7 @@ LONGEST_NAME = 200  # characters of such a name
 
 
 class ResultFile:
-    """A file that a task left and that has not arrived yet."""
+    """An output file that has not arrived completely."""
 
     def __init__(self, number: int, path: str, source: str, status: os.stat_result) -> None:
         self.number = number
@@ -132,18 +132,18 @@ class ResultFile:
         self.rewind()
 
     def rewind(self) -> None:
-        """Begin again. The first piece goes alone: the answer says how much has arrived already."""
+        """Restart sending; the first piece goes alone, as its answer tells what arrived before."""
         self.sent = 0
         self.answered = False
 
 
 class Results:
-    """The files that a task left: sends those that are wanted, and names those that go away with its directory."""
+    """Output files of a task: sends wanted ones and names those that are lost with its directory."""
 
     def __init__(
         self, task: str, directory: str, message: "Dict[str, Any]", inputs: "Dict[str, Tuple[int, int, int]]"
     ) -> None:
-        """``inputs``: what the identity of each input file was before the task started; unchanged, it is no result."""
+        """``inputs``: identities of input files, which are no results when unchanged."""
         self._task = task
         self._directory = directory
         self._patterns = Patterns(message["output_files"])
@@ -162,11 +162,11 @@ class Results:
 
     @property
     def has_files(self) -> bool:
-        """Whether files have not arrived yet, or it is not known whether there are any."""
+        """Whether files are still to be sent, or not searched for yet."""
         return bool(self._files) or not self._collected
 
     def collect(self) -> "Iterator[None]":
-        """Look, when the task is over, for what it left: a few files at each step, as a file system may be slow."""
+        """Search for output files in short steps, as file systems may be slow."""
         try:
             top = os.open(raw(self._directory), os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -184,7 +184,7 @@ class Results:
             self.said = self.safe = True
 
     def rewind(self) -> None:
-        """Send again what has not arrived: the connection is a new one."""
+        """Send unconfirmed files again, on a new connection."""
         for file in self._files.values():
             file.rewind()
         self._turn = collections.deque(self._files.values())
@@ -217,7 +217,7 @@ class Results:
         }  # fmt: skip
 
     def acknowledge(self, number: int, offset: int, refusal: str) -> None:
-        """Take the answer to a piece: how much of its file is safe, or why it is not wanted."""
+        """Process the answer to a piece: bytes that are safe, or a refusal."""
         self.progress += 1
         file = self._files.get(number)
         if file is None:
@@ -285,7 +285,7 @@ class Results:
     def _look(
         self, path: str, name: str, status: os.stat_result, states: "Optional[Set[Tuple[int, int]]]"
     ) -> "List[Tuple[str, Optional[Set[Tuple[int, int]]]]]":
-        """Take a file in; return a directory that is to be looked into."""
+        """Add a file; return a directory to be searched."""
         matched, below = (True, None) if states is None else self._patterns.step(states, name)
         path = f"{path}/{name}" if path else name
         if stat.S_ISDIR(status.st_mode):
@@ -329,6 +329,6 @@ class Results:
 
 
 def speakable(path: str) -> str:
-    """Return a path for a message: short, and without what no text can contain."""
+    """Return a path in a form that fits into a message."""
     text = raw(path).decode("utf-8", "replace")
     return text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - 1] + "\u2026"

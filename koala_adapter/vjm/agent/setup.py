@@ -68,7 +68,7 @@ exec "$@"
 def with_setup(
     argv: "Sequence[str]", lines: "Sequence[str]", state: str, library: "Optional[str]", environment: "Dict[str, str]"
 ) -> "List[str]":
-    """Return the command of a shell that runs lines and then ``argv``, and add their text to the environment.
+    """Return a shell command that runs setup lines and then ``argv``; the lines go into the environment.
 
     ``state``: a file for `failure`. ``library``: directory with which PYTHONPATH is to begin whatever the lines do.
     """
@@ -89,7 +89,7 @@ def _bash(environment: "Dict[str, str]") -> "Optional[str]":
 def failure(
     state: str, argv: "Sequence[str]", lines: "Sequence[str]", code: int, stderr: bytes
 ) -> "Optional[Tuple[str, int]]":
-    """Return in which line a shell has ended, with its last words, and the exit code; None: it became the program."""
+    """Return the failed setup line, its last output and exit code; None when the program was started."""
     try:
         with open(state) as file:
             at = file.read().strip()

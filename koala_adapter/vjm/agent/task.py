@@ -46,7 +46,7 @@ PROMPT = 2.0  # seconds before its time limit, after which the good end of a tas
 
 
 class Task:
-    """A process in a session of its own, with everything needed to tell how it ended."""
+    """A task: a process in its own session, with output and end."""
 
     def __init__(self, workplace: Workplace, name: str) -> None:
         self.name = name
@@ -89,22 +89,22 @@ class Task:
 
     @property
     def speaks(self) -> bool:
-        """Whether something that its process said to koala is still to be sent."""
+        """Whether messages of its process to koala wait to be sent."""
         return self.application is not None and self.application.said
 
     @property
     def delivering(self) -> bool:
-        """Whether files that it left are still to be sent, or to be told of."""
+        """Whether output files wait to be sent or reported."""
         return self.results is not None and not self.results.safe
 
     @property
     def keeps_files(self) -> bool:
-        """Whether its directory holds files that are still to be sent."""
+        """Whether its directory has files to be sent."""
         return self.results is not None and self.results.has_files
 
     @property
     def tellable(self) -> bool:
-        """Whether its end may be told: a good one when its files are there, a bad one, which ends others, at once."""
+        """Whether its end may be reported: a good one after its files, a bad one at once."""
         good = self.end is not None and self.end["reason"] == "exited" and self.end["exit_code"] == 0
         heard = self.complete and not self.speaks
         return heard and (not good or self._prompt or self.results is None or self.results.said)
@@ -129,7 +129,7 @@ class Task:
             self.fail(f"cannot start: {where}{getattr(error, 'strerror', None) or error}", 126)
 
     def fail(self, detail: str, code: "Optional[int]" = None, reason: str = "launch failed") -> None:
-        """End a task whose process could not be started."""
+        """Record that the process could not be started."""
         self.gathering = False
         for source in self._sources:
             source.close()
@@ -149,24 +149,24 @@ class Task:
         self._workplace.timers.after(grace, self.kill)
 
     def order(self, number: int) -> None:
-        """Send a signal that the control center wants to be sent: an end by it needs no further explanation."""
+        """Send a signal that the control center ordered, and remember that for the end."""
         self._ordered.add(number)
         if self.gathering:
             self.fail(f"got signal {number} before its input files had come", reason="cancelled")
         self.signal(number)
 
     def warn(self, number: int) -> None:
-        """Send a signal to those processes that have a handler for it."""
+        """Send a signal to processes with a handler for it."""
         if self.pid is not None:
             signal_all(self.pid, self._mark, number, prepared=True)
 
     def signal(self, *numbers: int) -> None:
-        """Send signals to all processes. The first is not reaped before the end, so that its number stays its own."""
+        """Send signals to all processes; the first is not reaped before the end, so that its id stays valid."""
         if self.pid is not None:
             signal_all(self.pid, self._mark, *numbers)
 
     def kill(self) -> None:
-        """Kill whatever is left of the task."""
+        """Kill all processes of the task."""
         if self.pid is not None:
             kill_all(self.pid, self._mark)
 
@@ -183,7 +183,7 @@ class Task:
         return self._exited is not None
 
     def advance(self) -> None:
-        """Do what can be done by now: conclude an exited process, listen to pipes that have room again."""
+        """Handle an exit, and resume reading from pipes."""
         if self._exited is not None and self._process is not None and self.end is None:
             self._conclude(self._process, *self._exited)
         for source in self._sources:
@@ -326,7 +326,7 @@ class Task:
         library: "Optional[str]",
         environment: "Dict[str, str]",
     ) -> "List[str]":
-        """Return the command of a shell that runs lines and then a program."""
+        """Return the shell command that runs setup lines and then the program."""
         from koala_adapter.vjm.agent import setup
 
         state, words = os.path.join(directory, setup.STATE), self.outputs["err"]
@@ -336,7 +336,7 @@ class Task:
     def _serve_application(
         self, directory: str, message: "Dict[str, Any]", environment: "Dict[str, str]"
     ) -> "Optional[str]":
-        """Write the library of a task, return its directory if there is one, and listen for what its process says."""
+        """Write the application library and listen for the process; return the library's directory if any."""
         files = message.get("library") or ()  # a control center of an earlier version says nothing of it
         library = os.path.join(directory, "library")
         if files:
@@ -377,7 +377,7 @@ class Task:
 def collected(
     task: str, directory: str, message: "Dict[str, Any]", inputs: "Dict[str, Tuple[int, int, int]]"
 ) -> "Results":
-    """Return the files that a task left. What that needs is imported when it is, or before, in an idle moment."""
+    """Return the task's output files; imports the code for it when needed."""
     from koala_adapter.vjm.agent.results import Results
 
     return Results(task, directory, message, inputs)
@@ -390,7 +390,7 @@ REPORTS = 256  # ended tasks told again in each Hello
 
 
 class TaskList:
-    """Starts tasks, and sends their output, files and ends over the channel until they are safe there."""
+    """All tasks of an agent, with the sending of output, files and ends."""
 
     def __init__(self, channel: Channel, workplace: Workplace, settings: Settings, session: str) -> None:
         self._channel = channel
@@ -406,32 +406,32 @@ class TaskList:
 
     @property
     def complete(self) -> bool:
-        """Whether all are over, and all that they wrote has been read."""
+        """Whether all tasks are over and their output read."""
         return all(task.complete for task in self._tasks.values())
 
     @property
     def safe(self) -> bool:
-        """Whether, besides, all their output and files were acknowledged."""
+        """Whether all tasks are complete and all output and files were acknowledged."""
         return all(task.safe for task in self._tasks.values())
 
     @property
     def told(self) -> bool:
-        """Whether, besides, the control center was told how each has ended."""
+        """Whether all tasks are safe and their ends reported."""
         return all(task.safe and task.reported for task in self._tasks.values())
 
     @property
     def speaking(self) -> bool:
-        """Whether the process of a task may be waiting for what the control center says to it."""
+        """Whether a process may be waiting for the control center."""
         return any(task.application is not None and not task.complete for task in self._tasks.values())
 
     def out_of_contact(self) -> None:
-        """Tell the processes that speak with koala that it cannot hear them for now."""
+        """Tell processes with a link to koala that it is out of reach."""
         for task in self._tasks.values():
             if task.application is not None:
                 task.application.out_of_contact()
 
     def reports(self) -> "List[Dict[str, Any]]":
-        """Return what a Hello says of each task; what was not acknowledged is sent again after it."""
+        """Return the reports on tasks for a Hello; unacknowledged data is sent again after it."""
         for task in self._tasks.values():
             if task.inputs is not None:
                 task.inputs.rewind()
@@ -439,7 +439,7 @@ class TaskList:
         return [self._report(task) for task in self._tasks.values() if not task.gathering]
 
     def advance(self) -> None:
-        """Do for each task what can be done by now."""
+        """Handle exits and resume reading for all tasks."""
         for task in self._tasks.values():
             task.advance()
         self._follow_relayed()
@@ -458,7 +458,7 @@ class TaskList:
                 self._relay.tell_of(name, task.pid, task.mark)
 
     def send(self) -> None:
-        """Queue what the control center is to hear, as far as there is room."""
+        """Queue messages to the control center while there is room."""
         for task in self._tasks.values():
             if task.application is not None:
                 self._send_said(task.name, task.application)
@@ -483,12 +483,12 @@ class TaskList:
             task.stop(reason, detail, grace)
 
     def clear(self) -> None:
-        """Begin to remove what the tasks left, unless it is still to be sent."""
+        """Start removing what tasks left, except what is still to be sent."""
         if not any(task.keeps_files for task in self._tasks.values()):
             self._workplace.clear()
 
     def finish(self) -> None:
-        """Kill all processes and remove what they left."""
+        """Kill all processes and remove all that they left."""
         for task in self._tasks.values():
             task.kill()
             if task.inputs is not None:
@@ -496,7 +496,7 @@ class TaskList:
         self._workplace.finish()
 
     def progress(self) -> bool:
-        """Return whether files are on their way, and more of them have arrived since this was last asked."""
+        """Return whether files are being sent and more have arrived since the last call."""
         delivered = sum(task.results.progress for task in self._tasks.values() if task.results is not None)
         more, self._delivered = delivered > self._delivered, delivered
         return more and any(task.delivering for task in self._tasks.values())
@@ -504,7 +504,7 @@ class TaskList:
     # What the control center says
 
     def on_launch(self, message: "Dict[str, Any]") -> None:
-        """Start a task, once, and say that it runs each time."""
+        """Start a task if it is new, and report that it runs."""
         name = message["task"]
         task = self._tasks.get(name)
         if task is None and name not in self._forgotten:
@@ -556,7 +556,7 @@ class TaskList:
             task.order(int(message["signal"]))
 
     def on_application(self, message: "Dict[str, Any]") -> None:
-        """Hand a frame on to the process of a task, if it is connected."""
+        """Pass a frame to the process of a task, if connected."""
         task = self._tasks.get(message["task"])
         if task is not None and task.application is not None:
             task.application.tell(a2b_base64(message["data"]))
@@ -568,7 +568,7 @@ class TaskList:
             task.outputs[message["stream"]].acknowledge(int(message["offset"]))
 
     def on_resend(self, message: "Dict[str, Any]") -> None:
-        """Send again what was not acknowledged of a stream."""
+        """Send unacknowledged output of a stream again."""
         task = self._tasks.get(message["task"])
         if task is not None:
             task.outputs[message["stream"]].rewind()
@@ -576,7 +576,7 @@ class TaskList:
             self._channel.send({"kind": "resending", "task": task.name, "stream": message["stream"]})
 
     def on_file_ack(self, message: "Dict[str, Any]") -> None:
-        """Take the answer to a piece of a file."""
+        """Process the answer to a piece of a file."""
         task = self._tasks.get(message["task"])
         if task is not None and task.results is not None:
             task.results.acknowledge(int(message["number"]), int(message["offset"]), message["refusal"])
@@ -588,7 +588,7 @@ class TaskList:
             task.inputs.take(message)
 
     def on_files_ack(self, message: "Dict[str, Any]") -> None:
-        """Know that all files of a task are safe."""
+        """Mark all files of a task as safe."""
         task = self._tasks.get(message["task"])
         if task is not None and task.results is not None:
             task.results.safe = True

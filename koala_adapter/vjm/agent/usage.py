@@ -27,7 +27,7 @@ KIB = 1024
 
 
 class Counts:
-    """Sums over processes that have ended, and over the children that they have reaped."""
+    """Sums of usage over ended processes and their reaped children."""
 
     def __init__(
         self, user: float = 0.0, system: float = 0.0, read: int = 0, written: int = 0, memory: int = 0
@@ -39,7 +39,7 @@ class Counts:
         self.memory = memory  # bytes: the largest resident memory of one of them
 
     def add(self, other: "Counts") -> None:
-        """Count others, too."""
+        """Add other counts."""
         self.user += other.user
         self.system += other.system
         self.read += other.read
@@ -48,21 +48,21 @@ class Counts:
 
 
 def reap(pid: int, options: int = 0) -> "Optional[Counts]":
-    """Reap a child that has ended and return its counts; None, with WNOHANG, when it runs. Raises ChildProcessError."""
+    """Reap a child and return its usage; None when it still runs (WNOHANG). Raises ChildProcessError."""
     read, written = transferred(pid)  # the kernel tells of a zombie, too
     found, _, used = os.wait4(pid, options)
     return Counts(used.ru_utime, used.ru_stime, read, written, used.ru_maxrss * KIB) if found else None
 
 
 def counts_of(pid: int) -> Counts:
-    """Return the counts of a process that runs; nothing of one that is gone."""
+    """Return the usage of a running process; zero when it is gone."""
     fields = read_bytes(f"/proc/{pid}/stat").rpartition(b")")[2].split()  # from the third field on (proc(5))
     times = [int(ticks) / TICKS for ticks in fields[11:15]] or [0.0] * 4
     return Counts(times[0] + times[2], times[1] + times[3], *transferred(pid))
 
 
 def transferred(pid: int) -> "List[int]":
-    """Return the bytes that a process has read and written, by whatever calls, files, pipes and terminals together."""
+    """Return bytes read and written by a process by all calls."""
     found = dict(line.split(b": ") for line in read_bytes(f"/proc/{pid}/io").splitlines())
     return [int(found.get(name, 0)) for name in (b"rchar", b"wchar")]
 
@@ -74,7 +74,7 @@ def resident(pid: int) -> int:
 
 
 def proportional(pid: int) -> int:
-    """Return the resident memory of a process in bytes, where what several share counts in parts (Linux 4.14)."""
+    """Return the proportional set size of a process in bytes (Linux 4.14)."""
     for line in read_bytes(f"/proc/{pid}/smaps_rollup").splitlines():
         if line.startswith(b"Pss:"):
             return int(line.split()[1]) * KIB
@@ -82,7 +82,7 @@ def proportional(pid: int) -> int:
 
 
 class Usage:
-    """Follows one task from its start until it is over. ``pid``: its first process, which has a session of its own."""
+    """Measures one task from start to end. ``pid``: its first process, the leader of its session."""
 
     def __init__(self, timers: Timers, pid: int, mark: bytes, environment: "Dict[str, str]") -> None:
         self.pid = pid
@@ -103,7 +103,7 @@ class Usage:
             self._timers.after(self._pause, self._look)
 
     def _measure(self) -> "List[int]":
-        """Look at the memory of all processes, and at the GPUs; return the processes."""
+        """Measure memory of all processes and use of GPUs; return the processes."""
         pids = members(self.pid, self._mark)
         memory = sum(resident(pid) for pid in pids)
         if len(pids) > 1 and memory > self._memory:  # the kernel has more work with this, so only if it may matter
@@ -114,13 +114,13 @@ class Usage:
         return pids
 
     def end(self, counts: Counts) -> None:
-        """Look for the last time, before what is left of the task is killed; ``counts`` gets what that has used."""
+        """Measure for the last time before the rest is killed, and add that to ``counts``."""
         self._over = True
         for pid in self._measure():
             counts.add(counts_of(pid))
 
     def told(self, counts: Counts) -> "Dict[str, Any]":
-        """Return what is told of the task; ``counts`` are those of all its processes."""
+        """Return the usage to report; ``counts``: of all its processes."""
         large = counts.memory if counts.memory > self._begun_with or not self._memory else 0
         return {
             "user_seconds": round(counts.user, 6),
@@ -139,7 +139,7 @@ NVIDIA = "nvidia-smi"
 
 
 class Gpus:
-    """Estimates the time for which the GPUs of a task are busy: what nvidia-smi says counts until it is asked again."""
+    """Estimate of the busy time of a task's GPUs, by samples of nvidia-smi."""
 
     def __init__(self, environment: "Dict[str, str]") -> None:
         self.seconds: "Optional[float]" = None  # of all GPUs together; None: not known
@@ -151,7 +151,7 @@ class Gpus:
         self._answer = -1
 
     def look(self) -> None:
-        """Take the answer to the last question, and ask again when it has come."""
+        """Take the last sample and start the next."""
         now = clock()
         if self.asked is not None:
             with contextlib.suppress(
