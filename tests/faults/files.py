@@ -62,8 +62,7 @@ class Transfers:
         key, life = (action.job_id, action.cluster), self._service.life
         known = self._under_way.get(key)
         if known is not None and known.life == life:
-            if not known.missing:
-                self._tell(key, known)
+            self._tell(key, known)
             return
         self.begun += 1
         size = self._left.setdefault(key, sum(file.size or 0 for file in action.files))
@@ -103,6 +102,7 @@ class Transfers:
     def _fail(self, key: tuple[JobId, ClusterName], transfer: Transfer) -> None:
         if self._under_way.get(key) is transfer:
             self.failed += 1
+            del self._under_way[key]
             service, (job_id, cluster) = self._service, key
             reason = "no space left on device"
             service.post(ev.StagingFailed(time=service.now, job_id=job_id, cluster=cluster, reason=reason))

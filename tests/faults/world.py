@@ -448,6 +448,23 @@ def check_changes(state: State, record: JobRecord) -> None:
             assert change.due is not None, "a change for ever"
 
 
+def check_claims(state: State, record: JobRecord) -> None:
+    """Check that a claim has something ahead that will complete it or give it up."""
+    id_ = record.job.id
+    postponed = any(claim.postponed is not None for claim in record.claims)
+    claims = (claim for claim in record.claims if claim.postponed is None)
+    missing = any(claim.cluster is None or claim.missing for claim in claims)
+    if missing or not postponed:
+        known = f"{id_}: missing {missing}, reclaim {record.reclaim_at}"
+        assert missing == (record.reclaim_at is not None), known
+    travels = any(not one.done for one in record.staging.values())
+    assert not (postponed or travels) or TimerKind.STAGING in record.timers, f"{id_} waits for files for ever"
+    if record.held:
+        assert record.life_ends_at is not None, f"{id_} holds for ever"
+    if not (missing or postponed or travels):
+        assert any(not p.held for p in state.placeholders_of(record)), f"{id_} holds all and does not start"
+
+
 def check_progress(state: State) -> None:
     """Check that every job and every ending placeholder has something ahead that will move it."""
     for id_, record in state.jobs.items():
@@ -455,16 +472,7 @@ def check_progress(state: State) -> None:
             if record.not_before is None and not record.between_attempts:
                 assert state.scan_due is not None, f"{id_} waits and nobody scans"
         elif record.state is JobState.CLAIMING:
-            postponed = any(claim.postponed is not None for claim in record.claims)
-            claims = (claim for claim in record.claims if claim.postponed is None)
-            missing = any(claim.cluster is None or claim.missing for claim in claims)
-            assert missing == (record.reclaim_at is not None), f"{id_}: missing {missing}, reclaim {record.reclaim_at}"
-            travels = any(not one.done for one in record.staging.values())
-            assert not (postponed or travels) or TimerKind.STAGING in record.timers, f"{id_} waits for files for ever"
-            if record.held:
-                assert record.life_ends_at is not None, f"{id_} holds for ever"
-            if not (missing or postponed or travels):
-                assert any(not p.held for p in state.placeholders_of(record)), f"{id_} holds all and does not start"
+            check_claims(state, record)
         elif record.state.final:
             assert not record.staging, f"{id_} has ended, and its files are not let go of"
         else:

@@ -191,6 +191,7 @@ def claim_failed(context: Context, record: JobRecord, reason: str, *, pause: boo
         _requeue(context, record)
     else:
         leave_staging(context, record, keep=[one.cluster for one in record.claims if one.cluster is not None])
+        watch(context, record)
 
 
 def _requeue(context: Context, record: JobRecord) -> None:
@@ -531,6 +532,8 @@ def submit_postponed(context: Context, record: JobRecord) -> None:
     trouble = _reserve(record, due, views) if due else None
     if trouble is None:
         _submit(context, record, due, context.state.parameters.placeholder_life)
+        if not any(claim.cluster is None or (claim.missing and claim.postponed is None) for claim in record.claims):
+            record.timers.pop(TimerKind.RECLAIM, None)
         return
     for claim in due:
         claim.postponed = None
