@@ -122,7 +122,9 @@ class Check:
     """Result of one check."""
 
     cluster: str | None
-    """None: this host."""
+    """None: this host, or a site as a whole."""
+    site: str | None
+    """The site of the cluster, or that which was checked; None: this host."""
     subject: str
     ok: bool
     found: str

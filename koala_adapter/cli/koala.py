@@ -125,7 +125,7 @@ SECTIONS = {
             "Find the batch systems of this host and of other sites, and write a site file that uses them.",
         ),
         ("login", "login", "Log in to a site in this terminal, for koala to use it."),
-        ("check", "site", "Check this host, the site file and each cluster."),
+        ("check", "site", "Check this host, the site file, each site that is reached by ssh, and each cluster."),
         ("conf", "manual", "Print an example of a site file, or what an administrator installs."),
         ("docs", "manual", "Show a page of the manual."),
         ("completion", "manual", "Print what completes commands and options in bash, zsh or fish."),

@@ -31,7 +31,7 @@ from koala_adapter.config.locations import SITE_VARIABLE, new_site_file
 from koala_adapter.config.tomlfile import printable, show_duration
 from koala_adapter.errors import EXIT_LRM, ConfigurationError, LoginNeededError, LrmUnreachableError
 from koala_adapter.service.leftovers import Leftover, Owned, Reaper
-from koala_adapter.sitesetup.checks import CheckOptions, check_clusters, check_host
+from koala_adapter.sitesetup.checks import CheckOptions, Place, check_clusters, check_host
 from koala_adapter.sitesetup.search import nothing_found, search, sites_of
 
 if TYPE_CHECKING:
@@ -167,7 +167,6 @@ def _write(path: Path, text: str) -> None:
 # -- Command ``check`` ---------------------------------------------------------------------------------------
 # The checks run side by side; each result is printed with its remedy.
 
-HOST = "this host"
 ADDRESS = "address for nodes"
 
 
@@ -192,7 +191,7 @@ ADDRESS = "address for nodes"
 def check(
     session: Session, no_submit: bool, timeout: float, outside: bool, only: tuple[str, ...], as_json: bool
 ) -> None:
-    r"""Check this host, the site file and each cluster.
+    r"""Check this host, the site file, each site that is reached by ssh, and each cluster.
 
     Every line says OK or FAIL, and what to do about a FAIL. Two real placeholders are submitted to each cluster, to
     see whether its nodes reach this host. Works with a service running or without.
@@ -210,7 +209,7 @@ def check(
         _require_cluster(session, name)
     checked = Checked(session.console, quiet=as_json)
     # Nodes need not reach this host when nothing of ours runs on them.
-    checked.add(HOST, (one for one in check_host(session) if not (outside and one.subject == ADDRESS)))
+    checked.add(Place(), (one for one in check_host(session) if not (outside and one.subject == ADDRESS)))
     if checked.ok:
         prepare_directory(session.directory)
         with session.moving.status("checking the clusters") as status:
@@ -221,7 +220,7 @@ def check(
                     session,
                     options,
                     tell=lambda progress: status.update(_progress_text(progress)),
-                    found=lambda cluster, results: checked.add(cluster or HOST, results),
+                    found=checked.add,
                 )
             )
     if as_json:
@@ -248,7 +247,7 @@ class Checked:
         """``quiet``: collect results without printing them."""
         self._console = console
         self._quiet = quiet
-        self._results: list[tuple[str, CheckResult]] = []
+        self._results: list[tuple[Place, CheckResult]] = []
 
     @property
     def failures(self) -> int:
@@ -260,10 +259,10 @@ class Checked:
         """True while nothing has failed."""
         return not self.failures
 
-    def add(self, where: str, results: Iterable[CheckResult]) -> None:
-        """Take in and print the results for this host or for one cluster."""
+    def add(self, where: Place, results: Iterable[CheckResult]) -> None:
+        """Take in and print the results for one place."""
         if not self._quiet:
-            self._console.print(f"[bold]{escape(where)}[/]")
+            self._console.print(f"[bold]{escape(str(where))}[/]")
         for result in results:
             self._results.append((where, result))
             if not self._quiet:
@@ -279,7 +278,8 @@ class Checked:
         """Return all results as JSON."""
         checks = [
             {
-                "cluster": None if where == HOST else where,
+                "cluster": where.cluster,
+                "site": where.site,
                 "subject": result.subject,
                 "ok": result.ok,
                 "found": result.found,

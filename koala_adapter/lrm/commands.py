@@ -11,6 +11,7 @@ from __future__ import annotations
 import calendar
 import getpass
 import os
+import platform
 import pwd
 import shutil
 import signal
@@ -141,7 +142,14 @@ class LocalHost(LrmHost):
     async def facts(self) -> HostFacts:
         home = pwd.getpwuid(os.geteuid()).pw_dir
         name = socket.gethostname()
-        return HostFacts(name=name, user=login_name(), uid=os.geteuid(), home=home, variables=dict(os.environ))
+        return HostFacts(
+            name=name,
+            user=login_name(),
+            uid=os.geteuid(),
+            home=home,
+            variables=dict(os.environ),
+            python=platform.python_version(),
+        )
 
     async def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", environment: Mapping[str, str] | None = None

@@ -26,6 +26,8 @@ class HostFacts:
     home: str
     variables: Mapping[str, str]
     """Environment of the user there."""
+    python: str
+    """Version of the Python that koala uses there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

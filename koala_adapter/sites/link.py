@@ -241,7 +241,7 @@ class Link:
                 return rest
             self._said[:] = said[-2000:]
             if len(noise) > LONGEST_NOISE:
-                raise anyio.EndOfStream
+                raise await self._refused(f"a login there prints more than {LONGEST_NOISE // 1024} KiB")
 
     async def _refused(self, why: str) -> LrmUnreachableError:
         with anyio.move_on_after(COMPLAINT_SECONDS):
@@ -506,7 +506,7 @@ def _remedy(told: str, argv: Sequence[str]) -> str:
     low = told.lower()
     if "host key verification failed" in low or "host identification has changed" in low:
         return f"verify the host key of the site, then connect once by hand: ssh {destination}"
-    if "not found" in low or "no such file" in low:
+    if "not found" in low or "no such file" in low or "syntaxerror" in low:
         return "give the path of a Python 3.6 or newer there as `python` of the site (`koala init --python`)"
     if "could not resolve" in low or "timed out" in low or "refused" in low or "unreachable" in low:
         return f"see whether `ssh {destination}` connects"

@@ -335,6 +335,7 @@ def _facts(found: Mapping[str, Any]) -> HostFacts:
         uid=_whole(found["uid"], 2**32),
         home=str(found["home"]),
         variables={str(name): str(value) for name, value in dict(found["variables"]).items()},
+        python=_name(found["python"]),
     )
 
 

@@ -28,6 +28,7 @@ from koala_adapter.lrm.rate import URGENT_SHARE, WINDOW
 from koala_adapter.outcome import JobState
 from koala_adapter.service.clusters import read_cluster
 from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
+from koala_adapter.sitesetup.sitecheck import SiteCheck
 from koala_adapter.sitesetup.trial import Trial, TrialCenter
 
 if TYPE_CHECKING:
@@ -258,10 +259,6 @@ class ClusterCheck:
     async def look(self, lrm: Lrm, commands: CommandRunner) -> list[CheckResult]:
         """Return what was found of a cluster whose plugin has not started yet."""
         results: list[CheckResult] = []
-        if not self.host.here:
-            results.append(await self._step(f"site {self.config.site}", self._site))
-            if not results[0].ok:
-                return results
         self.tell("starting")
         commands.patience = REACH_TIME
         try:
@@ -296,18 +293,6 @@ class ClusterCheck:
             )
             results += await trial.run()
         return results
-
-    async def _site(self) -> str:
-        """Connect the site, and return whom it is and how quick."""
-        if self.center is not None:
-            self.host.relay_agents_to(self.center.scripts.site.control_center.address_here, self.center.port)
-        facts = await self.host.facts()
-        begun = anyio.current_time()
-        await self.host.resolved("/")
-        answered = (anyio.current_time() - begun) * 1000
-        door = self.host.door if self.center is not None else None
-        agents = f"; agents report to {door[0]}:{door[1]}" if door is not None else ""
-        return f"{facts.user}@{facts.name} by ssh, which answers in {answered:.0f} ms{agents}"
 
     async def _plugin_checks(self, lrm: Lrm) -> list[CheckResult]:
         self.tell("looking at commands and libraries")
@@ -449,6 +434,55 @@ def asked_times(installation: Installation) -> list[AskedTime]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What results are of: a cluster, a site, or this host."""
+
+    site: str | None = None
+    cluster: str | None = None
+
+    @classmethod
+    def of(cls, config: ClusterConfig) -> Place:
+        """Return the place of a cluster."""
+        return cls(site=config.site, cluster=config.name)
+
+    def __str__(self) -> str:
+        """Return what a person is told of it."""
+        return self.cluster or (f"site {self.site}" if self.site else "this host")
+
+
+class _Results:
+    """The results of places, which are reported in order, and what is being looked at meanwhile."""
+
+    def __init__(
+        self,
+        clusters: Sequence[ClusterConfig],
+        tell: Callable[[Mapping[str, str]], None],
+        found: Callable[[Place, Sequence[CheckResult]], None],
+    ) -> None:
+        """The order is that of the clusters; a site comes before the first of its own."""
+        places = [place for one in clusters for place in (Place(site=one.site), Place.of(one)) if place != Place()]
+        self._awaited = list(dict.fromkeys(places))
+        self._progress: dict[str, str] = {}
+        self._done: dict[Place, Sequence[CheckResult]] = {}
+        self._tell = tell
+        self._found = found
+
+    def show(self, place: Place, text: str) -> None:
+        """Tell what is being looked at."""
+        self._progress[str(place)] = text
+        self._tell(self._progress)
+
+    def take(self, place: Place, results: Sequence[CheckResult]) -> None:
+        """Take in the results of a place; none: it could not be looked at."""
+        self._done[place] = results
+        self._progress.pop(str(place), None)
+        while self._awaited and self._awaited[0] in self._done:
+            first = self._awaited.pop(0)
+            if self._done[first]:
+                self._found(first, self._done[first])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
     """Options of ``koala check``."""
 
@@ -465,29 +499,15 @@ async def check_clusters(
     options: CheckOptions,
     *,
     tell: Callable[[Mapping[str, str]], None],
-    found: Callable[[str, Sequence[CheckResult]], None],
+    found: Callable[[Place, Sequence[CheckResult]], None],
 ) -> None:
-    """Check the clusters side by side.
+    """Check the clusters side by side, and before them the sites that they are at.
 
-    ``tell`` hears what is being looked at in each cluster that is not checked yet. ``found`` gets the results of each
-    cluster when those before it are there; and, without the name of a cluster, what keeps placeholders from being
-    tried at all.
+    ``tell`` hears what is being looked at in each place that is not checked yet. ``found`` gets the results of each
+    place when those before it are there; and for this host, what keeps placeholders from being tried at all.
     """
-    progress: dict[str, str] = {}
-    done: dict[str, list[CheckResult]] = {}
     clusters = [config for config in installation.site.clusters if _is_checked(installation, config, options)]
-    awaited = [config.name for config in clusters]
-
-    def show(name: str, text: str) -> None:
-        progress[name] = text
-        tell(progress)
-
-    async def one(check: ClusterCheck, name: str) -> None:
-        done[name] = await check.run()
-        progress.pop(name, None)
-        while awaited and awaited[0] in done:
-            found(awaited[0], done[awaited.pop(0)])
-
+    results = _Results(clusters, tell, found)
     asked = await anyio.to_thread.run_sync(asked_times, installation)
     async with AsyncExitStack() as stack:
         center_tasks = await stack.enter_async_context(anyio.create_task_group())
@@ -496,23 +516,55 @@ async def check_clusters(
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="koala-check-")))
             center, trouble = await _listen(installation, directory, center_tasks)
             if trouble is not None:
-                found("", [trouble])
+                found(Place(), [trouble])
         hosts = await stack.enter_async_context(SiteHosts(installation.site.sites, installation.directory))
+        checks = [
+            ClusterCheck(
+                config=config,
+                plugins=installation.plugins,
+                directory=installation.directory,
+                tell=partial(results.show, Place.of(config)),
+                center=center,
+                timeout=options.timeout or 0.0,
+                outside=options.outside,
+                asked=asked,
+                host=hosts.at(config.site),
+            )
+            for config in clusters
+        ]
         async with anyio.create_task_group() as tasks:
-            for config in clusters:
-                check = ClusterCheck(
-                    config=config,
-                    plugins=installation.plugins,
-                    directory=installation.directory,
-                    tell=partial(show, config.name),
-                    center=center,
-                    timeout=options.timeout or 0.0,
-                    outside=options.outside,
-                    asked=asked,
-                    host=hosts.at(config.site),
-                )
-                tasks.start_soon(one, check, config.name)
+            tasks.start_soon(_check_all, [check for check in checks if check.config.site is None], results)
+            for remote in installation.site.sites:
+                if there := [check for check in checks if check.config.site == remote.name]:
+                    place = Place(site=remote.name)
+                    site = SiteCheck(
+                        config=remote,
+                        host=hosts.at(remote.name),
+                        center=None if center is None else center.address_here,
+                        tell=partial(results.show, place),
+                    )
+                    tasks.start_soon(_check_at_site, site, there, results)
         center_tasks.cancel_scope.cancel()
+
+
+async def _check_all(checks: Sequence[ClusterCheck], results: _Results) -> None:
+    async def one(check: ClusterCheck) -> None:
+        results.take(Place.of(check.config), await check.run())
+
+    async with anyio.create_task_group() as tasks:
+        for check in checks:
+            tasks.start_soon(one, check)
+
+
+async def _check_at_site(site: SiteCheck, there: Sequence[ClusterCheck], results: _Results) -> None:
+    """Check a site, and its clusters if it can be connected."""
+    found = await site.run()
+    results.take(Place(site=site.config.name), found)
+    if found[0].ok:
+        await _check_all(there, results)
+        return
+    for check in there:
+        results.take(Place.of(check.config), [])
 
 
 def _is_checked(installation: Installation, config: ClusterConfig, options: CheckOptions) -> bool:

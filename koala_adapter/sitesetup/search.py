@@ -80,7 +80,7 @@ async def look_at_site(site: RemoteSiteConfig, host: LrmHost, plugins: Mapping[s
         around = Surroundings(environment=environment, uid=facts.uid, host=host, call=portal.call)
         candidates, left_out = await anyio.to_thread.run_sync(find_candidates, able, around)
         await portal.stop(cancel_remaining=True)
-    listen = await _address_for_nodes(host)
+    listen = await address_for_nodes(host)
     found = site.model_copy(update={"listen": listen or None})
     return FoundSite(
         site=found,
@@ -107,7 +107,7 @@ async def _variables_of_login(host: LrmHost, facts: HostFacts) -> Mapping[str, s
     return dict(line.split("=", 1) for line in told.split("\0") if "=" in line)
 
 
-async def _address_for_nodes(host: LrmHost) -> str:
+async def address_for_nodes(host: LrmHost) -> str:
     """Return an address of the login node where its name does not lead to it; empty: the name serves."""
     try:
         with anyio.fail_after(LOGIN_TIME):

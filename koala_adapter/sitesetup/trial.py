@@ -165,6 +165,11 @@ class TrialCenter(AgentListener):
         """Give a placeholder to a session."""
         self._visits[placeholder].session = session_hash
 
+    @property
+    def address_here(self) -> tuple[str, int]:
+        """Where it listens, as this host itself finds it."""
+        return self._site.control_center.address_here, self.port
+
     async def serve(self, tasks: TaskGroup) -> None:
         """Listen where the service would, on its own port if that is free, else on another.
 
@@ -540,10 +545,10 @@ class Trial:
             found = f"not tried: still {job.state.value} after {self._timeout:.0f} s{reason}"
             return _bad("placeholder", found, "try again when the cluster is less full, with --timeout, or --no-submit")
         found = f"runs on {job.nodes[0]}, but its agent has not reported; it was told to go to {address}{said}"
-        remedy = (
-            f"let the nodes connect to {address} (TCP; a firewall?), or set control_center.address to an address of "
-            "this host that they reach, and control_center.port for a firewall rule"
-        )
+        setting = "control_center.address to an address of this host that they reach, and control_center.port for a "
+        if not self._commands.host.here:
+            setting = "`listen` of the site to an address of its login node that they reach; the port is kept for a "
+        remedy = f"let the nodes connect to {address} (TCP; a firewall?), or set {setting}firewall rule"
         return _bad("placeholder", found, remedy)
 
     async def _in_hold(self, job: LrmJob) -> CheckResult:

@@ -21,6 +21,7 @@ from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, NodeGpus, NodeSta
 from koala_adapter.report.sitevalues import PlannedComponent
 from koala_adapter.report.values import ComponentReport, JobReport
 from koala_adapter.service.clusters import ClusterReading
+from koala_adapter.sitesetup.checks import Place
 from tests.unit.api.jobreports import job_report
 from tests.unit.scheduler.scheduler_site import Site
 from tests.unit.service.scripted_lrm import config, node
@@ -90,9 +91,14 @@ def test_check_lines_and_summary() -> None:
     """Each line is OK or FAIL; only a FAIL has its remedy; square brackets are text."""
     file = io.StringIO()
     checked = Checked(make_console(file), quiet=False)
-    checked.add("alpha", [CheckResult(subject="version", ok=True, found="[slurm] 22.05", remedy="none needed")])
+    checked.add(
+        Place(cluster="alpha"), [CheckResult(subject="version", ok=True, found="[slurm] 22.05", remedy="none needed")]
+    )
     assert checked.ok
-    checked.add("beta", [CheckResult(subject="nodes", ok=False, found="none", remedy="switch them on")])
+    checked.add(
+        Place(site="delft", cluster="beta"),
+        [CheckResult(subject="nodes", ok=False, found="none", remedy="switch them on")],
+    )
     assert file.getvalue().splitlines() == [
         "alpha",
         "  OK   version: [slurm] 22.05",

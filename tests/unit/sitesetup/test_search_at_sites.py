@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import anyio
 import pytest
 
 import koala_local
@@ -16,42 +14,12 @@ from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.errors import ConfigurationError, LoginNeededError, LrmUnreachableError
 from koala_adapter.lrm import Discovery, FoundCluster, Surroundings
 from koala_adapter.sitesetup.search import search, sites_of
-from tests.local_daemon import end_daemon
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from koala_adapter.lrm import PluginDefinition
     from koala_adapter.sitesetup.search import Found
-
-SSH = """#!/bin/sh
-while [ "$#" -gt 2 ]; do shift; done
-[ "$1" != shut ] || { echo "me@shut: Permission denied (publickey)." >&2; exit 255; }
-[ "$1" != changed ] || { echo "Host key verification failed." >&2; exit 255; }
-echo "Welcome!"
-export SHELL=/bin/sh HOME="$SITE_HOME"
-exec sh -c "$2"
-"""
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return the home directory at all sites, whose login files set a variable; ssh is the stand-in."""
-    ssh = tmp_path / "bin" / "ssh"
-    ssh.parent.mkdir()
-    ssh.write_text(SSH)
-    ssh.chmod(0o755)
-    home = tmp_path / "home"
-    (home / "tools").mkdir(parents=True)
-    (home / "tools" / "far-tool").write_text("#!/bin/sh\necho said $ASKED\n")
-    (home / "tools" / "far-tool").chmod(0o755)
-    (home / ".profile").write_text(f"echo Today is a holiday.\nexport FAR=1 PATH={home}/tools:$PATH\n")
-    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("SITE_HOME", str(home))
-    yield home
-    for cluster in (tmp_path / "state").rglob("clusters/*"):
-        anyio.run(end_daemon, cluster)
 
 
 def discover(around: Surroundings) -> Discovery:
