@@ -18,7 +18,7 @@ class SizeRule:
     name = "any"
 
     def one_growth_at_a_time(self, size: int) -> bool:
-        """Tell whether two that a program of ``size`` takes may lead to a size that is not usable.
+        """Return whether two growths of a program of ``size`` may add up to an unusable size, so that one must wait.
 
         They do where the second one is there first, or alone.
         """

@@ -95,7 +95,7 @@ class Session:
 
     @cached_property
     def here(self) -> Site:
-        """The site and its service, as programs have them."""
+        """The site with its service, as the Python interface has it."""
         from koala_adapter.python.site import Site
 
         return Site(self.site_option, state=self.state_option, notice=self.remark, before_reading=self.set_up_log)
@@ -180,7 +180,7 @@ def make_console(file: IO[str]) -> Console:
 
 
 class LineEnds(io.TextIOBase):
-    """Passes text on without the spaces that a table leaves at the ends of its lines."""
+    """Output stream that drops trailing spaces of lines, which tables leave."""
 
     def __init__(self, file: IO[str]) -> None:
         """Write to ``file``."""

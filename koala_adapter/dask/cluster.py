@@ -239,7 +239,7 @@ class Owner(Protocol):
         """Have the job of ``size`` workers of the scheduler at an address, with its files, during the block."""
 
     def say(self, text: str, *, trouble: bool = False) -> None:
-        """Take what a person may want to know."""
+        """Called with messages for the user."""
 
     def job_over(self, text: str, *, bad: bool) -> None:
         """Note that the job has ended by itself; ``text`` says so, ``bad``: otherwise than well."""

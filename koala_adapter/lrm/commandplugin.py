@@ -153,7 +153,7 @@ class SubmissionForm(ABC):
         return option if new is None else self.renamed(option, new)
 
     def native(self, options: Iterable[Option], directives: Directives) -> str:
-        """Return what a DRMAA library is asked for beside what a job template says. Raises LrmRejectedError."""
+        """Return the native specification for a DRMAA library. Raises LrmRejectedError."""
         return one_text(self.arguments((option for option in options if option[0] not in self.in_template), directives))
 
     def obstacle_to_drmaa(self, directives: Directives) -> str:

@@ -207,7 +207,7 @@ def layout_of(job: LrmJob) -> tuple[tuple[str, int], ...]:
 
 
 def difference(layout: tuple[tuple[str, int], ...], nodes: tuple[tuple[str, int], ...]) -> str:
-    """Return in what a job's place is not what we said."""
+    """Return how a job's actual nodes differ from those of its start, in words; empty when they do not."""
     if sorted(layout) == sorted(nodes):
         return ""
     if dict(layout).keys() != dict(nodes).keys():

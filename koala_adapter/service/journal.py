@@ -273,7 +273,7 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the journal."""
         self.close()
 
     def close(self) -> None:

@@ -54,7 +54,7 @@ TOLD_EVERY = 1.0
 
 
 class Progress:
-    """Tells a person how the check of a cluster gets on."""
+    """Shows the progress of a cluster's check."""
 
     def __init__(self, tell: Callable[[str], None], commands: CommandRunner) -> None:
         """``commands``: whose requests are waited for."""
@@ -63,12 +63,12 @@ class Progress:
         self._step = ""
 
     def __call__(self, step: str) -> None:
-        """Tell what is being looked at from now on."""
+        """Show the present step."""
         self._step = step
         self._tell(step)
 
     async def tell_waits(self) -> None:
-        """Tell which request has no answer yet and for how long, until cancelled."""
+        """Show requests without an answer and their waiting time, until cancelled."""
         while True:
             await anyio.sleep(TOLD_EVERY)
             awaited = self._commands.awaited
@@ -83,7 +83,7 @@ OLDEST_PYTHON = (3, 11)
 
 
 class Installation(Protocol):
-    """What is checked. Each part is looked up when it is asked for, and then may be refused with a KoalaError."""
+    """Parts of the installation to be checked, each loaded on demand; loading may raise KoalaError."""
 
     @property
     def plugins(self) -> Mapping[str, PluginDefinition]:
@@ -143,7 +143,7 @@ def _package() -> CheckResult:
 
 
 def _guarded(subject: str, look: Callable[[], str]) -> CheckResult:
-    """Make a result of what ``look`` returns or raises."""
+    """Return the result of ``look``, or a failed result for what it raises."""
     try:
         return CheckResult(subject=subject, ok=True, found=look())
     except KoalaError as error:
@@ -406,7 +406,7 @@ def _hint(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedTime:
-    """What a job that waits asks of the batch systems, with the time for its start."""
+    """Walltime of waiting jobs, with the time for their start."""
 
     job_id: str
     seconds: int
@@ -568,7 +568,7 @@ async def _check_at_site(site: SiteCheck, there: Sequence[ClusterCheck], results
 
 
 def _is_checked(installation: Installation, config: ClusterConfig, options: CheckOptions) -> bool:
-    """Tell whether it is asked for, or in use.
+    """Return whether a cluster is checked: it is named, or enabled.
 
     Where nothing can be submitted it is not enabled, and yet scheduled from outside.
     """

@@ -134,7 +134,7 @@ PROBE_TIME = 90.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsableCluster:
-    """A batch system that answers and takes jobs, with what its table of a site file should say."""
+    """A batch system that answers and takes jobs, with the table for a site file."""
 
     candidate: Candidate
     version: str
@@ -220,7 +220,7 @@ async def _look(candidate: Candidate, config: ClusterConfig, lrm: Lrm, host: Lrm
 
 
 def _chosen(queues: Sequence[Queue]) -> Queue | None:
-    """Return the default queue, or the largest that is open where there is one choice to be made; None: no need.
+    """Return the queue to be named in a site file; None: none need be named.
 
     A batch system whose queues are none of them a default chooses by itself; so does one whose default is closed
     not, and then the site file must name another.

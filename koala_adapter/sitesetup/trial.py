@@ -88,7 +88,7 @@ _UNTRIED = {
 
 
 def judged(end: TaskEnd | None, printed: str, said: MpiResize) -> CheckResult:
-    """Return what is to be told of a probe. ``said``: what the site file says of the cluster."""
+    """Return the results of a trial. ``said``: the cluster's table in the site file."""
     if end is None or not end.ok:
         return _result("not tried: the probe did not come to its end", said)
     for words, found in _UNTRIED.items():
@@ -412,7 +412,7 @@ class Trial:
         return any(job.state not in GONE for job in jobs.values())
 
     def _told_apart(self) -> CheckResult:
-        """Say whether each placeholder of a submission knows its own number."""
+        """Check that each placeholder of a submission knows its index."""
         subject, variable = "numbers", self._lrm.array_index_variable
         count, silent = len(self._visits), self._silent()
         if count == 1:
@@ -431,7 +431,7 @@ class Trial:
         return _bad(subject, found, remedy)
 
     async def _use(self, placeholder: PlaceholderId, waited: float) -> CheckResult:
-        """Run a command in a placeholder that has reported: what it prints must come back."""
+        """Run a command in a placeholder; its output must come back."""
         agent = self._visits[placeholder].agent
         if agent is None:
             raise LrmError("the placeholder has not reported")
@@ -515,7 +515,7 @@ class Trial:
                     path.parent.rmdir()
 
     async def _see_off(self) -> None:
-        """Cancel what is there, and wait until it has gone."""
+        """Cancel placeholders and wait until they are gone."""
         # At once what is known: cancels do not wait for the bound of requests, looks do.
         await self._cancel(self._visits)
         if await self._look():
@@ -570,7 +570,7 @@ class Trial:
         return _bad("placeholder", found, remedy)
 
     def _most_telling(self) -> LrmJob | None:
-        """Return the placeholder that came farthest: one on a node, else one that waits, else one that has ended."""
+        """Return the placeholder that came farthest: running, else waiting, else ended."""
         jobs = sorted(self._seen.values(), key=lambda job: (job.state in GONE, not job.nodes))
         return next(iter(jobs), None)
 

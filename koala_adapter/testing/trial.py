@@ -128,7 +128,7 @@ BEATS_PER_SECOND = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LrmUnderTest:
-    """A started LRM and what the kit must know about it."""
+    """The LRM that the conformance kit tests: started, with what the kit must know of its cluster."""
 
     definition: PluginDefinition
     settings: BaseModel

@@ -93,7 +93,7 @@ DIRECTIVES = frozenset({"directives"})
 
 
 def slot_keys(library: Library) -> frozenset[str]:
-    """Return the keys of a slot that can be asked for in the words of a library."""
+    """Return the keys of a slot that a library can express."""
     return DIRECTIVES | {key for key, _ in library.slots}
 
 
@@ -242,7 +242,7 @@ class DrmaaLrm(Lrm):
         self._adopt_library()
 
     def _adopt_library(self) -> None:
-        """Say what the library can do; which it is is known for certain when it has been loaded."""
+        """Set capabilities by the library, which is certain only when it is loaded."""
         library = self.client.library
         self.array_index_variable = index_variable(self._settings, library) or INDEX_VARIABLE
         self.job_id_variable = library.job_id_variable

@@ -66,7 +66,7 @@ MOST_JOBS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A submission as it reaches the daemon."""
+    """A submission to the daemon."""
 
     name: str
     user: str
@@ -83,10 +83,10 @@ class Request:
 
 
 class LocalCluster:
-    """Jobs in order of submission, on disk before anything happens to them."""
+    """Jobs and nodes of the local cluster; each change is stored before it takes effect."""
 
     def __init__(self, layout: Layout, store: JobStore, directory: Path, loop: asyncio.AbstractEventLoop) -> None:
-        """Take up the jobs that an earlier daemon has left."""
+        """``store``: has the jobs of earlier daemons."""
         self.layout = layout
         self._store = store
         self._loop = loop
@@ -101,7 +101,7 @@ class LocalCluster:
     # -- what is asked ----------------------------------------------------------------------------------------
 
     def configure(self, layout: Layout) -> None:
-        """Take another layout; jobs on nodes that are no more run on to their end."""
+        """Set another layout; jobs on removed nodes run to their end."""
         self.layout = layout
         self._start_waiting()
 
@@ -111,7 +111,7 @@ class LocalCluster:
         return any(job.state is not LrmJobState.ENDED for job in self._jobs.values())
 
     def rooms(self) -> dict[str, Room]:
-        """Return what is left of each node."""
+        """Return the free resources of each node."""
         return rooms(self.layout.nodes, self._jobs.values())
 
     def jobs(self, prefix: str) -> list[JobRecord]:
@@ -199,7 +199,7 @@ class LocalCluster:
             self._processes.set_walltime(job)
 
     def close(self) -> None:
-        """Leave the jobs to the next daemon."""
+        """End without touching the jobs, which the next daemon takes over."""
         self._processes.close()
 
     # -- what happens -----------------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ Operation: TypeAlias = "Callable[[LocalCluster, Fields], dict[str, Json]]"
 
 
 def _change(change: Callable[..., None], *arguments: Callable[[Fields], object]) -> Operation:
-    """Return the operation that calls a method of the cluster with what is read of the request."""
+    """Return the operation that calls a method of the cluster with arguments parsed from the request."""
 
     def operation(cluster: LocalCluster, fields: Fields) -> dict[str, Json]:
         change(cluster, *(read(fields) for read in arguments))

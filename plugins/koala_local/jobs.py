@@ -166,7 +166,7 @@ QUEUE = "local"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSlots:
-    """A simulated node, and what jobs can have of it."""
+    """A simulated node: processors, memory and GPUs for jobs."""
 
     name: str
     processors: int
@@ -382,7 +382,7 @@ class JobRecord:
 
 @dataclass(slots=True, kw_only=True)
 class Room:
-    """What is left of a node."""
+    """Free resources of a node."""
 
     node: NodeSlots
     processors: int
@@ -391,7 +391,7 @@ class Room:
     jobs: int = 0
 
     def takes(self, job: JobRecord) -> bool:
-        """Tell whether a job can start here now."""
+        """Return whether a job can start on the node now."""
         return (
             self.processors >= job.threads
             and not (job.exclusive and self.jobs)
@@ -400,14 +400,14 @@ class Room:
         )
 
     def start(self, job: JobRecord) -> JobRecord:
-        """Return a job as it is on this node, with its part of it."""
+        """Return a job as started on the node."""
         taken = self.node.processors if job.exclusive else job.threads
         placed = replace(job, node=self.node.name, taken=taken, devices=tuple(self.devices[: job.gpus]))
         self.take(placed)
         return placed
 
     def take(self, job: JobRecord) -> None:
-        """Count what a job has here."""
+        """Subtract a job's resources."""
         self.processors -= job.processors
         self.memory_mib -= job.memory_mib
         self.devices = [device for device in self.devices if device not in job.devices]
@@ -429,7 +429,7 @@ def rooms(nodes: Sequence[NodeSlots], jobs: Iterable[JobRecord]) -> dict[str, Ro
 
 
 def fits_ever(nodes: Sequence[NodeSlots], job: JobRecord) -> bool:
-    """Tell whether a job could start when no other job is there."""
+    """Return whether a job could start on an empty cluster."""
     return any(room.takes(job) for room in rooms(nodes, ()).values())
 
 

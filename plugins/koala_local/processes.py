@@ -43,14 +43,14 @@ LEAST_MEMORY = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gated:
-    """A process that waits for its gate to be opened."""
+    """A started process that waits for permission to run its script."""
 
     pid: int
     birth: str
     gate: int
 
     def open(self) -> None:
-        """Let the script run. A process that is already dead is told of by its end, not here."""
+        """Let the script run; if the process has died, its end reports that."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self.gate, b"go\n")
         os.close(self.gate)
@@ -62,7 +62,7 @@ def since_boot() -> float:
 
 
 def job_mark(directory: Path, job: JobRecord) -> str:
-    """Return what distinguishes the processes of one run of a job on this host from all others."""
+    """Return a value that marks the processes of one run of a job."""
     return f"{directory}:{job.id}:{job.starts}"
 
 
@@ -122,7 +122,7 @@ def start_gated(job: JobRecord, *, script: Path, environment: Mapping[str, str])
 
 
 def _confine(job: JobRecord, pid: int) -> None:
-    """Keep a process, and all that it will start, to the processors and the memory of its job.
+    """Restrict a process and its children to the processors and memory of its job.
 
     The limit is one of data (RLIMIT_DATA: heap and private writable mappings), of each process by itself. That of the
     address space (RLIMIT_AS) would end programs that reserve far more than they use: those of Go, Java and CUDA do.
@@ -153,7 +153,7 @@ def _open_output(job: JobRecord) -> int:
 
 
 def process_birth(pid: int) -> str:
-    """Return what tells a process from a later one of the same id: boot and start time (proc_pid_stat(5), field 22).
+    """Return boot id and start time of a process, which identify it beside its id (proc_pid_stat(5)).
 
     Empty when there is no such process, or only its remains (a zombie).
     """

@@ -35,7 +35,7 @@ OLDEST_RELEASE = (18,)
 
 
 class PbsChecks(Checks):
-    """What is there, what answers, and what is set so that koala cannot work well."""
+    """Checks of commands, server, and server settings that hinder koala."""
 
     missing_remedy = "install the PBS client commands, or give bin_directory (PBS_EXEC/bin)"
     decisive = "server"
@@ -130,14 +130,14 @@ SCRIPT = b"#!/bin/sh\nexit 0\n"
 
 
 class PbsOutsideChecks(OutsideChecks):
-    """One run of the checks."""
+    """Checks for scheduling from outside, with a job of their own."""
 
     scheduler = "PBS's own scheduler"
     held_for_us = "yes, in an operator's hold"
     held_otherwise = "whom koala leaves the release to"
 
     def __init__(self, commands: PbsCommands, settings: PbsSettings, *, user: str, uid: int) -> None:
-        """``user`` and ``uid``: who we are for PBS."""
+        """``user``, ``uid``: the name and id under which PBS knows this user."""
         self._commands = commands
         self._settings = settings
         self._user = user

@@ -45,12 +45,12 @@ _VERSION = re.compile(r"(?:pbs_version\s*=|version:)\s*(\S+)", re.IGNORECASE)
 
 
 def show_job(job: str, dialect: Dialect) -> tuple[str, ...]:
-    """Return the listing of one job, or element."""
+    """Return the command that lists one job or element."""
     return (*dialect.list_jobs, checked(job))
 
 
 def show_ended(job: str) -> tuple[str, ...]:
-    """Return the listing of one job, or of all elements of an array, that may have ended."""
+    """Return the command that lists a job, or an array's elements, including ended ones."""
     return ("qstat", "-x", *(("-t",) if is_array(job) else ()), "-f", "-F", "json", checked(job))
 
 
@@ -148,7 +148,7 @@ class PbsCommands(CommandSystem):
         return await self._list(self.dialect.list_jobs, parse, action="listing of jobs")
 
     async def job(self, job: str) -> tuple[tuple[LrmJob, ...], Mapping[str, tuple[str, str, str]]]:
-        """Return what is listed of one job, or element, and of it select, place and holds."""
+        """Return a listed job or element with its selection, placement and holds."""
         read = self.dialect.read
 
         def parse(text: str) -> tuple[tuple[LrmJob, ...], Mapping[str, tuple[str, str, str]]]:
@@ -157,14 +157,14 @@ class PbsCommands(CommandSystem):
         return await self._list(show_job(job, self.dialect), parse, action="looking at a job")
 
     async def held_by_operator(self) -> tuple[LrmJob, ...]:
-        """Return the jobs that are not over and have an operator's hold, whoever holds them beside."""
+        """Return unfinished jobs with an operator's hold."""
         read = self.dialect.read
         return await self._list(
             self.dialect.list_jobs, lambda text: parse_held_by_operator(text, read), action="listing of jobs"
         )
 
     async def ended(self, job: str) -> tuple[LrmJob, ...]:
-        """Return what the history says of one job, or of all elements of an array."""
+        """Return the server's history of a job, or of all elements of an array."""
         return await self._list(show_ended(job), parse_jobs, action="history")
 
     async def nodes(self, *, queues: Collection[str] = ()) -> tuple[Node, ...]:
@@ -178,14 +178,14 @@ class PbsCommands(CommandSystem):
         return nodes
 
     async def queues(self, *, home: str) -> tuple[QueueConfig, ...]:
-        """Return what is set for the queues; ``home``: what the server is called."""
+        """Return the queues with their settings; ``home``: name of the server."""
         read = self.dialect.read
         return await self._list(
             self.dialect.list_queues, lambda text: parse_queues(text, read, home=home), action="listing of queues"
         )
 
     async def server(self) -> ServerConfig:
-        """Return what the server says of itself. Raises LrmRejectedError when it speaks the other dialect."""
+        """Return the server's settings. Raises LrmRejectedError when it speaks the other dialect."""
         read = self.dialect.read
         try:
             config = await self._list(
@@ -217,7 +217,7 @@ class Holding:
     """Holds and releases the jobs of one server."""
 
     def __init__(self, commands: PbsCommands, *, operator: bool) -> None:
-        """``operator``: we are an operator of PBS, whose holds users cannot take away."""
+        """``operator``: whether we are an operator of PBS, whose holds users cannot remove."""
         self._commands = commands
         self._operator = operator
 
@@ -232,7 +232,7 @@ class Holding:
         await self._release(await self._holdable(ids), "uo" if self._operator else "u")
 
     async def give_back(self, ids: Sequence[LrmJobId]) -> None:
-        """Take the operator's hold from jobs, and leave their users'; from arrays as a whole."""
+        """Remove the operator's hold and keep the user's; arrays as a whole."""
         await self._release(list(dict.fromkeys(map(array_of, ids))), "o")
 
     async def _release(self, jobs: Sequence[str], kinds: str) -> None:
@@ -240,7 +240,7 @@ class Holding:
             await self._commands.change(release(part, kinds), action="release")
 
     async def _holdable(self, ids: Sequence[LrmJobId]) -> list[str]:
-        """Return jobs, and arrays all of whose waiting elements are named.
+        """Return jobs, and arrays of which all waiting elements are given.
 
         Raises LrmNotFoundError for an element that is not there, and LrmRejectedError for a part of an array.
         """

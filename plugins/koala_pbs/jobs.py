@@ -227,7 +227,7 @@ def _node(name: str, attributes: Attributes, queues: tuple[str, ...]) -> Node:
 
 
 def _features(available: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what is true of a vnode, and the words of its resources that are no numbers."""
+    """Return the true boolean resources and the words of the others of a vnode."""
     found: set[str] = set()
     for name, value in available.items():
         if value.lower() == "true":
@@ -270,12 +270,12 @@ class Chunk:
         return self.value("vnode") or self.value("host")
 
     def on(self, vnode: str) -> str:
-        """Return the chunk, once, tied to a vnode."""
+        """Return one such chunk tied to a vnode."""
         pairs = (f"{name}={value}" for name, value in self.resources if name not in PLACES)
         return ":".join(("1", *pairs, f"vnode={vnode}"))
 
     def taken_from(self, vnode: str) -> str:
-        """Return what it takes from a vnode, as ``qrun -H`` wants it."""
+        """Return the resources that the chunk takes of a vnode, for ``qrun -H``."""
         used = (
             f"{name}={value}"
             for name, value in self.resources
@@ -357,12 +357,12 @@ def _merged(parts: Sequence[str]) -> Iterator[str]:
 
 
 def tied_place(place: str) -> str:
-    """Return the arrangement of a job that is tied to vnodes: free, and what it says of sharing as it was."""
+    """Return the placement of a job tied to vnodes: free, with its former sharing."""
     return ":".join(("free", *(word for word in place.split(":") if word in {"excl", "exclhost", "shared"})))
 
 
 def assign(job: str, select: str, nodes: Sequence[str]) -> Assignment:
-    """Return which chunk of a job goes to which of the nodes, of which there is one entry for each processor.
+    """Assign a job's chunks to nodes, given with one entry for each processor.
 
     Raises LrmRejectedError when its chunks cannot be divided so.
     """
@@ -390,7 +390,7 @@ TRIES = 10_000
 
 
 def _divide(chunks: Sequence[Chunk], counts: Mapping[str, int]) -> list[str] | None:
-    """Return a vnode for each chunk so that all counts are used up; None when that cannot be (or is not found)."""
+    """Return a vnode for each chunk such that all processors are used; None when none is found."""
     if sum(chunk.processors for chunk in chunks) != sum(counts.values()) or not chunks:
         return None
     # Those that insist on a place first, then the largest: the rest fits around them.
@@ -567,7 +567,7 @@ def _state(letter: str, holds: str, attributes: Attributes) -> tuple[LrmJobState
 
 
 def _shape(chunks: tuple[Chunk, ...], place: str) -> dict[str, Any]:
-    """Return how a job's processors can be divided among nodes."""
+    """Return how a job's processors may be divided over nodes."""
     if not chunks:
         return {}
     sizes = {chunk.processors for chunk in chunks}

@@ -165,7 +165,7 @@ class PbsLrm(CommandPlugin):
         return served(self._queues, nodes, default=default)
 
     async def accounted(self, ids: Sequence[LrmJobId]) -> Sequence[LrmJob]:
-        """Return what the server still knows of the ends of these jobs (job_history_duration)."""
+        """Return the ends of jobs in the server's history (job_history_duration)."""
         found: list[LrmJob] = []
         for job in list(dict.fromkeys(map(array_of, ids)))[:LARGEST_HISTORY_REQUEST]:
             with contextlib.suppress(LrmNotFoundError):
@@ -257,14 +257,14 @@ class PbsLrm(CommandPlugin):
             raise error
 
     async def _continue(self, ids: Iterable[LrmJobId]) -> None:
-        """Resume those of these jobs that are suspended: when one is deleted PBS leaves it so for twice kill_delay."""
+        """Resume suspended jobs, as PBS delays the deletion of a suspended one by twice kill_delay."""
         suspended = [job for job in ids if job in self._suspended]
         if self._settings.operator and suspended:
             with contextlib.suppress(LrmError):
                 await self._commands.change(client.signal(self._checked(suspended), "resume"), action="resume")
 
     def _whole(self, ids: Iterable[LrmJobId]) -> list[str]:
-        """Return the arrays of ours of which all elements are named."""
+        """Return arrays of ours of which all elements are given."""
         counts: dict[str, int] = {}
         for job in set(ids):
             counts[array_of(job)] = counts.get(array_of(job), 0) + 1
@@ -330,7 +330,7 @@ class PbsLrm(CommandPlugin):
         return await self._starting.original_request(checked(job))
 
     async def start_on(self, start: PinnedStart) -> None:
-        """Have a held job start on vnodes: see koala_pbs.starting."""
+        """Start a held job on vnodes (module koala_pbs.starting)."""
         if not self.capabilities.pin:
             message = f"Torque lets only its operators start jobs on chosen nodes ({start.job})"
             raise LrmUnsupportedError(message, hint=BE_OPERATOR)
@@ -338,7 +338,7 @@ class PbsLrm(CommandPlugin):
         await self._starting.start_on(start)
 
     async def confirm_start(self, start: PinnedStart) -> None:
-        """Have a job that runs come back in hold."""
+        """Hold a running job, so that it waits held if it is queued again."""
         checked(start.job)
         await self._starting.confirm_start(start)
 

@@ -23,7 +23,7 @@ TRUE = "True"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """What a PBS server says of itself."""
+    """Settings of a PBS server."""
 
     name: str
     version: str
@@ -69,7 +69,7 @@ def parse_server(text: str, read: Reader = read_entries) -> ServerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueConfig:
-    """What is set for a queue."""
+    """Settings of a queue."""
 
     name: str
     executes: bool
@@ -113,7 +113,7 @@ def _queue(name: str, attributes: Attributes, home: str) -> QueueConfig:
 
 
 def served(queues: Mapping[str, QueueConfig], nodes: Iterable[Node], *, default: str) -> tuple[Queue, ...]:
-    """Return queues with the processors that serve them; a routing queue has those of its destinations."""
+    """Return queues with the processors that serve them, for routing queues those of their destinations."""
     nodes = tuple(nodes)
     return tuple(
         Queue(
@@ -142,7 +142,7 @@ def servers_beyond(queue: QueueConfig, queues: Mapping[str, QueueConfig]) -> tup
 
 
 def _way_of(queue: QueueConfig, queues: Mapping[str, QueueConfig]) -> tuple[QueueConfig, ...]:
-    """Return a queue and all of this server that its jobs may come to."""
+    """Return a queue with all queues of this server that its jobs may reach."""
     found: list[QueueConfig] = []
     seen, waiting = {queue.name}, [queue]
     while waiting:

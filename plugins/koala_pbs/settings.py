@@ -34,7 +34,7 @@ FIRST_OPENPBS_RELEASE = 13
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How one form of the commands lists, and what it is asked with."""
+    """Output form and options of one variant of the PBS commands."""
 
     name: str
     list_jobs: tuple[str, ...]
@@ -141,7 +141,7 @@ class PbsSettings(SubmissionSettings):
 
     @model_validator(mode="after")
     def _project_can_be_had(self) -> Self:
-        """Refuse what pbs-drmaa cannot be asked for, at the time the site file is read."""
+        """Refuse settings that pbs-drmaa cannot express, when the site file is read."""
         if self.submit_by == "drmaa" and self.project is not None:
             raise ValueError("project cannot be had with submit_by = 'drmaa'")
         return self

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Original:
-    """What one job asked for before it was tied."""
+    """Request of a job before it was tied."""
 
     select: str
     place: str
@@ -62,7 +62,7 @@ SITES = "o"
 
 
 class Starting(Protocol):
-    """One way to start jobs. All raise LrmError; see the methods of Lrm."""
+    """A way of starting jobs on chosen vnodes; methods raise LrmError."""
 
     async def original_request(self, job: str) -> str:
         """Return what a job asks for, where undoing its start needs that."""
@@ -78,7 +78,7 @@ class Starting(Protocol):
 
 
 async def _look(commands: PbsCommands, job: str) -> tuple[LrmJob, tuple[str, str, str]]:
-    """Return a job, and its select, place and holds. Raises LrmNotFoundError when it has ended."""
+    """Return a job with its selection, placement and holds. Raises LrmNotFoundError when it has ended."""
     jobs, requests = await commands.job(job)
     found = next((one for one in jobs if one.id == job), None)
     if found is None or found.state is LrmJobState.ENDED:
@@ -87,7 +87,7 @@ async def _look(commands: PbsCommands, job: str) -> tuple[LrmJob, tuple[str, str
 
 
 class ByScheduler:
-    """Ties jobs and releases them: PBS's scheduler starts them."""
+    """Starts jobs by tying and releasing them for PBS's scheduler."""
 
     def __init__(self, commands: PbsCommands) -> None:
         self._commands = commands
@@ -139,7 +139,7 @@ class ByScheduler:
 
 
 class ByOperator:
-    """Starts jobs by qrun; one at a time, so that the look at what is free is still true."""
+    """Starts jobs by qrun, one at a time, so that the free processors just seen are still free."""
 
     def __init__(self, commands: PbsCommands) -> None:
         self._commands = commands

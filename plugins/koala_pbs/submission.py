@@ -95,7 +95,7 @@ INDEX_IN_PATH = "^array_index^"
 
 
 def pieces(submission: Submission, largest: int) -> tuple[range, ...]:
-    """Return the indices of the placeholders that go together in one request.
+    """Return the indices of placeholders, divided into those that are submitted together.
 
     ``largest``: array that is taken. Usually all go in one; where they do not, each piece is a request.
     """
@@ -126,7 +126,7 @@ def obstacle_to_drmaa(settings: PbsSettings, directives: Directives) -> str:
 
 
 def _divided(submission: Submission, settings: PbsSettings, directives: Directives) -> tuple[Divided, str]:
-    """Return a submission, divided into what the site maps and the rest, and the chunk that it asks for."""
+    """Divide a submission into mapped keys and the rest, with the chunk that it asks for."""
     torque = settings.dialect == TORQUE_NAME
     divided = QSUB.divided(submission, TORQUE_SLOTS if torque else OPENPBS_SLOTS, directives)
     slot = divided.rest.slot
@@ -181,7 +181,7 @@ def _options(divided: Divided, chunk: str, settings: PbsSettings, piece: range) 
 
 
 def _terms(divided: Divided) -> Iterator[Option]:
-    """Yield what a slot asks for beside its chunk."""
+    """Yield the requests of a slot outside its chunk."""
     slot = divided.rest.slot
     if slot.exclusive:
         yield ("-l", "place=excl")

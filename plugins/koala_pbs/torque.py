@@ -53,7 +53,7 @@ unpack <<'{_END}'
 
 
 def packed(script: str) -> str:
-    """Return a script that does what ``script`` does, and is short enough where that can be; short ones as they are."""
+    """Return a shorter script of the same effect, where the script is too long for Torque."""
     raw = script.encode()
     if len(raw) <= LARGEST_SCRIPT:
         return script
@@ -117,7 +117,7 @@ def _entries(elements: Iterable[_Element], tag: str, key: str) -> dict[str, Attr
 
 
 def _document(text: str) -> str:
-    """Return a document with what cannot be a tag as text. Raises ValueError when there is none."""
+    """Parse a document in which texts may look like tags. Raises ValueError."""
     if len(text) > LARGEST_DOCUMENT:
         raise ValueError(f"{len(text)} characters are more than the {LARGEST_DOCUMENT} that are read")
     # Sites' banners stand before it.
@@ -138,7 +138,7 @@ def _elements(text: str, tag: str, key: str) -> list[_Element]:
 
 
 def _jobs_singly(text: str) -> dict[str, Attributes]:
-    """Return the jobs of a document that is no XML as a whole, or has a job twice: each is read by itself."""
+    """Parse each job of a malformed document by itself."""
     found: dict[str, Attributes] = {}
     heads = list(_JOB_BEGINS.finditer(text))
     if not heads:
@@ -160,7 +160,7 @@ def _jobs_singly(text: str) -> dict[str, Attributes]:
 
 
 def _unreadable(part: str, reason: str) -> Attributes:
-    """Return what stands for a job of which its id, and perhaps its name and owner, is all that is known."""
+    """Return a stand-in for an unreadable job, with id and perhaps name and owner."""
     known = {name: re.search(rf"<{name}>([^<]*)</{name}>", part) for name in ("Job_Name", "Job_Owner")}
     told = {name: match[1].strip() for name, match in known.items() if match is not None}
     return {"Job_Name": "?", **{name: text for name, text in told.items() if text}, "job_state": "?", "comment": reason}
@@ -174,7 +174,7 @@ def _parsed(text: str) -> _Element:
 
 
 def _fault(text: str, tag: str, key: str) -> str:
-    """Return which entry of a document cannot be read; empty when each can."""
+    """Return the first unreadable entry of a document; empty when there is none."""
     for part in text.split(f"<{tag}>")[1:]:
         whole = f"<{tag}>{part.removesuffix('</Data>')}"
         try:
@@ -253,7 +253,7 @@ def read_torque(text: str, section: str) -> dict[str, Attributes]:
 
 
 def _job(attributes: Attributes) -> Attributes:
-    """Return a job; one with values that cannot be read, or without name or state, in a state that is not known."""
+    """Parse a job; one with unreadable values has an unknown state."""
     fault = next((f"it has no {name}" for name in ("Job_Name", "job_state") if not value_of(attributes, name)), "")
     if not fault:
         try:
@@ -322,7 +322,7 @@ def _layout(exec_host: str) -> tuple[tuple[str, int], ...]:
 
 
 def _slots(text: str) -> int:
-    """Return how many slots ``0-3,5`` are."""
+    """Count the slots in ``0-3,5``."""
     count = 0
     for part in text.split(","):
         first, _, last = part.partition("-")

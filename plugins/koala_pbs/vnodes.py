@@ -29,24 +29,24 @@ DEFAULT_PARTITION = "pbs-default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vnode:
-    """The resources of a vnode, and its partition."""
+    """Resources and partition of a vnode."""
 
     available: Mapping[str, str]
     assigned: Mapping[str, str]
     partition: str = ""
 
     def never_has(self, name: str, amount: str) -> bool:
-        """Tell whether it has less of a resource than this even when no job runs on it."""
+        """Return whether the vnode has less than an amount of a resource even when unused."""
         return _amount(self.available.get(name, "0")) < _amount(amount)
 
     def times(self, name: str, amount: str) -> tuple[int, int]:
-        """Return how often this amount of a resource, which is more than 0, is here: ever, and now."""
+        """Return how many times an amount of a resource fits, in all and now."""
         there, each = _amount(self.available.get(name, "0")), _amount(amount)
         taken = min(there, _amount(self.assigned.get(name, "0")))
         return int(there // each), int((there - taken) // each)
 
     def lacks(self, name: str, value: str, *, times: int = 1) -> bool:
-        """Tell whether so many chunks cannot have this much of a resource here, or a word is not among its words."""
+        """Return whether the vnode lacks an amount for each of so many chunks, or a required word."""
         there = self.available.get(name, "")
         if CONSUMABLE.fullmatch(value):
             return not there or _amount(there) - _amount(self.assigned.get(name, "0")) < times * _amount(value)
@@ -62,7 +62,7 @@ def _amount(text: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueTie:
-    """What ties a queue to vnodes."""
+    """Resources and partition that bind a queue to vnodes."""
 
     resources: Mapping[str, str]
     """Of ``default_chunk`` and ``resources_default``: words keep jobs to vnodes."""
@@ -71,7 +71,7 @@ class QueueTie:
     partition: str = ""
 
     def with_defaults(self, chunk: Mapping[str, str]) -> QueueTie:
-        """Return what ties a queue of a server each of whose chunks gets this."""
+        """Return the tie of a queue with the default resources of chunks added."""
         return replace(self, resources={**chunk, **self.resources}, chunk={**chunk, **self.chunk})
 
 
@@ -83,11 +83,11 @@ class Vnodes:
 
     @property
     def known(self) -> frozenset[str]:
-        """Resources that any vnode has: of others it is not known where they are."""
+        """Resources that any vnode has; others cannot be located."""
         return frozenset(name for vnode in self.by_name.values() for name in vnode.available) - COUNTED_ELSEWHERE
 
     def serving(self, chunk: Chunk) -> frozenset[str]:
-        """Return the vnodes that have now what a chunk asks for beside processors and memory."""
+        """Return vnodes that now have a chunk's resources beside processors and memory."""
         known = self.known
         asked = [(name, value) for name, value in chunk.resources if name in known]
         return frozenset(
@@ -95,7 +95,7 @@ class Vnodes:
         )
 
     def require(self, job: str, assignment: Assignment) -> None:
-        """Raise LrmRejectedError when a vnode has not what all chunks together ask of it."""
+        """Raise LrmRejectedError when a vnode lacks what all chunks on it ask for together."""
         known = self.known
         counts: dict[tuple[str, str, str], int] = {}
         for chunk, vnode in assignment.pairs:
@@ -118,7 +118,7 @@ class Vnodes:
         return found.partition == tie.partition and not any(lacking)
 
     def chunks(self, vnode: str, tie: QueueTie) -> tuple[int, int] | None:
-        """Return how many chunks of a queue a vnode has room for by the amounts that each gets: ever, and now.
+        """Return how many chunks of a queue fit on a vnode, in all and now.
 
         None: they get no amount of anything beside processors and memory.
         """
@@ -153,7 +153,7 @@ def parse_vnodes(text: str, read: Reader = read_entries) -> Vnodes:
 def tied(
     nodes: Iterable[Node], vnodes: Vnodes, ties: Mapping[str, QueueTie], *, default: Iterable[str]
 ) -> tuple[Node, ...]:
-    """Return nodes with the queues that they serve by resources and partitions; those that serve none are left out.
+    """Return nodes with the queues that they serve; nodes of no queue are left out.
 
     A queue whose chunks each get an amount of a resource, such as a GPU, has as many places on a node as that allows.
     ``ties``: of all execution queues; ``default``: those in which jobs end up that name none.
@@ -181,7 +181,7 @@ def tied(
 
 
 def placed(jobs: Iterable[LrmJob], selections: Mapping[str, str], vnodes: Vnodes) -> tuple[LrmJob, ...]:
-    """Return jobs, those that wait with the vnodes that have what one of their chunks asks for.
+    """Return jobs; waiting ones with the vnodes that have the resources of one of their chunks.
 
     ``selections``: what each job asks for, with what its queue has added.
     """

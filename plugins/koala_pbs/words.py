@@ -125,7 +125,7 @@ def element_ids(array: str, numbers: Iterable[int]) -> tuple[LrmJobId, ...]:
 
 
 def compacted(jobs: Iterable[str], *, whole: Iterable[str] = ()) -> Iterator[str]:
-    """Yield the fewest arguments that name these jobs: adjacent elements of an array as ``123[1-4].server``.
+    """Yield the shortest list of arguments for jobs; adjacent elements become ``123[1-4].server``.
 
     ``whole``: arrays all of whose elements are named. qdel takes no lists of elements, only such ranges. Raises
     LrmNotFoundError for an id of wrong form.
@@ -200,7 +200,7 @@ def job_state(letter: str) -> LrmJobState:
 
 
 def hold_owner(holds: str) -> HoldOwner | None:
-    """Return whose hold a job is in, of ``Hold_Types``; the user's counts first, because only he knows why."""
+    """Return the owner of a hold from ``Hold_Types``; a user's hold comes first."""
     for letter, owner in (("u", HoldOwner.USER), ("o", HoldOwner.OPERATOR), ("s", HoldOwner.SYSTEM)):
         if letter in holds and holds != "n":
             return owner
@@ -378,7 +378,7 @@ COMPLAINTS = ComplaintTable(
 
 
 def says_usage(complaint: str) -> bool:
-    """Tell whether a command complains that it does not know its options."""
+    """Return whether a command rejects its options as unknown."""
     return any(text in complaint.lower() for text in _USAGE)
 
 

@@ -34,13 +34,13 @@ BE_A_SUBMIT_HOST = "make this a submit host (qconf -as HOST)"
 
 
 class SgeChecks(Checks):
-    """What is there and what answers, from the outside in: the first complaint is the one to mend first."""
+    """Checks of commands, cell and rights, ordered so that the first failure is to be mended first."""
 
     decisive = "qmaster"
     prefer_remedies = True
 
     def __init__(self, lrm: Lrm, commands: GridEngineCommands, settings: SgeSettings) -> None:
-        """``lrm``: of the cell."""
+        """``lrm``: that of the cell."""
         super().__init__(commands.host, settings.bin_directory)
         self._lrm = lrm
         self._commands = commands
@@ -97,7 +97,7 @@ class SgeChecks(Checks):
         return good(self._queue_subject, ", ".join(names) or "none")
 
     async def _user(self) -> CheckResult:
-        """Check that Grid Engine takes jobs of this user at all: Debian's takes none of root."""
+        """Check that Grid Engine accepts jobs of this user: Debian's rejects those of root."""
         user = (await self._host.facts()).uid
         least = smallest_user((await self._commands.run(heldjobs.SHOW_CONFIGURATION)).text)
         found = f"jobs of users with an id of {least} or more are taken (min_uid), yours is {user}"

@@ -33,7 +33,7 @@ REMEDY = "take the option out of that file: Grid Engine cannot be told to ignore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefaultOption:
-    """An option in a file of defaults."""
+    """An option in a file of default options."""
 
     name: str
     path: Path
@@ -79,12 +79,12 @@ async def require_whole_listings(settings: SgeSettings, host: LrmHost) -> None:
 
 
 async def groups_arrays(settings: SgeSettings, host: LrmHost) -> bool:
-    """Tell whether a file of defaults changes what qstat puts together (``-g``), so that it must be told what to do."""
+    """Return whether a defaults file changes the grouping of qstat (``-g``), which must then be given."""
     return any(option.name == "-g" for option in await default_options(settings, "qstat", host))
 
 
 async def check_defaults(settings: SgeSettings, host: LrmHost) -> CheckResult:
-    """Report options of defaults files that hide something, or keep placeholders from being followed."""
+    """Check defaults files for options that hide jobs or keep placeholders from being followed."""
     bad = [*await hiding_options(settings, host)]
     bad += [option for option in await default_options(settings, SUBMISSION, host) if option.name in DELAYING]
     found = ", ".join(f"{option.name} in {option.path}" for option in bad) or "none that matter"

@@ -34,7 +34,7 @@ _ORIGIN = re.compile(r"^\S+ \S+ \[\d+:\d+\]: (?:error: )?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedJob:
-    """What is told of one job, or of an array as a whole."""
+    """Details of one job or array by ``qstat -j``."""
 
     user_hold: bool = False
     """Its user holds it, too."""

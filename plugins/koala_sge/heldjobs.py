@@ -51,13 +51,13 @@ class Wishes:
 
     @property
     def selected(self) -> Wishes:
-        """Return what of them is asked of qselect: jobs have too many walltimes to ask for each."""
+        """Return the requests without the walltime, as qselect is asked with them."""
         kept = tuple((name, value) for name, value in self.resources if name not in WALLTIMES)
         return replace(self, resources=kept, walltime=None)
 
     @property
     def in_words(self) -> str:
-        """Return them as qsub was given them."""
+        """Return the requests as qsub options."""
         resources = ",".join(f"{name}={value}" for name, value in self.resources)
         given = (
             ("-l", resources),
@@ -202,7 +202,7 @@ def job_number(id_: LrmJobId) -> str:
 
 
 def possibly_hook_holds(jobs: Iterable[LrmJob], in_user_hold: Collection[str]) -> list[LrmJob]:
-    """Return the jobs with the hold that a verifier sets: those that wait, and those that would wait again."""
+    """Return jobs with the hold of a verifier: waiting ones and those that would wait again."""
     return [
         job
         for job in jobs
@@ -211,7 +211,7 @@ def possibly_hook_holds(jobs: Iterable[LrmJob], in_user_hold: Collection[str]) -
 
 
 def without_users(jobs: Iterable[LrmJob], explained: Mapping[str, ExplainedJob]) -> tuple[LrmJob, ...]:
-    """Return jobs but for those that their users hold, or of which that is not known.
+    """Return jobs without those that their users hold, or may hold.
 
     ``explained``: what is known, by the numbers of jobs.
     """
@@ -238,7 +238,7 @@ NOT_ASKED_YET = "it is being asked where it may run"
 
 
 class HeldJobs:
-    """What is known of the jobs in hold of one cell."""
+    """Cached knowledge of a cell's held jobs."""
 
     def __init__(self, commands: GridEngineCommands, *, by_queue: bool) -> None:
         """``by_queue``: nodes are queue instances, not hosts."""
@@ -259,7 +259,7 @@ class HeldJobs:
         self._queues_asked_at: float | None = None
 
     async def described(self, listing: bytes, jobs: Sequence[LrmJob]) -> list[LrmJob]:
-        """Return jobs with what is told of them singly; those in hold with the nodes on which they may run, too.
+        """Return jobs with the details known of them; held ones with the nodes on which they may run.
 
         What is not told yet is asked with the next listings. Raises LrmError.
         """
@@ -284,7 +284,7 @@ class HeldJobs:
         return replace(job, group=told.group, account=told.account, submitted_at=submitted)
 
     def queues(self, job: LrmJobId) -> tuple[str, ...] | None:
-        """Return the queues that a job in hold asks for; empty: any, None: it was not listed."""
+        """Return the queues that a held job asks for; empty: any, None: unknown."""
         wishes = self._wishes.get(job_number(job))
         return None if wishes is None else wishes.queues
 
@@ -337,7 +337,7 @@ class HeldJobs:
                 break
 
     async def _selection(self, wishes: Wishes) -> frozenset[str] | None:
-        """Return what Grid Engine selects; None when it has not said."""
+        """Return the queue instances that Grid Engine selects for requests; None when it does not answer."""
         found: list[frozenset[str]] = []
         # The first task of a parallel job is on the same node as all others: a start is on one node.
         for queues in (wishes.queues, wishes.master_queues) if wishes.master_queues else (wishes.queues,):

@@ -153,7 +153,7 @@ class SgeLrm(CommandPlugin):
         self.capabilities = replace(CAPABILITIES, slots=complexes.expressible if complexes.known else NATIVE)
 
     async def learn(self) -> None:
-        """Raise LrmRejectedError when a file of defaults hides jobs, queues or hosts from qstat or qselect.
+        """Raise LrmRejectedError when a defaults file makes listings incomplete.
 
         A qmaster that is out of reach now is tried again later.
         """
@@ -162,7 +162,7 @@ class SgeLrm(CommandPlugin):
         self._singly = await groups_arrays(self._settings, self._context.host)
 
     async def choose_submission(self) -> None:
-        """Read what the cell has for slots, too: an answer that does not come leaves what was known before."""
+        """Choose the way of submission and read what the cell has for slots."""
         await self._learn_complexes()
         await super().choose_submission()
 
@@ -247,7 +247,7 @@ class SgeLrm(CommandPlugin):
         return document, everything
 
     async def _with_holders(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
-        """Say who holds jobs of ours; asked when others are in hold than before, and now and then."""
+        """Add who holds our jobs; asked for when holds change, and now and then."""
         held = frozenset(job.id for job in jobs if job.user == self._user and job.hold is HoldOwner.USER)
         now = time.monotonic()
         if held and (held != self._held or now > self._held_asked_at + HOLDERS_KEPT):
@@ -260,7 +260,7 @@ class SgeLrm(CommandPlugin):
         return [replace(job, hold=self._holders.get(job.id, job.hold)) if job.id in held else job for job in jobs]
 
     async def _with_verdicts(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
-        """Say of jobs of ours that wait why they never start, where that is so: one is asked for with each listing.
+        """Add to waiting jobs of ours why they can never start; one job is checked with each listing.
 
         What qstat -j tells of scheduling is off by default, and says of a full cell only that it is full.
         """
@@ -282,7 +282,7 @@ class SgeLrm(CommandPlugin):
         return replace(job, reason=why, blocked=True, kept=True)
 
     async def _with_layouts(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
-        """Say where the slots of parallel jobs are; asked when one has started."""
+        """Add the nodes of running parallel jobs; asked for when one has started."""
         parallel = {job.id: job.started_at for job in jobs if job.layout and job.processors > 1}
         if parallel.items() - {id_: started for id_, (started, _) in self._layouts.items()}.items():
             document = await self._commands.document(heldjobs.LIST_SLOTS)
@@ -307,7 +307,7 @@ class SgeLrm(CommandPlugin):
         return found
 
     async def _with_reasons(self, jobs: Sequence[LrmJob]) -> tuple[LrmJob, ...]:
-        """Say why jobs of ours are in error state; asked once for each job, because the reason does not change."""
+        """Add the reasons of error states of our jobs; asked for once for each job."""
         broken = {
             heldjobs.job_number(job.id) for job in jobs if job.user == self._user and ERROR_LETTER in job.raw_state
         }
@@ -468,7 +468,7 @@ class SgeLrm(CommandPlugin):
             await self._commands.change(heldjobs.pin(heldjobs.job_number(start.job), queues), action="unpin")
 
     async def _may_be_pinned(self, job: LrmJobId, processors: int) -> LrmJob:
-        """Return a job that may be started on so many processors of a node. Raises LrmError."""
+        """Return a job that may be started on the given processors of a node. Raises LrmError."""
         number = heldjobs.job_number(job)
         listed_at, listed = self._listed
         last = listed.get(job)

@@ -173,7 +173,7 @@ def _programs(around: Surroundings, root: str) -> str:
 
 
 def _refuses_us(around: Surroundings, found: FoundCluster) -> LeftOut | None:
-    """Return why this user can submit nothing there: Debian's Grid Engine takes no jobs of root."""
+    """Return why a Grid Engine accepts no jobs of this user: Debian's rejects root."""
     program = f"{found.settings['bin_directory']}/qconf" if "bin_directory" in found.settings else "qconf"
     variables = {"SGE_ROOT": str(found.settings["root"]), "SGE_CELL": str(found.settings["cell"])}
     for key, variable in PORTS.items():

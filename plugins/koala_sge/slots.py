@@ -43,7 +43,7 @@ _SIZE = re.compile(r"([0-9]+)([kKmMgGtT])")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complexes:
-    """What a cell has for slots, as qconf tells it."""
+    """Complexes and parallel environment of a cell, as qconf shows them."""
 
     known: bool = False
     """Qconf has told it."""
@@ -130,14 +130,14 @@ def parse_complex_value(text: str, name: str) -> int | None:
 
 
 def keep(path: Path, complexes: Complexes) -> None:
-    """Keep the description of a cell, so that submissions can be shown without asking it. Raises OSError."""
+    """Store the description of a cell for showing submissions offline. Raises OSError."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(asdict(complexes)), encoding="utf-8")
     new.replace(path)
 
 
 def kept(path: Path, settings: SgeSettings) -> Complexes:
-    """Return the description that was kept last; without one, what the settings say."""
+    """Return the stored description of a cell, or else what the settings say."""
     try:
         values = json.loads(readable_text(path))
         found = Complexes(**{**values, "booleans": tuple(values["booleans"])})

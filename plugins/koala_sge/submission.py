@@ -119,6 +119,6 @@ def parse_refusals(result: CommandResult, action: ControlAction, ids: Sequence[s
 
 
 def _named_in(line: str, ids: Sequence[str]) -> str:
-    """Return the job that a complaint names, else all that were asked for."""
+    """Return the job that a complaint names, or all that were given."""
     numbers = _NAMED.findall(line)
     return next((id_ for id_ in ids if id_ in numbers or id_.partition(".")[0] in numbers), ", ".join(ids))

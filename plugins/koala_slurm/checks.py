@@ -44,7 +44,7 @@ _TRIAL = Submission(key=BatchKey("koala-check"), count=1, script="#!/bin/sh\nexi
 
 
 class SlurmChecks(Checks):
-    """What is there, what answers, and whether a submission would be taken."""
+    """Checks of commands, controller, and a trial submission that is not sent."""
 
     programs = ("sbatch", "squeue", "sinfo", "scontrol", "scancel")
     missing_remedy = "install slurm-client, or give bin_directory, the directory of the commands"
@@ -131,7 +131,7 @@ class SlurmChecks(Checks):
 
 
 def _with_surplus(said: str) -> str:
-    """Return what sbatch says of a trial job of one processor, and that it would be given more than one."""
+    """Return the result of sbatch --test-only for one processor, with a note if more would be allocated."""
     match = _GIVEN.search(said)
     if match is None or int(match[1]) <= 1:
         return said
@@ -154,14 +154,14 @@ SCRIPT = b"#!/bin/sh\nexit 0\n"
 
 
 class SlurmOutsideChecks(OutsideChecks):
-    """One run of the checks."""
+    """Checks for scheduling from outside, with a job of their own."""
 
     scheduler = "Slurm's own scheduler"
     held_for_us = "yes, and marked as ours"
     held_otherwise = "not marked as ours"
 
     def __init__(self, commands: SlurmCommands, reader: OutsideReader, *, user: str, uid: int) -> None:
-        """``user`` and ``uid``: who we are for Slurm."""
+        """``user``, ``uid``: the name and id under which Slurm knows this user."""
         self._commands = commands
         self._reader = reader
         self._user = user

@@ -154,7 +154,7 @@ class CommandReader:
         self._partitions_read_at: float | None = None
 
     async def start(self, config: ControllerConfig) -> None:
-        """Learn what Slurm gives to one job alone, and from the partitions what differs in them."""
+        """Read what Slurm allocates at least to one job, also by partition."""
         self._unit = config.unit
         self._partitions_read_at = None
         if config.partitions_tell_more:
@@ -166,7 +166,7 @@ class CommandReader:
         self._partitions_read_at = time.monotonic()
 
     async def nodes(self) -> tuple[Node, ...]:
-        """Return all nodes, each once; now and then what their partitions tell is read again."""
+        """List all nodes, each once; settings of partitions are read again now and then."""
         read_at = self._partitions_read_at
         if read_at is not None and time.monotonic() > read_at + PARTITIONS_KEPT:
             await self._read_partitions()

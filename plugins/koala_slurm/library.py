@@ -138,7 +138,7 @@ def _expect(answer: Result, *, action: str, otherwise: type[LrmError] = LrmUnava
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToldJob:
-    """One record of Slurm: a job, or the elements of an array that wait together."""
+    """A record of a job, or of array elements that wait together, from pyslurm."""
 
     jobs: tuple[LrmJob, ...] = ()
     details: JobDetails | None = None
@@ -148,7 +148,7 @@ class ToldJob:
 
 
 class LibraryReader:
-    """The jobs of all users; each time only what has changed is sent and read."""
+    """Reader of all users' jobs by pyslurm that transfers only changes."""
 
     def __init__(self, client: LibraryClient) -> None:
         self._client = client
@@ -162,11 +162,11 @@ class LibraryReader:
         self._again.add(int(job.partition("_")[0].partition("+")[0]))
 
     def repeat(self) -> None:
-        """Have all jobs sent with the next picture: of this one some could not be read."""
+        """Have all jobs sent next time, as some could not be read."""
         self._whole = True
 
     async def jobs(self) -> tuple[list[ToldJob], list[ToldJob]]:
-        """Return all records in squeue's order, and those among them that are new or have changed. Raises LrmError."""
+        """Return all records in squeue's order, and the new or changed ones. Raises LrmError."""
         again, self._again = self._again, set()
         request = {"op": "jobs", "whole": self._whole, "again": sorted(again)}
         # If nobody takes the answer, what it says has been sent for nothing.
@@ -198,7 +198,7 @@ def _told(record: Mapping[str, Any]) -> ToldJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change of a job, and whether pyslurm makes it."""
+    """A change of one job, with whether pyslurm can make it."""
 
     what: str
     verb: str = ""
@@ -236,18 +236,18 @@ DEATHS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessChoice:
-    """By what the jobs of all users are read, and why."""
+    """Choice between pyslurm and commands for listing all users' jobs, with the reason."""
 
     by: Literal["pyslurm", "commands"]
     reason: str
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Choice and reason in one line."""
         return f"by {self.by}: {self.reason}"
 
 
 class LibraryAccess:
-    """Whether pyslurm is used, and pyslurm where it is. Once given up for commands it is not tried again."""
+    """Use of pyslurm; once given up for commands, it is not tried again."""
 
     def __init__(self, context: ClusterContext, settings: SlurmSettings, config: ControllerConfig) -> None:
         """Nothing is started yet. ``config``: of the controller."""
@@ -278,7 +278,7 @@ class LibraryAccess:
         return self._opened and self.choice.by == "pyslurm"
 
     async def settle(self) -> None:
-        """Open the library, if that was not done yet; where it cannot be used, choose commands for good."""
+        """Open the library if that was not done; if it is unusable, choose commands for good."""
         if self._opened or self.choice.by == "commands":
             return
         try:
@@ -291,7 +291,7 @@ class LibraryAccess:
         log.info("how jobs of all users are read", cluster=self._context.cluster, how=str(self.choice))
 
     async def failed(self, error: LrmError) -> bool:
-        """Consider a failure; return whether commands are used instead, this time or from now on."""
+        """Handle a failure; return whether commands are used instead, now or for good."""
         useless = isinstance(error, LibraryError | LrmRejectedError)
         died = isinstance(error, HelperDiedError) and (not self._opened or self.client.deaths >= DEATHS)
         if useless or died:
@@ -325,7 +325,7 @@ class LibraryAccess:
         return True
 
     async def check(self) -> tuple[CheckResult, ...]:
-        """Say what the choice is, after the library was tried. Commands are wrong only where a site wants pyslurm."""
+        """Report the choice; commands are a fault only where the site requires pyslurm."""
         await self.settle()
         ok = self.choice.by == "pyslurm" or not self._wanted
         remedy = "install pyslurm of the controller's release, or set access = 'auto'"

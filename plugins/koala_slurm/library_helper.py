@@ -45,7 +45,7 @@ NOT_RUNNING = frozenset({2020, 2024})
 
 
 class RefusedError(Exception):
-    """A request that cannot be carried out; ``kind``: what that means."""
+    """A request that cannot be carried out; ``kind``: kind of the error."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -101,7 +101,7 @@ def squeue_id(values: Values) -> str:
 
 
 def untold(values: Values) -> str:
-    """Return what of a job pyslurm does not tell as it is; empty when it tells all that is watched."""
+    """Return what pyslurm reports incompletely for a job; empty when it reports everything that is needed."""
     if values["name"] is None:
         return "a name that pyslurm takes for none"
     if values["dependencies"] is not None:
@@ -117,7 +117,7 @@ def untold(values: Values) -> str:
 
 
 def details_of(job: Any) -> tuple[dict[str, str], list[tuple[str, str]], str]:  # noqa: ANN401 - pyslurm has no types
-    """Return what ``scontrol --details show job`` writes of a job: values, CPU ids by node, and what is not told."""
+    """Return a job's details as ``scontrol --details show job`` has them: values, CPU ids by node, missing values."""
     pending = job.state == "PENDING"
     # It does not show all of them: see the client, which has no details told where there are generic resources.
     if job.gres_per_node or any(getattr(job, name) is not None for name in TRACKABLE):
@@ -180,7 +180,7 @@ class Names:
         self._groups: dict[int, str] = {}
 
     def user(self, number: int) -> str:
-        """Return the name of a user; his number where he is not known here, as squeue does."""
+        """Return a user's name, or the number for an unknown one, as squeue does."""
         if number not in self._users:
             try:
                 self._users[number] = pwd.getpwuid(number).pw_name
@@ -189,7 +189,7 @@ class Names:
         return self._users[number]
 
     def group(self, number: int) -> str:
-        """Return the name of a group, likewise."""
+        """Return a group's name, or the number for an unknown one."""
         if number not in self._groups:
             try:
                 self._groups[number] = grp.getgrgid(number).gr_name
@@ -202,7 +202,7 @@ class Names:
 
 
 class Picture:
-    """The jobs as they were sent last."""
+    """The jobs as they were last sent to the plugin."""
 
     def __init__(self, *, tells_details: bool = False) -> None:
         self._tells_details = tells_details
@@ -212,7 +212,7 @@ class Picture:
         self._watched = attrgetter(*WATCHED)
 
     def update(self, jobs: Mapping[int, Any], again: set[int]) -> dict[str, Any]:
-        """Return the numbers of all jobs in squeue's order, where it differs, and the jobs that have changed.
+        """Return job numbers in squeue's order and the jobs changed since the last call.
 
         ``again``: numbers of jobs and arrays that are to be sent as they are, changed or not.
         """
@@ -262,7 +262,7 @@ class Picture:
 
 
 class Library:
-    """pyslurm: imported when it is opened, because that may end this process."""
+    """Access to pyslurm, imported when opened, as that may end the process."""
 
     def __init__(self) -> None:
         self._pyslurm: Any = None
@@ -270,7 +270,7 @@ class Library:
         self._tells_details = False
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out one request and return its result, or what went wrong."""
+        """Carry out a request; return its result or error."""
         operations: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "open": self._open,
             "jobs": self._jobs,
@@ -363,7 +363,7 @@ def main() -> int:
 
 
 def _claim_stdout() -> BinaryIO:
-    """Keep stdout for results alone: what the library prints goes to stderr."""
+    """Reserve stdout for results; the library's own output goes to stderr."""
     descriptor = os.dup(1)
     os.dup2(2, 1)
     return os.fdopen(descriptor, "wb")

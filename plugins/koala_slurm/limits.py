@@ -33,7 +33,7 @@ _NO_LIST = frozenset({"", "ALL", "N/A", "(null)", "NONE"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionLimits:
-    """Of one partition."""
+    """Limits of one partition."""
 
     name: str
     state: str = "UP"
@@ -51,7 +51,7 @@ class PartitionLimits:
     """That belongs to it, and may allow more nodes and time than it says."""
 
     def problem(self, job: LrmJob, qos: str = "", groups: frozenset[str] | None = None) -> str:
-        """Return why a job cannot start here as things are; empty when it can.
+        """Return why a job cannot start in the partition as things are; empty when it can.
 
         ``qos``: that of the job, empty when it is not known; ``groups`` of its user, None when they are not known.
         """
@@ -83,7 +83,7 @@ class PartitionLimits:
         return next((text for so, text in problems if so), "")
 
     def bounding(self, job: LrmJob) -> LrmJob:
-        """Return a job that asks for no more or fewer nodes than it can have here."""
+        """Return the job with its bounds of nodes narrowed to those of the partition."""
         least, most = job.node_bounds
         if self.qos or job.nodes_wanted is not None:
             return job
@@ -120,7 +120,7 @@ def _names(text: str) -> frozenset[str]:
 def within_limits(
     job: LrmJob, limits: Mapping[str, PartitionLimits], *, qos: str = "", groups: frozenset[str] | None = None
 ) -> LrmJob:
-    """Return a waiting job with what its partitions keep it from, or bound: one that lets it start is enough."""
+    """Return a waiting job with obstacles and bounds by its partitions; one suitable partition is enough."""
     known = [limits.get(name) for name in job.queue.split(",")]
     problems = ["" if one is None else one.problem(job, qos, groups) for one in known]
     if all(problems):
@@ -145,7 +145,7 @@ NOT_YET = "it waits for other jobs"
 
 
 def unfulfilled(job: LrmJob, text: str, jobs: Mapping[str, Sequence[LrmJob]], *, now: float) -> str:
-    """Return why a job may not start yet, or never, by its dependencies; empty when it may.
+    """Return why a job's dependencies keep it from starting, now or for ever; empty when they do not.
 
     ``text``: as squeue writes them; ``jobs``: all that are listed, by the number of the job or array; ``now``: the time
     of day.
@@ -158,7 +158,7 @@ def unfulfilled(job: LrmJob, text: str, jobs: Mapping[str, Sequence[LrmJob]], *,
 
 
 def by_number(jobs: Iterable[LrmJob]) -> dict[str, list[LrmJob]]:
-    """Return jobs by their numbers, the elements of an array together."""
+    """Group jobs by their numbers, so that elements of an array are together."""
     found: dict[str, list[LrmJob]] = {}
     for job in jobs:
         found.setdefault(job.id.partition("_")[0].partition("+")[0], []).append(job)
@@ -186,7 +186,7 @@ def _problem(job: LrmJob, part: str, jobs: Mapping[str, Sequence[LrmJob]], now: 
 
 
 def _of_ended(kind: str, part: str, parents: Sequence[LrmJob]) -> str:
-    """Return the problem of a dependency on how jobs have ended."""
+    """Return why a dependency on ended jobs is not met."""
     if kind not in _ENDS or any(parent.state is not LrmJobState.ENDED for parent in parents):
         return f"{NOT_YET} ({part})"
     well = [parent.end is EndReason.EXITED and parent.exit_code == 0 for parent in parents]
@@ -216,7 +216,7 @@ def _same_name(job: LrmJob, jobs: Mapping[str, Sequence[LrmJob]]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GresOnNodes:
-    """What nodes have free."""
+    """Free generic resources (such as GPUs) of each node."""
 
     free: Mapping[str, FreeGres]
     """Generic resources, by node."""
@@ -227,14 +227,14 @@ class GresOnNodes:
 
 
 def parse_gres_on_nodes(output: str) -> GresOnNodes:
-    """Return what GRES_COMMAND shows."""
+    """Parse the output of GRES_COMMAND."""
     states = {node: state.split("/") for node, _, _, state in gres_rows(output)}
     idle = {node: int(numbers[1]) for node, numbers in states.items() if len(numbers) > 1 and numbers[1].isdecimal()}
     return GresOnNodes(free=parse_gres(output), idle=idle, kept=not_consumed(output))
 
 
 def first_served(job: LrmJob) -> tuple[bool, bool, tuple[int, int]]:
-    """Return what orders waiting jobs that share something: released ones, then by number, users' holds last.
+    """Sort key of waiting jobs that compete: released ones first, then by number; user holds last.
 
     A job in its user's hold is scheduled only where holds cannot be told apart, and takes nothing from others.
     """
@@ -244,7 +244,7 @@ def first_served(job: LrmJob) -> tuple[bool, bool, tuple[int, int]]:
 def gres_shares(
     jobs: Sequence[LrmJob], asked: Mapping[LrmJobId, Restrictions], on_nodes: GresOnNodes
 ) -> dict[LrmJobId, tuple[str, ...]]:
-    """Return the nodes on which each of these waiting jobs may run; none when others have what it asks for."""
+    """Return nodes on which waiting jobs with generic resources may run; none when earlier jobs need them."""
     free = dict(on_nodes.free)
     idle = dict(on_nodes.idle)
     wanting = sorted((job for job in jobs if asked[job.id].gres), key=first_served)
@@ -263,7 +263,7 @@ def gres_shares(
 
 
 def _share(job: LrmJob, able: Sequence[str], idle: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the nodes that are kept for a job: those that it names, or as many as it needs, idle ones first."""
+    """Choose the nodes kept for a job: those it names, or as many as it needs, idle ones first."""
     if job.requested_nodes:
         return tuple(node for node in able if node in job.requested_nodes)
     if job.features or job.any_feature or job.excluded_nodes or "," in job.queue:
@@ -274,5 +274,5 @@ def _share(job: LrmJob, able: Sequence[str], idle: Mapping[str, int]) -> tuple[s
 
 
 def _each(job: LrmJob) -> int:
-    """Return the processors that a job has on each of its nodes, if they are the fewest."""
+    """Return a job's processors on each node when they are the minimum."""
     return -(-job.processors // job.node_bounds[0])

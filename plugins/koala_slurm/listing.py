@@ -95,7 +95,7 @@ def squeue_command(*, user: str = "", job: str = "") -> tuple[str, ...]:
 
 
 def new_separator() -> str:
-    """Return a word that nothing in a listing contains, because it did not exist when the jobs were submitted."""
+    """Return a random word that no text in a listing can contain, as jobs were submitted before."""
     return f"\x1f{secrets.token_hex(8)}\x1f"
 
 
@@ -202,7 +202,7 @@ PARTITION_COMMAND = ("scontrol", "--local", "--oneliner", "show", "partition")
 
 
 def idle_command(nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return the command line that lists some nodes as NODE_COMMAND lists all."""
+    """Return the command that lists given nodes in the form of NODE_COMMAND."""
     return (*NODE_COMMAND, f"--nodes={','.join(nodes)}")
 
 
@@ -231,7 +231,7 @@ NOT_CONSUMED = "no_consume"
 
 
 class Unit(StrEnum):
-    """What Slurm gives to one job alone (slurm.conf(5), SelectType and SelectTypeParameters)."""
+    """Least allocation to one job (slurm.conf(5), SelectType and SelectTypeParameters)."""
 
     CPU = "CPU"
     CORE = "core"
@@ -313,7 +313,7 @@ def parse_node(
 
 
 def _gpus(gres: str, used: str) -> tuple[NodeGpus, ...]:
-    """Return the GPUs of each kind in ``gpu:a100:2(S:0-1),shard:8``; ``used``: those that jobs have, likewise."""
+    """Parse GPUs by kind, such as ``gpu:a100:2(S:0-1),shard:8``; ``used``: those in use, in the same notation."""
     counts, taken = _gpu_counts(gres), _gpu_counts(used)
     return tuple(NodeGpus(kind=kind, count=count, used=min(count, taken[kind])) for kind, count in counts.items())
 
@@ -335,7 +335,7 @@ def _grain(processors: int, sockets: str, cores: str, unit: Unit) -> int:
 
 
 def merge_nodes(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """Return each node once: a node in several partitions is listed for each of them."""
+    """Merge the rows of nodes that are listed once for each partition."""
     merged: dict[str, Node] = {}
     for node in nodes:
         seen = merged.get(node.name, node)
@@ -357,7 +357,7 @@ def _number(text: str) -> float | None:
 
 
 def records(output: str) -> tuple[dict[str, str], ...]:
-    """Return the values of each line that ``scontrol --oneliner`` printed, by their names."""
+    """Parse the lines of ``scontrol --oneliner`` into values by name."""
     return tuple(dict(_PAIR.findall(line)) for line in output.splitlines())
 
 
@@ -381,7 +381,7 @@ def _partition(line: str) -> Queue:
 
 
 def parse_units(output: str, unit: Unit) -> dict[str, Unit]:
-    """Return what the partitions of such a listing give that have a setting of their own (SelectTypeParameters).
+    """Return the allocation units of partitions with a setting of their own (SelectTypeParameters).
 
     Slurm heeds that only where the whole cluster gives cores or sockets: ``unit``.
     """
@@ -394,12 +394,12 @@ def parse_units(output: str, unit: Unit) -> dict[str, Unit]:
 
 
 def parse_whole(output: str) -> frozenset[str]:
-    """Return the partitions of such a listing whose jobs get all of each node; of older releases, sinfo tells."""
+    """Return the partitions that allocate whole nodes; in older releases sinfo tells that."""
     return frozenset(values.get("PartitionName", "") for values in records(output) if values.get("Exclusive") == "NODE")
 
 
 def without_default_memory(output: str) -> tuple[str, ...]:
-    """Return the partitions of such a listing that have no default of their own for the memory of jobs."""
+    """Return the partitions without a default memory of their own for jobs."""
     return tuple(
         values["PartitionName"]
         for values in records(output)
@@ -469,7 +469,7 @@ _NO_ACCOUNTING = frozenset({"", "(null)", "accounting_storage/none"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
-    """The few settings of a cluster that decide what can be asked of it."""
+    """Settings of a cluster's controller that decide what koala can ask for."""
 
     cluster: str
     version: str
@@ -487,17 +487,17 @@ class ControllerConfig:
 
     @property
     def takes_cores_by_node(self) -> bool:
-        """A reservation may be given a number of cores for each node."""
+        """Whether a reservation can have a number of cores for each node."""
         return release_number(self.version) < releases.CORES_SPREAD.since
 
     @property
     def partitions_tell_more(self) -> bool:
-        """Partitions say what sinfo does not: what they give to one job alone, or that it has nodes for itself."""
+        """Whether partitions have settings that sinfo does not show, such as units and whole nodes."""
         apart = release_number(self.version) >= releases.EXCLUSIVE_PARTITIONS.since
         return apart or self.unit in {Unit.CORE, Unit.SOCKET}
 
     def may_suspend(self, *, user: str, uid: int) -> bool:
-        """Tell whether a user may suspend jobs: operators only, be the jobs their own (scontrol(1)).
+        """Return whether a user may suspend jobs, which only operators may, even their own (scontrol(1)).
 
         root and SlurmUser are operators. Of those named in slurmdbd we learn nothing.
         """
@@ -545,7 +545,7 @@ def parse_version(output: str) -> str | None:
 
 
 def release_of(version: str) -> str:
-    """Return major and minor number of a version: the release, within which Slurm's libraries fit together."""
+    """Return major and minor number of a version; libraries of one release are compatible."""
     return ".".join(version.split(".")[:2])
 
 

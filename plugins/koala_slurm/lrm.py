@@ -150,11 +150,11 @@ class SlurmLrm(CommandPlugin):
 
     @cached_property
     def _outside(self) -> OutsideReader:
-        """What reads all that an outside scheduler must know: imported for that alone."""
+        """Reader for scheduling from outside; its code is imported only for that."""
         return OutsideReader(self._commands)
 
     def _access(self) -> LibraryAccess | None:
-        """Return pyslurm for an outside scheduler's listing, or why not; None where it is not to be used.
+        """Return the access by pyslurm for outside scheduling; None where it is not to be used.
 
         Nor is it before the controller has told its release.
         """
@@ -163,7 +163,7 @@ class SlurmLrm(CommandPlugin):
         return self.library
 
     async def _by_library(self, verb: str, ids: Sequence[LrmJobId], value: object = None) -> bool:
-        """Make a change through pyslurm where it is in use and can; False: the commands must."""
+        """Make a change by pyslurm where possible; return False when commands must make it."""
         return self.library is not None and await self.library.change(verb, ids, value)
 
     async def close(self) -> None:
@@ -222,7 +222,7 @@ class SlurmLrm(CommandPlugin):
         return parse_partitions(await self._commands.read(PARTITION_COMMAND, action="listing of partitions"))
 
     async def accounted(self, ids: Sequence[LrmJobId]) -> Sequence[LrmJob]:
-        """Return what sacct tells of these jobs and of the other elements of their arrays."""
+        """Return sacct's records of these jobs' arrays."""
         found: list[LrmJob] = []
         # sacct takes no ranges of elements: an array's number stands for all of them.
         numbers = dict.fromkeys(checked(job).partition("_")[0] for job in ids)
@@ -234,7 +234,7 @@ class SlurmLrm(CommandPlugin):
     # -- submitting --------------------------------------------------------------------------------------------------
 
     def rendered(self, submission: Submission) -> RenderedSubmission:
-        """Return the command line, and the script that sbatch gets on stdin."""
+        """Return the sbatch command and the script for its stdin."""
         command = sbatch_command(submission, self._settings, self._context.directives)
         return RenderedSubmission(
             command=self._commands.argv(command),
@@ -263,7 +263,7 @@ class SlurmLrm(CommandPlugin):
         return array_ids(job, submission.count)
 
     def forget(self, key: BatchKey) -> None:
-        """Drop the size of its array, too."""
+        """Drop what is kept of a submission, with the size of its array."""
         self._sizes.pop(self._arrays.pop(key, ""), None)
         super().forget(key)
 
@@ -333,7 +333,7 @@ class SlurmLrm(CommandPlugin):
             await self._commands.change(client.notify_command(job, text), action="notify")
 
     async def original_request(self, job: LrmJobId) -> str:
-        """Return what the job asks for of what tying it changes; asked for where no listing of all jobs has told it."""
+        """Return the parts of a job's request that tying changes."""
         known = self._outside.known(job)
         return original_text(known[1] if known else await self._outside.details(job))
 
@@ -377,7 +377,7 @@ class SlurmLrm(CommandPlugin):
         return errors
 
     async def _hold_again(self, verb: str, jobs: Sequence[str]) -> None:
-        """Put running jobs in hold, of which some may be over by now. Raises LrmUnavailableError."""
+        """Hold running jobs, some of which may be over. Raises LrmUnavailableError."""
         with suppress(LrmRejectedError, LrmNotFoundError):
             await self._commands.change(client.job_command(verb, jobs), action="confirm_start")
 
@@ -424,7 +424,7 @@ class SlurmLrm(CommandPlugin):
         return SlurmChecks(self._commands, self._settings, self._context.directives, self._unanswered)
 
     async def check_submission(self) -> tuple[CheckResult, ...]:
-        """Verify pyslurm, too, where it is there or wanted."""
+        """Check how placeholders are submitted, and pyslurm where it is present or required."""
         found = await super().check_submission()
         access = self._access()
         return (*found, *await access.check()) if access is not None and access.matters else found

@@ -68,10 +68,10 @@ NOT_YET_KNOWN = "what it asks for is not known yet: texts of other jobs look lik
 
 
 class OutsideReader:
-    """Lists the jobs of all users; remembers the details of those it has seen."""
+    """Lists all users' jobs with details, which are cached by job."""
 
     def __init__(self, commands: SlurmCommands) -> None:
-        """Nothing is known yet."""
+        """Create a reader without cached jobs."""
         self._commands = commands
         self.access: LibraryAccess | None = None
         """pyslurm, and whether it is used; None: it is not."""
@@ -84,13 +84,13 @@ class OutsideReader:
         self._groups: dict[str, frozenset[str]] = {}
 
     def known(self, job: str) -> tuple[LrmJob, JobDetails] | None:
-        """Return a waiting job of the latest listing and its details; None when they are not known."""
+        """Return a waiting job of the latest listing with its details; None when they are unknown."""
         listed = self._latest.get(job)
         details = self._known.get(state_key(listed)) if listed is not None else None
         return None if listed is None or details is None or not details.processors else (listed, details)
 
     async def listed(self, ids: Sequence[LrmJobId]) -> list[LrmJob]:
-        """Return jobs as they were listed last; those that were not are asked for. Raises LrmError."""
+        """Return jobs from the latest listing; others are asked for. Raises LrmError."""
         missing = [job for job in ids if job not in self._latest]
         shown = {job.id: job for job in await self._look(missing)} if missing else {}
         if gone := [job for job in missing if job not in shown]:
@@ -106,7 +106,7 @@ class OutsideReader:
         return found
 
     def forget(self, job: str) -> None:
-        """Drop what is known of a waiting job: it has just been changed."""
+        """Drop the cached details of a job that was just changed."""
         listed = self._latest.pop(job, None)
         if listed is not None:
             self._known.pop(state_key(listed), None)
@@ -118,7 +118,7 @@ class OutsideReader:
         return tuple(with_details(job, self._known.get(state_key(job))) for job in await self._read())
 
     async def jobs_to_schedule(self) -> tuple[LrmJob, ...]:
-        """Return all jobs, and what keeps each that waits from starting. Raises LrmError."""
+        """Return all jobs, with the obstacles of waiting ones. Raises LrmError."""
         jobs = await self._read()
         groups: Mapping[str, frozenset[str]] = {}
         if users := {job.user for job in jobs if job.state in WAITING}:
@@ -127,7 +127,7 @@ class OutsideReader:
         return tuple(await self._with_obstacles([self._described(job, groups) for job in jobs]))
 
     async def _read(self) -> Sequence[LrmJob]:
-        """Return all jobs as squeue tells them, and have the details of those of which scontrol knows more."""
+        """List all jobs by squeue, and read details where scontrol knows more."""
         jobs = await self._by_library()
         if jobs is None:
             jobs = await self._squeue(parse_everything)
@@ -141,7 +141,7 @@ class OutsideReader:
         return jobs
 
     def _described(self, job: LrmJob, groups: Mapping[str, frozenset[str]]) -> LrmJob:
-        """Return a job with its details, and with what its partitions keep it from. ``groups`` of users."""
+        """Return a job with details and the obstacles by its partitions. ``groups``: of users."""
         details = self._known.get(state_key(job))
         asked = with_details(job, details)
         if asked.state not in WAITING:
@@ -152,7 +152,7 @@ class OutsideReader:
         return within_limits(asked, self._limits, qos=qos, groups=groups.get(asked.user))
 
     async def _squeue(self, parse: Callable[[str, str], Sequence[LrmJob]], *narrowed: str) -> Sequence[LrmJob]:
-        """Return what squeue lists of all jobs, or of some."""
+        """Run squeue for all jobs, or some."""
         separator = new_separator()
         shown = await self._commands.read(
             (*EVERY_JOB, *narrowed), action="listing of jobs", environment=everything_format(separator)
@@ -160,7 +160,7 @@ class OutsideReader:
         return parse(shown, separator)
 
     async def _by_library(self) -> Sequence[LrmJob] | None:
-        """Return all jobs by pyslurm, and note the details of those that have changed; None where it is not used."""
+        """List all jobs by pyslurm and cache details of changed ones; None where it is not used."""
         access = self.access
         if access is None or not await access.is_used():
             return None
@@ -184,7 +184,7 @@ class OutsideReader:
         return list({job.id: found.get(job.id, job) for job in placed}.values())
 
     async def _ask_untold(self, told: Sequence[ToldJob], changed: Sequence[ToldJob]) -> None:
-        """Ask squeue for the changed jobs that pyslurm does not tell as they are; for all jobs where they are many."""
+        """List changed jobs by squeue where pyslurm is incomplete; all jobs where they are many."""
         there = {record.asked for record in told if record.asked}
         wanted = list(dict.fromkeys(record.asked for record in changed if record.asked))
         self._asked = {asked: jobs for asked, jobs in self._asked.items() if asked in there}
@@ -203,7 +203,7 @@ class OutsideReader:
         self._asked.update({asked: tuple(by_id.get(asked, ())) for asked in wanted})
 
     async def _ask_details(self, missing: Sequence[LrmJob]) -> None:
-        """Read the details of jobs; those that others' texts make ambiguous are asked for singly, some each time."""
+        """Read details of jobs; ambiguous ones are asked for singly, some at each call."""
         shown = await self._commands.read(DETAILS_COMMAND, action="details of jobs", environment=ENVIRONMENT)
         details = parse_details(shown)
         ambiguous: dict[StateKey, LrmJob] = {}
@@ -241,7 +241,7 @@ class OutsideReader:
             self._groups.clear()
 
     async def _groups_of(self, users: Iterable[str]) -> Mapping[str, frozenset[str]]:
-        """Return the groups of users, where a partition serves some groups only; of strangers to that host nothing."""
+        """Return the groups of users, where a partition is limited to groups."""
         if not any(limits.groups for limits in self._limits.values()):
             return {}
         if missing := [user for user in users if user not in self._groups]:
@@ -249,7 +249,7 @@ class OutsideReader:
         return self._groups
 
     async def _with_obstacles(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
-        """Say of each waiting job what keeps it from starting now: other jobs, and what else it asks for."""
+        """Add to each waiting job what keeps it from starting: other jobs and its further requests."""
         asked = {job.id: self._restrictions(job) for job in jobs if job.state in WAITING}
         licenses: dict[str, int] = {}
         gres = GresOnNodes(free={}, idle={})
@@ -281,7 +281,7 @@ class OutsideReader:
 
 
 async def groups_by_user(host: LrmHost, users: Iterable[str]) -> dict[str, frozenset[str]]:
-    """Return the names of the groups of each user that a host knows; of others nothing, nor where it takes too long."""
+    """Return group names of users known to a host; empty for others and on a time-out."""
     found: dict[str, frozenset[str]] = {}
     with anyio.move_on_after(DIRECTORY_TIME):
         for user in users:
@@ -293,7 +293,7 @@ async def groups_by_user(host: LrmHost, users: Iterable[str]) -> dict[str, froze
 
 
 def _active_elements(jobs: Iterable[LrmJob]) -> Counter[str]:
-    """Return how many elements of each array run or were released."""
+    """Return the number of running or released elements of each array."""
     return Counter(
         job.id.partition("_")[0]
         for job in jobs
@@ -302,7 +302,7 @@ def _active_elements(jobs: Iterable[LrmJob]) -> Counter[str]:
 
 
 def _throttled(job: LrmJob, throttle: int, active: Counter[str]) -> str:
-    """Return that as many elements of a job's array run, or are offered before it, as its user allows."""
+    """Return the message that an array's limit of running elements is reached."""
     if not throttle or job.array_index is None or job.state is not LrmJobState.HELD:
         return ""
     array = job.id.partition("_")[0]
@@ -315,7 +315,7 @@ def _throttled(job: LrmJob, throttle: int, active: Counter[str]) -> str:
 def _unlicensed(
     jobs: Iterable[LrmJob], asked: Mapping[LrmJobId, Restrictions], free: dict[str, int]
 ) -> dict[LrmJobId, str]:
-    """Return the waiting jobs for which there are too few licences: what was released comes first, then by number.
+    """Return waiting jobs that lack licences, which are given in order of release and number.
 
     What is free is taken by the first, so that a start does not find it gone.
     """

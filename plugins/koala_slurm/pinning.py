@@ -40,7 +40,7 @@ NO_BOUND = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """Where a job is to start: processors on each node, in the order asked for."""
+    """Nodes for a job's start, with processors on each in the order asked for."""
 
     job: str
     counts: Mapping[str, int]
@@ -52,7 +52,7 @@ class Pin:
 
     @property
     def is_even(self) -> bool:
-        """As many processors on each node."""
+        """Whether all nodes have the same number of processors."""
         return len(set(self.counts.values())) == 1
 
     @property
@@ -116,7 +116,7 @@ def _update(pin: Pin, *changes: str) -> tuple[str, ...]:
 
 
 def natural_order(nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return nodes as sites usually number them (n2 before n10): the first guess at slurm.conf's order."""
+    """Sort nodes numerically (n2 before n10), the likely order in slurm.conf."""
     return tuple(sorted(nodes, key=_natural))
 
 
@@ -131,7 +131,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def original_text(details: JobDetails) -> str:
-    """Return what unpin_commands must know of a job, as text."""
+    """Return as text what unpin_commands must know of a job."""
     return json.dumps(
         {
             "processors": details.processors,
@@ -143,7 +143,7 @@ def original_text(details: JobDetails) -> str:
 
 
 def parse_original(text: str) -> JobDetails | None:
-    """Return what original_text was given; None for an empty text, or one that cannot be read."""
+    """Parse the text of original_text; None for an empty or unreadable one."""
     try:
         values = json.loads(text)
         return JobDetails(**{**values, "requested_nodes": tuple(values["requested_nodes"])})

@@ -27,7 +27,7 @@ NEWEST: Release = (26, 5)
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that holds from one release on."""
+    """Behaviour of Slurm that changed with a release."""
 
     since: Release
     subject: str
@@ -144,7 +144,7 @@ _LIBRARY = re.compile(rb"\0libslurm(?:full)?\.so\.([0-9]{1,4})\0")
 
 
 def misfit(library: Path, controller: tuple[int, ...]) -> str:
-    """Return why slurmctld of a release does not understand a DRMAA library; nothing where that is not known.
+    """Return why a DRMAA library does not work with a release; empty where that is unknown.
 
     The library opens its session all the same: it asks slurmctld only when it submits.
     """

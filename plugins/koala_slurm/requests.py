@@ -77,7 +77,7 @@ HETEROGENEOUS = "the components of a heterogeneous job start together, which can
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restrictions:
-    """What a job asks for beside processors, memory and nodes by name."""
+    """A job's requests beside processors, memory and named nodes."""
 
     exclusive: bool = False
     gres: tuple[tuple[str, int], ...] = ()
@@ -99,7 +99,7 @@ class Restrictions:
 
 
 def parse_features(text: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Return the features that all nodes must have, those of which each must have one, and what cannot be respected."""
+    """Return features that all nodes need, those of which each needs one, and expressions that are not supported."""
     if not text:
         return (), (), ""
     if _EVERY.fullmatch(text):
@@ -192,7 +192,7 @@ def _numbers(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def not_consumed(output: str) -> frozenset[str]:
-    """Return the generic resources of GRES_COMMAND that jobs use without taking any, by name, and by name and type."""
+    """Return generic resources in GRES_COMMAND's output that jobs share without consuming, by name and type."""
     found: set[str] = set()
     for _, has, _, _ in gres_rows(output):
         for part in re.split(r"[,;]", has):
@@ -203,12 +203,12 @@ def not_consumed(output: str) -> frozenset[str]:
 
 
 def _of_each(text: str) -> dict[str, int]:
-    """Return ``gres:gpu:4`` or ``gres/gpu:4``, of each resource something, by the resource."""
+    """Parse ``gres:gpu:4`` or ``gres/gpu:4`` into a value for each resource."""
     return dict(_numbers(_GRES_PREFIX.sub("", text)))
 
 
 def _by_gres(gres: Iterable[tuple[str, int]], each: Mapping[str, int]) -> int:
-    """Return how much of something a job has on each node, of which there is so much for each generic resource."""
+    """Return a job's amount on each node of something that is allocated for each generic resource."""
     return sum(number * each.get(name, each.get(name.partition(":")[0], 0)) for name, number in gres)
 
 
@@ -230,7 +230,7 @@ _USED_PLACES = re.compile(r"(?P<name>gpu|shard)(?::(?P<type>[^:,(]+))?:(?P<numbe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeGres:
-    """How many of each generic resource are free on one node."""
+    """Free generic resources of one node."""
 
     counts: Mapping[str, int]
     """By name, and by name and type."""
@@ -240,14 +240,14 @@ class FreeGres:
     """Free shards of each GPU, by ``shard``, and by that and the type."""
 
     def has(self, name: str, number: int) -> bool:
-        """Return whether so many are free: shards on one GPU, unless none has so many at all."""
+        """Return whether an amount is free; shards must be on one GPU, unless none has that many."""
         enough = self.counts.get(name, 0) >= number
         if name.partition(":")[0] != SHARD or not 0 < number <= self.shards_of_a_gpu:
             return enough
         return enough and any(free >= number for free in self.gpus.get(name, ()))
 
     def without(self, name: str, number: int) -> FreeGres:
-        """Return what is free when so many are taken: shards from the fullest GPU that has room."""
+        """Return the rest when an amount is taken; shards come from the fullest GPU with room."""
         counts = {**self.counts, name: self.counts.get(name, 0) - number}
         if name not in self.gpus:
             return replace(self, counts=counts)
@@ -262,7 +262,7 @@ class FreeGres:
 
 
 def parse_gres(output: str) -> dict[str, FreeGres]:
-    """Return what is free on each node."""
+    """Parse the free generic resources of each node."""
     free: dict[str, FreeGres] = {}
     for node, has, used, _ in gres_rows(output):
         counts: dict[str, int] = {}
@@ -275,7 +275,7 @@ def parse_gres(output: str) -> dict[str, FreeGres]:
 
 
 def _sharing(others: Mapping[str, int], has: str, used: str) -> FreeGres:
-    """Return what is free on a node whose GPUs have shards. ``others``: the counts of what is neither.
+    """Return the free amounts on a node whose GPUs have shards. ``others``: counts of other resources.
 
     Slurm 22.05 shows as used shards the number of GPUs that have any in use, so what is left of these is not known.
     """
@@ -519,7 +519,7 @@ class AllDetails:
     """By the id that squeue shows, for the waiting elements of an array by the array's or the element's."""
 
     def of(self, job: LrmJob) -> JobDetails | None:
-        """Return the details of a job, an empty value for one that is not shown; None where they are ambiguous."""
+        """Return the details of a job (empty when not shown), or None where they are ambiguous."""
         names = dict.fromkeys((details_id(job), str(job.id)))
         found = [details for name in names for details in self.records.get(name, ())]
         return None if len(found) > 1 else found[0] if found else JobDetails()
@@ -595,7 +595,7 @@ def _node_range(values: Mapping[str, str], *, any_number: bool) -> str:
 
 
 def _count(text: str) -> int:
-    """Return how many processors ``0-2,5`` are."""
+    """Count the processors in ``0-2,5``."""
     ranges = (part.partition("-") for part in text.split(",") if part)
     return sum(int(last or first) - int(first) + 1 for first, _, last in ranges if first)
 
@@ -610,7 +610,7 @@ def _number(text: str) -> int:
 
 
 def state_key(job: LrmJob) -> StateKey:
-    """Return what tells whether the details of a job that are known are still true."""
+    """Return a key that changes when a job's known details may be outdated."""
     return (details_id(job), job.state in ACTIVE, job.started_at)
 
 
@@ -621,7 +621,7 @@ def details_id(job: LrmJob) -> str:
 
 
 def worth_asking(job: LrmJob) -> bool:
-    """Tell whether scontrol knows more about a job than squeue says."""
+    """Return whether scontrol knows more about a job than squeue."""
     return job.state in WAITING or (job.state in ACTIVE and len(job.nodes) > 1)
 
 
@@ -662,5 +662,5 @@ def _evenly(nodes: Sequence[str], processors: int) -> tuple[tuple[str, int], ...
 
 
 def forgotten(known: Iterable[StateKey], jobs: Iterable[LrmJob]) -> set[StateKey]:
-    """Return the keys of details that no job of a listing needs any more."""
+    """Return keys of cached details that no listed job needs."""
     return set(known) - {state_key(job) for job in jobs}

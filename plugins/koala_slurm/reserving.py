@@ -52,7 +52,7 @@ _CORES = re.compile(r"\sNodeName=(?P<nodes>\S+) CoreIDs=(?P<cores>[0-9,-]+)")
 
 @dataclass(slots=True)
 class Reserved:
-    """What the starts on one cluster know of each other."""
+    """Reservations for starts on one cluster, shared by all starts."""
 
     natural: bool = False
     """slurm.conf has its nodes in the order of their names, which need be looked at once."""
@@ -69,7 +69,7 @@ class Reserved:
         return [job for job, counts in self.promised.items() if wanted & counts.keys()]
 
     def idle(self, idle: Mapping[str, int], waiting: Container[str]) -> dict[str, int]:
-        """Return which of the idle cores of nodes are not promised to another job; those that run have theirs."""
+        """Return idle cores of nodes that are not promised to other jobs."""
         promised = [counts for job, counts in self.promised.items() if job in waiting]
         taken = {node: sum(counts.get(node, 0) for counts in promised) for node in idle}
         return {node: max(0, number - taken[node]) for node, number in idle.items()}
@@ -147,7 +147,7 @@ class CoreReservation:
         numbers_by_node: bool,
         threads: Mapping[str, int] | None = None,
     ) -> None:
-        """Nothing is asked yet. ``numbers_by_node``: this Slurm takes a number of cores for each node.
+        """``numbers_by_node``: whether this Slurm takes a number of cores for each node.
 
         ``threads``: processors of a core, by node, where they are more than one.
         """
@@ -174,7 +174,7 @@ class CoreReservation:
             self._reserved.promised[self._pin.job] = self._pin.counts
 
     async def give_back(self) -> None:
-        """Take the job out of the reservation, if it is in it, and delete that. Raises LrmError.
+        """Remove the job from the reservation and delete that. Raises LrmError.
 
         Also those that a process has left which was killed in the middle of making them.
         """
@@ -189,14 +189,14 @@ class CoreReservation:
         self._reserved.promised.pop(self._pin.job, None)
 
     async def _left(self) -> frozenset[str]:
-        """Return the reservations that were there when this process looked first: no later ones are of others."""
+        """Return reservations that existed at the first look, left by earlier processes."""
         if self._reserved.left is None:
             shown = await self._commands.read(SHOW_RESERVATIONS, action="listing of reservations")
             self._reserved.left = frozenset(_NAME.findall(shown))
         return self._reserved.left
 
     def distrust_order(self) -> None:
-        """Look at the order of the nodes again next time: a job came to run elsewhere than it should."""
+        """Read the order of nodes again, as a job ran on the wrong ones."""
         self._reserved.natural = False
 
     async def _make_by_node(self, job: LrmJob) -> None:
@@ -225,7 +225,7 @@ class CoreReservation:
         await self._until_idle(partial(self._try_from_idle, job))
 
     async def _until_idle(self, attempt: Callable[[], Awaitable[bool]]) -> None:
-        """Try to reserve a few times: cores of a job that has just ended, or just left its reservation, seem busy."""
+        """Retry a reservation a few times, as cores that have just come free may still seem busy."""
         for _ in range(TRIES):
             try:
                 if await attempt():
@@ -288,7 +288,7 @@ class CoreReservation:
 
 
 async def _findable(host: LrmHost, user: str) -> str:
-    """Return a user as Slurm finds him: 25.11 does not find who is called nobody, but by his number."""
+    """Return a user's name as Slurm finds it: 25.11 finds "nobody" only by number."""
     if user == "nobody":
         status, output, _ = await host.run(("id", "-u", "--", user))
         return output.decode("ascii").strip() if status == 0 else user

@@ -67,7 +67,7 @@ class SlurmSettings(SubmissionSettings):
 
     @model_validator(mode="after")
     def _environment_can_be_had(self) -> Self:
-        """Refuse what slurm-drmaa cannot be asked for, at the time the site file is read."""
+        """Refuse settings that slurm-drmaa cannot express, when the site file is read."""
         if self.submit_by == "drmaa" and self.environment != "built":
             raise ValueError("environment = 'login' cannot be had with submit_by = 'drmaa'")
         return self
@@ -111,7 +111,7 @@ def discover(around: Surroundings) -> Discovery:
 
 
 def parse_clusters(output: str) -> dict[str, str]:
-    """Return the clusters of slurmdbd and the hosts of their controllers; nothing of one that does not run."""
+    """Return clusters of slurmdbd with the hosts of their controllers; those not running are left out."""
     rows = (line.split("|") for line in output.splitlines())
     return {row[0].strip(): row[1].strip() for row in rows if len(row) == 2 and row[0].strip()}  # noqa: PLR2004 - name and host
 
@@ -131,7 +131,7 @@ def _programs(around: Surroundings) -> dict[str, str]:
 
 
 def _without_file(around: Surroundings) -> list[FoundCluster]:
-    """Return the cluster whose configuration the commands get from its controller (slurm.conf(5), configless)."""
+    """Return the cluster whose configuration comes from its controller (configless)."""
     name = _asked(around, {})
     described = f"Slurm, by {around.program(CONFIG_COMMAND[0])}"
     return [FoundCluster(name=name, described=described, settings=_programs(around))] if name else []
@@ -142,7 +142,7 @@ def _asked(around: Surroundings, variables: dict[str, str]) -> str:
 
 
 def _without_conf(around: Surroundings, files: Mapping[str, str], known: set[str]) -> list[LeftOut]:
-    """Return the clusters of slurmdbd that no slurm.conf of this host is of."""
+    """Return clusters of slurmdbd that no slurm.conf on this host describes."""
     for file in files:
         if _DATABASE.search(around.text(file)):
             others = parse_clusters(around.output(CLUSTERS_COMMAND, {CONF_VARIABLE: file}) or "")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def hold_verb(before: JobDetails | None) -> str:
-    """Return what puts a job in hold again as it was."""
+    """Return the scontrol verb that restores a job's former hold."""
     return "hold" if before is not None and before.reason == "JobHeldAdmin" else "uhold"
 
 
@@ -52,7 +52,7 @@ class Starting:
         reservation: CoreReservation,
         library: LibraryAccess | None = None,
     ) -> None:
-        """Nothing is asked yet. ``before``: what the job had before it was tied; None: that is not known.
+        """``before``: the job's request before it was tied; None: unknown.
 
         ``reservation``: for an uneven pin. ``library``: pyslurm, for what it can change.
         """
@@ -114,7 +114,7 @@ class Starting:
         await self.close()
 
     async def _held(self) -> LrmJob:
-        """Hold the job and return it as it is then. Raises LrmRejectedError when it waits and cannot be held."""
+        """Hold the job and return its state. Raises LrmRejectedError when it waits and cannot be held."""
         refusal: LrmRejectedError | None = None
         try:
             await self._change(client.job_command(hold_verb(self._before), [self._pin.job]))

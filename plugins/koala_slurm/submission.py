@@ -113,7 +113,7 @@ def dry_run_command(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def native_specification(submission: Submission, settings: SlurmSettings, directives: Directives) -> str:
-    """Return what slurm-drmaa is asked for beside what a job template says of every system.
+    """Return the native specification for slurm-drmaa: all that a job template lacks.
 
     It knows fewer options than sbatch, hours and minutes, and memory in MiB alone. Raises LrmRejectedError.
     """

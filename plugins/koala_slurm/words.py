@@ -115,7 +115,7 @@ def checked(job: str) -> str:
 
 
 def compacted(jobs: Iterable[str], sizes: Mapping[str, int] | None = None) -> tuple[str, ...]:
-    """Return the fewest arguments that name exactly these jobs, in order of first appearance.
+    """Return the shortest list of arguments that names exactly these jobs.
 
     Elements of one array share an argument (``123_[1-3,7]``). With ``sizes`` (elements of each array that is known
     whole) an array of which every element is named becomes its bare id, which Slurm handles as one request. Raises
@@ -146,7 +146,7 @@ def _arguments(job: str, elements: set[int]) -> Iterator[str]:
 
 
 def turn(job: LrmJob) -> tuple[int, int]:
-    """Return what brings jobs into the order of their numbers."""
+    """Sort key of jobs by number."""
     number = job.id.partition("_")[0].partition("+")[0]
     return int(number), job.array_index or 0
 
@@ -331,7 +331,7 @@ def _node_words(text: str) -> list[str]:
 
 
 class WaitKind(StrEnum):
-    """What must happen before the job can start."""
+    """What a waiting job waits for."""
 
     PROCESSORS = "free processors"
     PASSING = "nothing, it passes by itself within seconds"
@@ -369,7 +369,7 @@ START_MAY_SHOW = frozenset({WaitKind.PROCESSORS, WaitKind.PASSING})
 
 
 def wait_kind(reason: str) -> WaitKind:
-    """Return what a reason means, as squeue writes it: a word, perhaps with more after a comma or in parentheses."""
+    """Parse a waiting reason of squeue: a word, perhaps followed by details."""
     word, *more = re.split(r"[,:(]", reason.strip("() "), maxsplit=1)
     if word == "ReqNodeNotAvail" and "maintenance" in "".join(more).lower():
         return WaitKind.SITE

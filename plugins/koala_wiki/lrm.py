@@ -200,12 +200,12 @@ def to_node(record: NodeRecord, used: Mapping[str, int]) -> Node:
 
 
 def node_queues(record: NodeRecord) -> tuple[str, ...]:
-    """Return the queues that a node serves: its classes, else its partition, else the one that everything is in."""
+    """Return the queues of a node: its classes, else its partition, else one for all."""
     return tuple(item.name for item in record.classes) or ((record.partition,) if record.partition else (QUEUE,))
 
 
 def to_queues(nodes: Sequence[Node]) -> tuple[Queue, ...]:
-    """Return the queues that nodes serve. WIKI tells neither limits nor defaults."""
+    """Return the queues of nodes. WIKI has neither limits nor defaults."""
     names = dict.fromkeys(name for node in nodes for name in node.queues) or {QUEUE: None}
     return tuple(
         Queue(
@@ -352,7 +352,7 @@ class WikiLrm(Lrm):
             raise LrmRejectedError(error.message, hint=error.hint) from error
 
     async def version(self) -> str:
-        """Return the dialect, once the resource manager has answered in it: WIKI has no word for its version."""
+        """Return the dialect, once the resource manager has answered in it; WIKI has no version."""
         await self._query(GetJobs(ids=()))
         return f"WIKI dialect {2 if self._peer.dialect is Dialect.WIKI2 else 1}"
 
@@ -530,7 +530,7 @@ def _read(parse: Callable[[str], T], argument: str) -> T:
 
 
 def _tasks(job: str, nodes: Sequence[str], processors_per_task: int) -> tuple[str, ...]:
-    """Return one host for each task, of one host for each processor."""
+    """Return one host for each task, from a list with one for each processor."""
     tasks: list[str] = []
     for node, same in groupby(nodes):
         count, rest = divmod(len(list(same)), processors_per_task)

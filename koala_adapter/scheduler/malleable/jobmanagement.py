@@ -346,7 +346,7 @@ class SchedulerClusters:
     """Clusters of the scheduler's state, for job management."""
 
     def __init__(self, context: Context) -> None:
-        """Look at the state as it is while this is used."""
+        """``context``: state and event, valid while one event is handled."""
         self._context = context
         self._state = context.state
 

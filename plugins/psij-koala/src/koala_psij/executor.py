@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class KoalaExecutorConfig(JobExecutorConfig):
-    """Which site, and which service."""
+    """Site file and state directory for the executor."""
 
     def __init__(self, site: str | PathLike[str] | None = None, state: str | PathLike[str] | None = None) -> None:
         """``site``, ``state``: site file and state directory of koala, by default those of its command line."""
@@ -95,7 +95,7 @@ def koala_job(spec: JobSpec) -> koala.Job:
 
 
 def _slot(resources: ResourceSpecV1, attributes: JobAttributes) -> dict[str, Any]:
-    """Return what each process needs, by the keys of a job file. PSI/J counts the memory of the whole job, in bytes."""
+    """Return each process's resources by the keys of a job file; PSI/J gives memory for the whole job, in bytes."""
     found = {
         "threads": resources.cpu_cores_per_process,
         "gpus": resources.gpu_cores_per_process,
@@ -230,7 +230,7 @@ class KoalaJobExecutor(JobExecutor):
             return []
 
     def attach(self, job: Job, native_id: str) -> None:
-        """Have a new job stand for one of koala. Raises InvalidJobException and SubmitException."""
+        """Bind a new job to an existing one of koala. Raises InvalidJobException and SubmitException."""
         if job.status.state != JobState.NEW:
             raise InvalidJobException("koala: the job must be in the state NEW")
         try:
@@ -252,7 +252,7 @@ class KoalaJobExecutor(JobExecutor):
                 self._poller.start()
 
     def _poll(self) -> None:
-        """Tell the states of the jobs until all have ended; the next one begins another thread."""
+        """Report states of jobs until all have ended; later jobs start another thread."""
         while True:
             with self._lock:
                 active = list(self._active)
@@ -265,7 +265,7 @@ class KoalaJobExecutor(JobExecutor):
             self._wake.clear()
 
     def _reports(self, active: Sequence[str]) -> Sequence[koala.JobReport]:
-        """Return what is known of jobs; nothing while no service answers, which says nothing of them."""
+        """Return reports of jobs; empty while no service answers."""
         try:
             latest = {one.id: one for one in self._site.information().jobs(max(LATEST, 2 * len(active)))}
             older = [self._older(one) for one in active if one not in latest]

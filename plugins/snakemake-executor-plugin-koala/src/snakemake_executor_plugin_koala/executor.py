@@ -59,7 +59,7 @@ def koala_job(
     environment: Mapping[str, str],
     walltime: str,
 ) -> koala.Job:
-    """Return the job of koala that a job of Snakemake asks for.
+    """Return the koala job for a job of Snakemake.
 
     ``script``: what a shell on the node is to do; ``walltime``: of jobs that do not say theirs. Raises
     ConfigurationError with all that koala cannot do for it.
@@ -91,7 +91,7 @@ def _slot(job: JobExecutorInterface) -> dict[str, Any]:
 
 
 def _is_default_disk(job: JobExecutorInterface, disk: int) -> bool:
-    """Tell whether a job has the disk that Snakemake gives each job unasked: many sites cannot be asked for any."""
+    """Return whether a job asks only for Snakemake's default disk, which many sites cannot provide."""
     if job.is_group():
         return True  # a sum of what its parts have
     default = max(2 * getattr(job.input, "size_mb", 0), 1000) if job.input else 50_000
@@ -146,7 +146,7 @@ class Executor(RemoteExecutor):
 
     @property
     def cores(self) -> int:
-        """What the Snakemake on the node may use, where its job does not say so."""
+        """Number of cores for Snakemake on the node, unless its job says so."""
         return 1
 
     def get_job_args(self, job: JobExecutorInterface) -> str:
@@ -200,7 +200,7 @@ class Executor(RemoteExecutor):
 
 
 def reports_of(site: koala.Site, ids: Sequence[str]) -> Mapping[str, koala.JobReport | koala.JobNotFoundError]:
-    """Return the reports of jobs, and an error for each that the service does not know, as after its state was lost.
+    """Return reports of jobs, and an error for each that the service does not know.
 
     Nothing while no service answers, which says nothing of the jobs.
     """
