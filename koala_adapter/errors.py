@@ -121,11 +121,6 @@ class LrmUnreachableError(LrmUnavailableError):
 class LoginNeededError(LrmUnreachableError):
     """A site asks a person, such as for a password, and could not be reached without."""
 
-    def __init__(self, message: str, *, site: str, hint: str = "") -> None:
-        """``site``: its name."""
-        super().__init__(message, hint=hint)
-        self.site = site
-
 
 class LrmRejectedError(LrmError):
     """The LRM refused a request, and would again; nothing was done."""

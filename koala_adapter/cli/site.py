@@ -122,17 +122,25 @@ def init(
 
 
 def _search(session: Session, sites: tuple[RemoteSiteConfig, ...]) -> Found:
-    """Search here and at sites; where a person must log in, that is done in this terminal, once for each site."""
-    to_log_in = {site.name: site for site in sites} if sys.stdin.isatty() else {}
-    while True:
+    """Search here and at sites; where a person must log in, that is done in this terminal."""
+    with session.progress.status("looking for batch systems") as status:
+
+        def ask(site: RemoteSiteConfig) -> None:
+            status.stop()
+            log_in(site, session.directory)
+            status.start()
+
         try:
-            with session.progress.status("looking for batch systems") as status:
-                return search(session.plugins, session.directory, sites=sites, tell=status.update)
+            return search(
+                session.plugins,
+                session.directory,
+                sites=sites,
+                tell=status.update,
+                log_in=ask if sys.stdin.isatty() else None,
+            )
         except LoginNeededError as error:
-            if error.site not in to_log_in:
-                hint = "run it in a terminal, where ssh can ask, or have ssh log in by a key or an agent"
-                raise LrmUnreachableError(error.message, hint=hint) from None
-            log_in(to_log_in.pop(error.site), session.directory)
+            hint = "run it in a terminal, where ssh can ask, or have ssh log in by a key or an agent"
+            raise LrmUnreachableError(error.message, hint=hint) from None
 
 
 def _where(session: Session, output: Path | None) -> Path:

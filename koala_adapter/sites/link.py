@@ -251,7 +251,7 @@ class Link:
         message = f"site {self.site} is away: {'; '.join(filter(None, (why, told))) or CLOSED}"
         if "permission denied" in told.lower():
             hint = f"log in with `koala login {self.site}`, or have `ssh {self._argv[-2]}` log in by a key or an agent"
-            return LoginNeededError(message, site=self.site, hint=hint)
+            return LoginNeededError(message, hint=hint)
         return LrmUnreachableError(message, hint=_remedy(told, self._argv))
 
     async def _last_words(self) -> str:

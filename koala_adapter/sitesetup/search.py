@@ -14,7 +14,7 @@ from anyio.from_thread import BlockingPortal
 
 from koala_adapter.config.locations import no_site_file
 from koala_adapter.config.sitefile import RemoteSiteConfig, load_site_text
-from koala_adapter.errors import ConfigurationError, LrmUnavailableError
+from koala_adapter.errors import ConfigurationError, LoginNeededError, LrmUnavailableError
 from koala_adapter.lrm import Surroundings
 from koala_adapter.service.opening import SiteHosts
 from koala_adapter.sitesetup.find import Address, find_address, find_candidates, probe_all, site_text, unique_name
@@ -153,18 +153,38 @@ def search(
     sites: Sequence[RemoteSiteConfig] = (),
     around: Surroundings | None = None,
     tell: Callable[[str], None] = lambda _: None,
+    log_in: Callable[[RemoteSiteConfig], None] | None = None,
 ) -> Found:
     """Find what is here and at other sites, and try it. ``directory``: the state directory, which is there.
 
-    Takes seconds; ``tell`` hears what is being done. Raises LrmUnavailableError for a site that cannot be connected,
-    and ConfigurationError for one where no batch system can be used.
+    Takes seconds; ``tell`` hears what is being done. ``log_in`` has a person log in to a site that asks for that, once
+    for each. Raises LrmUnavailableError for a site that cannot be connected, and ConfigurationError for one where no
+    batch system can be used.
     """
     tell("looking for batch systems")
-    found = anyio.run(_search_all, plugins, directory, sites, around or our_surroundings(), tell)
+    asked: set[str] = set()
+    while True:
+        try:
+            found = anyio.run(_search_all, plugins, directory, sites, around or our_surroundings(), tell)
+            break
+        except _ClosedSiteError as closed:
+            if log_in is None or closed.site.name in asked:
+                raise closed.error from None
+            asked.add(closed.site.name)
+            log_in(closed.site)
     if found.clusters:
         # Whatever a plugin told us, what is written can be read.
         load_site_text(found.text(made="found"), plugins)
     return found
+
+
+class _ClosedSiteError(Exception):
+    """A person must log in to a site."""
+
+    def __init__(self, site: RemoteSiteConfig, error: LoginNeededError) -> None:
+        super().__init__(error.message)
+        self.site = site
+        self.error = error
 
 
 async def _search_all(
@@ -195,7 +215,7 @@ async def _search_all(
 async def _look_at_all(
     sites: Sequence[RemoteSiteConfig], hosts: SiteHosts, plugins: Mapping[str, PluginDefinition]
 ) -> list[FoundSite]:
-    """Look at all sites side by side. Raises what the first one that cannot be used does."""
+    """Look at all sites side by side. Raises what the first one that cannot be used does, or _ClosedSiteError."""
     found: dict[str, FoundSite | LrmUnavailableError] = {}
 
     async def one(site: RemoteSiteConfig) -> None:
@@ -207,7 +227,10 @@ async def _look_at_all(
     async with anyio.create_task_group() as tasks:
         for site in sites:
             tasks.start_soon(one, site)
-    for result in found.values():
+    for site in sites:
+        result = found[site.name]
+        if isinstance(result, LoginNeededError):
+            raise _ClosedSiteError(site, result)
         if isinstance(result, LrmUnavailableError):
             raise result
     return [result for site in sites if isinstance(result := found[site.name], FoundSite)]

@@ -76,6 +76,15 @@ def test_a_site_that_cannot_be_reached_ends_the_search(
     assert hint in refusal.value.hint
 
 
+@pytest.mark.usefixtures("home")
+def test_who_must_log_in_is_asked_once(tmp_path: Path) -> None:
+    asked: list[str] = []
+    state = tmp_path / "state"
+    with pytest.raises(LoginNeededError):
+        search(plugins(), state, sites=sites_of(["far", "shut"]), log_in=lambda site: asked.append(site.ssh))
+    assert asked == ["shut"]
+
+
 def test_a_site_without_a_batch_system_ends_the_search(home: Path, tmp_path: Path) -> None:
     (home / ".profile").unlink()
     with pytest.raises(ConfigurationError, match="no batch system can be used at far"):
