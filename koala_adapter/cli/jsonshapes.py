@@ -21,6 +21,7 @@ from koala_adapter.ordering.asking import Explanation
 from koala_adapter.ordering.jobs import JobEvent
 from koala_adapter.ordering.shadow import ShadowReport
 from koala_adapter.outcome import JobState  # noqa: TC001 - read at run time
+from koala_adapter.report.page import Finding  # noqa: TC001 - read at run time
 from koala_adapter.report.sitevalues import (
     CleanReport,
     ClusterReport,
@@ -30,7 +31,8 @@ from koala_adapter.report.sitevalues import (
     SampleSubmission,
 )
 from koala_adapter.report.values import JobReport
-from koala_adapter.service.leftovers import Leftover  # noqa: TC001 - likewise
+from koala_adapter.service.leftovers import Leftover  # noqa: TC001 - read at run time
+from koala_adapter.tasks.results import TaskRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,21 +72,9 @@ class CancelledJobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResultOfTask:
+class ResultOfTask(TaskRecord):
     """Result of a sweep's task that has completed or used up its attempts."""
 
-    task: int
-    """Its number, from 0."""
-    parameters: dict[str, str]
-    status: int | None
-    """Exit status, 128 + signal when it was killed; null: launchers were lost with it, and so are its seconds."""
-    seconds: float | None
-    attempt: int
-    """From 1."""
-    cluster: str
-    host: str
-    at: float
-    """When it ended."""
     stdout: str
     """All that it has printed."""
     stderr: str
@@ -310,24 +300,13 @@ class KnownExperiment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExperimentFinding:
-    """A claim of a paper with its result."""
-
-    claim: str
-    outcome: str
-    holds: bool | None
-    """None: it cannot be told."""
-    margin: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentResult:
     """Result of an experiment."""
 
     experiment: str
     page: str
     """Path of the page."""
-    findings: tuple[ExperimentFinding, ...]
+    findings: tuple[Finding, ...]
     notes: tuple[str, ...]
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from koala_adapter.cli.jobs import PATIENCE, job_information, lost
 from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.errors import JobNotFoundError, ServiceUnavailableError
 from koala_adapter.report.values import ATTEMPTS, where_output_is
-from koala_adapter.tasks.results import output_file, read_results, row_of
+from koala_adapter.tasks.results import TaskRecord, output_file, read_results, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -182,18 +182,8 @@ def _sweep_of(report: JobReport) -> SweepProgress:
 
 
 def _document(result: TaskResult) -> dict[str, object]:
-    return {
-        "task": result.task,
-        "parameters": result.parameters,
-        "status": result.status,
-        "seconds": result.seconds,
-        "attempt": result.attempt,
-        "cluster": result.cluster,
-        "host": result.host,
-        "at": result.at,
-        "stdout": result.stdout,
-        "stderr": result.stderr,
-    }
+    told = {field.name: getattr(result, field.name) for field in fields(TaskRecord)}
+    return {**told, "stdout": result.stdout, "stderr": result.stderr}
 
 
 def _write_csv(found: Iterator[TaskResult]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,24 +113,13 @@ class Outcome:
 
     def to_json(self) -> dict[str, object]:
         """Return it as `koala simulate --json` prints it."""
-        summary = self.summary
         return {
             "trace": self.trace,
             "policy": self.policy,
             "processors": self.processors,
-            "jobs": summary.jobs,
             "skipped": self.skipped,
-            "mean_wait": summary.mean_wait,
-            "mean_slowdown": summary.mean_slowdown,
-            "mean_bounded_slowdown": summary.mean_bounded_slowdown,
-            "makespan": summary.makespan,
-            "utilization": summary.utilization,
-            "percentiles": {name: dict(values) for name, values in summary.percentiles.items()},
-            "jobs_per_second": summary.jobs / self.seconds if self.seconds > 0 else None,
-            "mean_run": summary.mean_run,
-            "mean_response": summary.mean_response,
-            "mean_queue": summary.mean_queue,
-            "largest_queue": summary.largest_queue,
+            **asdict(self.summary),
+            "jobs_per_second": self.summary.jobs / self.seconds if self.seconds > 0 else None,
             "irregularities": [
                 {"kind": one.kind, "count": one.count, "line": one.line, "left_out": one.left_out}
                 for one in self.irregularities

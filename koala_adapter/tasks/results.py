@@ -52,9 +52,9 @@ def entry_of(line: bytes) -> tuple[int, Entry, str]:
     return int(read["task"]), entry, str(read["job"]) if entry is Entry.RESUMED else ""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskResult:
-    """Result of a task that is done or has failed for good."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRecord:
+    """Result of a task that is done or has failed for good, without its output."""
 
     task: int
     """Its number, from 0."""
@@ -69,6 +69,12 @@ class TaskResult:
     host: str
     at: float
     """When it ended: seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult(TaskRecord):
+    """Result of a task, with the files of its output."""
+
     stdout_file: Path | None
     """What it wrote to standard output; None: nothing."""
     stderr_file: Path | None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,10 +132,7 @@ def run(
         session.print_json({
             "experiment": name,
             "page": str(page),
-            "findings": [
-                {"claim": one.claim, "outcome": one.outcome, "holds": one.holds, "margin": one.margin}
-                for one in result.findings
-            ],
+            "findings": [asdict(one) for one in result.findings],
             "notes": list(result.notes),
         })  # fmt: skip
         return
