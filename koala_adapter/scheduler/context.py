@@ -206,6 +206,7 @@ class Context:
             closed=closed_reason(cluster, self.now) or (None if counted else NOT_COUNTED),
             files=cluster.parameters.files,
             found=MappingProxyType(cluster.found),
+            here=cluster.parameters.here,
             bandwidth=cluster.bandwidth,
             bandwidth_from=cluster.parameters.bandwidth_from,
             expected_wait=self.state.expected_wait(cluster, self.now),

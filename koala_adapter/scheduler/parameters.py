@@ -64,6 +64,7 @@ class Setting:
 
 NOT_IN_SITE_FILES: Mapping[str, str] = {
     "instance": "the service's own: it is made with the state directory",
+    "here": "whether a cluster has no site",
     "bandwidth_from": "for experiments: a service sends all files from its own host",
     "software": "the names of a table of its own, which says how each is made available",
     "container_runtime": "a key of its own: one of three programs",
@@ -346,6 +347,8 @@ class ClusterParameters:
             most=1_000_000,
         ),
     ] = None
+    here: bool = False
+    """Its batch system is on the submitting host: files need not go to another site."""
     bandwidth_from: tuple[tuple[ClusterName, float], ...] = ()
     """MiB/s to its nodes from other clusters, where known."""
     software: tuple[str, ...] = ()

@@ -129,8 +129,11 @@ def size_mib(file: InputFile) -> float:
 def transfer_seconds(missing: list[InputFile], view: ClusterView, views: Mapping[ClusterName, ClusterView]) -> float:
     """Return the seconds to bring files to a cluster, one after the other, each from where that is fastest.
 
-    Every file is on the submitting host, and on the clusters that hold it. Infinite where no bandwidth is known.
+    Every file is on the submitting host, and on the clusters that hold it. To a cluster at the same site as that host
+    they need no time, unless its bandwidth is stated. Infinite where no bandwidth is known.
     """
+    if view.here and view.bandwidth is None:
+        return 0.0
     seconds = 0.0
     for file in missing:
         sources = [rate for name, rate in view.bandwidth_from if name in views and holds(views[name], file.source)]

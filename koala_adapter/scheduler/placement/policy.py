@@ -191,6 +191,8 @@ class ClusterView:
     """Paths of files, and of directories with all below them, that its nodes have already (RLS)."""
     found: Mapping[str, str] = field(default_factory=dict)
     """Further input files that its nodes have, by their sources; the values are for the launch alone (RLS)."""
+    here: bool = False
+    """The submitting host is at its site."""
     bandwidth: float | None = None
     """MiB/s from the submitting host to its nodes; None: not known (NIP)."""
     bandwidth_from: tuple[tuple[ClusterName, float], ...] = ()

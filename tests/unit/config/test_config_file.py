@@ -520,6 +520,7 @@ def test_every_parameter_can_be_set_or_it_is_said_why_not() -> None:
         assert names - set(NOT_IN_SITE_FILES) == set(settings_of(kind))
     assert set(NOT_IN_SITE_FILES) == {
         "instance",
+        "here",
         "bandwidth_from",
         "software",
         "container_runtime",

@@ -123,6 +123,10 @@ X = ("/data/x", GIB)
         ([view("big", 20), near(view("a", 4), "/data/xy")], [X], "big"),
         # Nobody has the file: 1 GiB over 100 MiB/s takes 10.24 s, over 50 MiB/s twice that.
         ([near(view("slow", 20), rate=50.0), near(view("fast", 4), rate=100.0), view("unknown", 30)], [X], "fast"),
+        # The cluster of this host needs no transfer from it, unless it is told how long that takes.
+        ([near(view("site", 20), rate=100.0), replace(view("here", 4), here=True)], [X], "here"),
+        ([near(view("site", 4), "/data/x"), replace(view("here", 20), here=True)], [X], "site"),
+        ([near(view("site", 4), rate=100.0), replace(near(view("here", 20), rate=50.0), here=True)], [X], "site"),
         # b gets the file from c at 200 MiB/s, which holds it but is full; a only from the host at 100.
         (
             [
@@ -143,6 +147,7 @@ X = ("/data/x", GIB)
         ([near(view("a", 8, idle=0), "/data/x"), view("b", 8)], [X], "b"),
     ],
     ids=["the file is there", "below", "below /", "other name", "longer name", "least transfer time",
+         "this host", "this host, others have the file", "this host, others are quicker",
          "from where it is fastest", "less is missing", "less is missing, no bandwidth",
          "starting now goes before being near"],
 )  # fmt: skip
