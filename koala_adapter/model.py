@@ -70,16 +70,25 @@ LARGEST_SENT = 20 * 1024 * 1024
 """Bytes of the input files of a component together that each rank gets in the message that launches it."""
 
 
+LOGICAL = "lfn:"
+"""How the source of an input file begins that is a logical name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """A file that koala copies into the working directory of each rank before it starts."""
+    """A file that each rank finds in its working directory when it starts: a copy, or a link to one of its cluster."""
 
     source: str
-    """Absolute path on the submitting host."""
+    """Absolute path on the submitting host; or LOGICAL and a name that the catalogues of clusters have."""
     target: str
     """Path relative to the rank's working directory."""
     size: int | None = None
     """Bytes, of a directory those of all its files; None: not known."""
+
+    @property
+    def logical(self) -> bool:
+        """Whether it has a logical name: it is where catalogues say, and does not travel."""
+        return self.source.startswith(LOGICAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +140,11 @@ class Component:
     def has_large_files(self) -> bool:
         """Tell whether its input files are too large for the message that launches a rank."""
         return sum(file.size or 0 for file in self.input_files) > LARGEST_SENT
+
+    @property
+    def files_sent(self) -> tuple[InputFile, ...]:
+        """Input files that are copied."""
+        return tuple(file for file in self.input_files if not file.logical)
 
     def slot_on(self, cluster: ClusterName) -> Slot:
         """Return what each of its ranks needs on a cluster."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.config.diagnosis import show_value
 from koala_adapter.config.fields import path_fault
 from koala_adapter.host.regularfile import files_below
-from koala_adapter.model import InputFile
+from koala_adapter.model import LOGICAL, InputFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,8 +41,10 @@ def collect_input_files(
         files = []
         for number, table in enumerate(tables):
             path: KeyPath = ("components", index, "input_files", number)
-            source = os.path.abspath(directory / table.source)  # noqa: PTH100 - resolves "..", but follows no links
-            problem, size, longest = _examined(source)
+            source, (problem, size, longest) = table.source, ("", None, "")
+            if not source.startswith(LOGICAL):
+                source = os.path.abspath(directory / source)  # noqa: PTH100 - resolves "..", but follows no links
+                problem, size, longest = _examined(source)
             if problem:
                 problems.add(path, f"found {show_value(table.source)}, {problem}")
             elif table.name in {".", ".."}:
@@ -75,7 +77,7 @@ def _check_nesting(problems: Problems, index: int, targets: Mapping[str, int]) -
             at = target.find("/", at + 1)
 
 
-def _examined(source: str) -> tuple[str, int, str]:
+def _examined(source: str) -> tuple[str, int | None, str]:
     """Return what is wrong with a file or directory, or nothing; its bytes; the longest path in it, with a slash."""
     try:
         status = Path(source).stat()

@@ -54,7 +54,7 @@ from koala_adapter.config.fields import (
 )
 from koala_adapter.config.slottable import SlotTable
 from koala_adapter.config.tomlfile import LONGEST_SHOWN
-from koala_adapter.model import JobKind, Launcher, Notified, RetriedEnd, RunnerName
+from koala_adapter.model import LOGICAL, JobKind, Launcher, Notified, RetriedEnd, RunnerName
 from koala_adapter.tasks.sweep import array_axis, range_axis
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ class ValuesFile(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """A file with a value on each line."""
 
     file: Annotated[str, StringConstraints(min_length=1)] = Field(
-        description="Path on this host, relative to the directory of the job file, or absolute."
+        description="Path on this host, relative to the directory of the job file, or absolute; or lfn:NAME, a name "
+        "of the catalogues of clusters."
     )
 
 
@@ -151,7 +152,14 @@ def _source(value: str) -> str:
         raise NotAllowedError("the path of a file, relative to the job file or absolute")
     if value.startswith("~"):
         raise NotAllowedError("a path relative to the job file or absolute: ~ is not expanded here")
+    if value.startswith(LOGICAL) and not _is_name(value.removeprefix(LOGICAL)):
+        raise NotAllowedError(f"{LOGICAL} and a name as catalogues have it, without blanks and not beginning with /")
     return value
+
+
+def _is_name(value: str) -> bool:
+    """Tell whether a catalogue may have a logical name."""
+    return bool(value) and value.isprintable() and " " not in value and not value.startswith("/")
 
 
 def _target(value: str) -> str:
@@ -175,7 +183,7 @@ class InputFileTable(BaseModel, frozen=True, extra="forbid", defer_build=True):
     @property
     def name(self) -> str:
         """The target, or its default."""
-        return self.target or posixpath.basename(posixpath.normpath(self.source))
+        return self.target or posixpath.basename(posixpath.normpath(self.source.removeprefix(LOGICAL)))
 
     @model_validator(mode="before")
     @classmethod

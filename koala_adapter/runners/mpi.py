@@ -214,7 +214,7 @@ class MpiRunner(Runner):
             argv=command,
             setup=self.application.setup(rank),
             environment=tuple(environment.items()),
-            files=self.application.files.get(rank.component, ()),
+            files=self.application.files_of(rank),
             places=self.application.places,
             share=self.application.share,
             working_directory=self.application.job.working_directory,

@@ -20,7 +20,7 @@ from koala_adapter.runners.relayed import HOST, RelayPlan
 from koala_adapter.runners.software import ClusterSoftware
 from koala_adapter.scheduler.events import Event, RankEnded, RankStarted
 from koala_adapter.scheduler.parameters import lacking
-from koala_adapter.vjm.channel import Forward, Launch, TimeWarning
+from koala_adapter.vjm.channel import Forward, Launch, LaunchFile, TimeWarning
 from koala_adapter.vjm.jobscript import END_MARGIN
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import Component, Job, JobId, PlaceholderId, TaskEnd
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
-    from koala_adapter.vjm.channel import LaunchFile, Signal
+    from koala_adapter.vjm.channel import Signal
 
 
 # -- When the processes of a job are ended because their time is over ----------------------------------------
@@ -106,6 +106,8 @@ class Application:
     """Component name to cluster name."""
     files: Mapping[str, tuple[LaunchFile, ...]]
     """Component name to its input files."""
+    replicas: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Cluster name to the paths there of input files, by their sources."""
     places: tuple[str, ...] = ()
     """Directories in which nodes may find large input files by their digests."""
     share: str = ""
@@ -210,6 +212,24 @@ class Application:
     def program(self, rank: Rank) -> tuple[str, ...]:
         """Return a rank's command."""
         return (*self.container(rank), *self.component(rank).command)
+
+    def files_of(self, rank: Rank) -> tuple[LaunchFile, ...]:
+        """Return the input files of a rank."""
+        replicas = self.replicas.get(self._cluster(rank), {})
+        links = [
+            LaunchFile(target=file.target, mode=0, link=replicas[file.source])
+            for file in self.component(rank).input_files
+            if file.logical
+        ]
+        return (*self.files.get(rank.component, ()), *links)
+
+    def check_files(self) -> None:
+        """Raise ConfigurationError when a cluster does not have a file of its ranks any more."""
+        for rank in {(one.cluster, one.component): one for one in self.ranks}.values():
+            cluster, component = self._cluster(rank), self.component(rank)
+            for file in component.input_files:
+                if file.logical and file.source not in self.replicas.get(cluster, {}):
+                    raise ConfigurationError(f"the catalogue of cluster {cluster} has {file.source} no more")
 
     def check_software(self) -> None:
         """Raise ConfigurationError when a cluster lacks software of its ranks, as its site file has changed."""
@@ -362,7 +382,7 @@ class ProcessRunner(Runner):
             setup=application.setup(rank),
             environment=application.environment(rank),
             working_directory=application.job.working_directory,
-            files=application.files.get(rank.component, ()),
+            files=application.files_of(rank),
             places=application.places,
             share=application.share,
             time_limit=float(application.job.walltime),

@@ -427,6 +427,7 @@ class Applications:
             ranks=ranks,
             clusters=clusters,
             files=files,
+            replicas={name: one.found for name, one in self._core.state.clusters.items()},
             library=library,
             software=software,
             attempt=record.attempts_over + 1,
@@ -435,6 +436,7 @@ class Applications:
             relay=self.relays.plan(job),
         )
         application.check_software()
+        application.check_files()
         return application
 
     def workers(self, record: JobRecord) -> WorkersRunner | None:

@@ -131,7 +131,7 @@ class InputStore:
         What goes wrong is left to :meth:`keep` to tell.
         """
         large = (component for component in job.components if component.has_large_files)
-        files = [one for component in large for one in component.input_files]
+        files = [one for component in large for one in component.files_sent]
         with suppress(OSError):
             for source, _ in await anyio.to_thread.run_sync(list, _expanded(files)):
                 if self._content_of(source) is not None:
@@ -147,7 +147,7 @@ class InputStore:
     def keep(self, job: Job) -> None:
         """Keep the input files of a job. Raises OSError, with ``filename``."""
         for component in job.components:
-            if component.input_files:
+            if component.files_sent:
                 self._keep(job.id, component)
 
     def _keep(self, job_id: JobId, component: Component) -> None:
@@ -155,7 +155,7 @@ class InputStore:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         kept: list[KeptFile] = []
         left = None if component.has_large_files else LARGEST_SENT
-        for source, target in _expanded(component.input_files):
+        for source, target in _expanded(component.files_sent):
             digest, size, status = self._kept_content(source, left)
             left = None if left is None else left - size
             _link(self.contents / digest, directory / digest)
@@ -222,7 +222,7 @@ class InputStore:
 
     def files(self, job_id: JobId, component: Component) -> tuple[KeptFile, ...]:
         """Return the input files of a component. Raises OSError, ValueError."""
-        if not component.input_files:
+        if not component.files_sent:
             return ()
         return _KEPT.validate_json((self._jobs / job_id / INPUT / f"{component.name}.json").read_bytes())
 

@@ -16,8 +16,9 @@ import anyio
 import structlog
 from anyio import to_thread
 
-from koala_adapter.errors import LrmError, LrmUnavailableError
+from koala_adapter.errors import JobRefusedError, LrmError, LrmUnavailableError
 from koala_adapter.host.containment import contained
+from koala_adapter.model import LOGICAL
 from koala_adapter.outcome import JobState
 from koala_adapter.report.sitevalues import ClusterFiles
 from koala_adapter.scheduler.events import FilesFound
@@ -101,6 +102,8 @@ async def _read_at(host: LrmHost, path: str, known: Read | None) -> Read | None:
 
 def place_of(file: InputFile, catalogue: Catalogue) -> str | None:
     """Return where a file is by a catalogue; None: it has none."""
+    if file.logical:
+        return catalogue.place_of(file.source.removeprefix(LOGICAL))
     return file.source if catalogue.has(file.source) else None
 
 
@@ -137,6 +140,7 @@ class Replicas:
         self.held: Callable[[str, InputFile], bool] = lambda _site, _file: False
         """Whether koala's cache at a site has a file."""
         self._wanted = anyio.Event()
+        self._looked = anyio.Event()
 
     def look_again(self) -> None:
         """Tell the scheduler soon what has changed in a cache."""
@@ -172,6 +176,7 @@ class Replicas:
             for config in self._core.site.enabled_clusters:
                 if config.catalogue is not None:
                     tasks.start_soon(self._look_at, config, config.catalogue)
+        self._looked.set()
         return self._read != before
 
     async def _look_at(self, config: ClusterConfig, path: str) -> None:
@@ -195,9 +200,23 @@ class Replicas:
         place = None if read is None else place_of(file, read.catalogue)
         if place is not None:
             return place
-        if config.site is not None and self.held(config.site, file):
+        if config.site is not None and not file.logical and self.held(config.site, file):
             return ""
         return None
+
+    async def ready(self) -> None:
+        """Return when each catalogue was looked at once since the service has begun."""
+        await self._looked.wait()
+
+    def require(self, job: Job) -> None:
+        """Raise JobRefusedError for a logical name that no cluster has."""
+        for file in job.input_files:
+            if file.logical and not any(file.source in record.found for _, record in self._clusters()):
+                known = [one.name for one in self._core.site.enabled_clusters if one.catalogue is not None]
+                where = f"those of {', '.join(known)}" if known else "the site file names none"
+                troubles = "".join(f"; {name}: {trouble}" for name, trouble in self.troubles.items())
+                message = f"input file {file.source}: no catalogue has that name ({where}{troubles})"
+                raise JobRefusedError(message, hint="see `koala clusters --network`")
 
     def found(self, job: Job) -> list[FilesFound]:
         """Return what the scheduler does not know yet of the files of a job that is about to be submitted."""

@@ -548,8 +548,12 @@ class Service:
             await self.changed.wait()
 
     async def look_for_obstacles(self) -> None:
-        """Find out whether submissions still fail for the reasons that clusters are known to have, if any."""
+        """Find out whether submissions still fail for the reasons that clusters are known to have, if any.
+
+        After a start, catalogues of files are waited for, too.
+        """
         with anyio.move_on_after(OBSTACLE_SECONDS):
+            await self.replicas.ready()
             for driver in self.clusters.values():
                 await driver.look_for_obstacle()
 
@@ -586,6 +590,7 @@ class Service:
         try:
             self._note_submission(submission, job.id)
             self.tell_of(job)
+            self.replicas.require(job)
             self._loop.enter(ev.JobSubmitted(time=self.now(), job=job))
         except KoalaError:
             self.applications.forget(job.id)

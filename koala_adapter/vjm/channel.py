@@ -353,6 +353,8 @@ class LaunchFile:
     """Seconds since the epoch."""
     source: str = ""
     """Where it was on the host of its submission, which the node may see, too."""
+    link: Annotated[str, Field(max_length=4096)] = ""
+    """Absolute path on the node to which it is a symbolic link; empty: it is a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,6 +134,26 @@ async def test_what_is_left_is_named(deliveries: Deliveries) -> None:
     assert deliveries.arrived == {}
 
 
+async def test_files_of_the_node_are_linked(deliveries: Deliveries) -> None:
+    """They are found by the names of the job, are no results unless they were changed, and stay where they are."""
+    there = deliveries.site.directory / "sets"
+    there.mkdir()
+    (there / "one").write_text("data\n")
+    links = {"in/one": there / "one", "sets": there}
+    files = tuple(LaunchFile(target=target, mode=0, link=str(path)) for target, path in links.items())
+    missing = LaunchFile(target="one", mode=0, link=f"{there}/none")
+    async with deliveries.site.serving():
+        deliveries.site.start_agent()
+        await deliveries.site.wait_for(AgentRegistered)
+        assert await deliveries.run("cat in/one sets/one > out", "**", files=files) == EXITED
+        said = await deliveries.said()
+        end = await deliveries.run("true", files=(missing,), task="1")
+        assert f"the input file 'one': there is no {there}/none on " in end.detail
+    assert deliveries.arrived == {"out": b"data\ndata\n"}
+    assert (said.omissions, said.left) == ((), 0)
+    assert (there / "one").read_text() == "data\n"
+
+
 async def test_links_are_not_followed_out(deliveries: Deliveries) -> None:
     """A link to a file of the rank is that file; all others are refused by name, and nothing foreign is read."""
     async with deliveries.site.serving():

@@ -89,7 +89,7 @@ def files_for(state: State, record: JobRecord, name: ClusterName) -> tuple[Input
 
 
 def _all_files(components: Iterable[Component]) -> tuple[InputFile, ...]:
-    files = (file for one in components if one.has_large_files for file in one.input_files)
+    files = (file for one in components if one.has_large_files for file in one.files_sent)
     return tuple({file.source: file for file in files}.values())
 
 

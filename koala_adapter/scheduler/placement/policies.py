@@ -112,8 +112,8 @@ class CloseToFiles(WorstFit):
 
 
 def missing_files(component: Component, view: ClusterView) -> list[InputFile]:
-    """Return the input files of a component that the nodes of a cluster do not have."""
-    return [file for file in component.input_files if not holds(view, file.source)]
+    """Return the input files of a component that must be brought to the nodes of a cluster."""
+    return [file for file in component.files_sent if not holds(view, file.source)]
 
 
 def holds(view: ClusterView, path: str) -> bool:

@@ -246,6 +246,9 @@ class ComponentRequest:
             return f"needs {slots_said(self.component, least)}, at most {view.capacity} can be used there"
         if view.in_flight is not None and least > view.in_flight:
             return f"needs {least} placeholders at once, the limit there is {view.in_flight}"
+        for file in self.component.input_files:
+            if file.logical and file.source not in view.found:
+                return f"no catalogue of it that was read has {file.source}"
         return lacking(self.component, view.software, view.container_runtime)
 
 

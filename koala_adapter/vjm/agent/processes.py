@@ -195,6 +195,15 @@ def write_file(directory: str, target: str, mode: int, content: bytes) -> "Tuple
             return file_identity(os.fstat(file.fileno()))
 
 
+def link_file(directory: str, target: str, path: str) -> "Tuple[int, int, int]":
+    """Make an input file below ``directory`` a link to a file or directory of the node, and return its identity."""
+    if not os.path.exists(raw(path)):
+        raise LaunchError(f"the input file {target!r}: there is no {path} on {socket.gethostname()}")
+    with placed(directory, target) as (place, name):
+        os.symlink(raw(path), name, dir_fd=place)
+        return file_identity(os.stat(name, dir_fd=place, follow_symlinks=False))
+
+
 @contextlib.contextmanager
 def placed(directory: str, target: str) -> "Iterator[Tuple[int, str]]":
     """Yield a directory and name for creating an input file, which is then moved below ``directory``.

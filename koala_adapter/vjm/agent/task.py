@@ -17,6 +17,7 @@ from koala_adapter.vjm.agent.processes import (
     base64,
     keep_descriptors,
     kill_all,
+    link_file,
     node_environment,
     oom_kills,
     signal_all,
@@ -249,7 +250,9 @@ class Task:
             raise LaunchError(f"the working directory {working_directory} does not exist on {socket.gethostname()}")
         inputs = {}
         for file in message["files"]:
-            if not file.get("digest"):  # a control center of an earlier version says nothing of it
+            if file.get("link"):  # a control center of an earlier version says nothing of it
+                inputs[file["target"]] = link_file(working_directory, file["target"], file["link"])
+            elif not file.get("digest"):  # likewise
                 content = binascii.a2b_base64(file["content"])
                 inputs[file["target"]] = write_file(working_directory, file["target"], file["mode"], content)
         if any(file.get("digest") for file in message["files"]):

@@ -294,15 +294,17 @@ def test_flexible_component_and_its_policy() -> None:
 
 
 def test_input_files(tmp_path: Path) -> None:
-    """Paths are relative to the job file; a target is the file name unless one is given."""
+    """Paths are relative to the job file, logical names are not; a target is the last part unless one is given."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.txt").touch()
     (tmp_path / "b.txt").write_text("abc", encoding="utf-8")
-    files = f'["data/../data/a.txt", {{ source = "{tmp_path}/b.txt", target = "in/./c.txt" }}]'
+    files = f'["data/../data/a.txt", {{ source = "{tmp_path}/b.txt", target = "in/./c.txt" }}, "lfn:d", "lfn:e/f/"]'
     job = loaded(f"{HEAD}{COMPONENT}input_files = {files}", tmp_path)
     assert job.components[0].input_files == (
         InputFile(source=str(tmp_path / "data" / "a.txt"), target="a.txt", size=0),
         InputFile(source=str(tmp_path / "b.txt"), target="in/c.txt", size=3),
+        InputFile(source="lfn:d", target="d"),
+        InputFile(source="lfn:e/f/", target="f"),
     )
 
 
@@ -314,6 +316,11 @@ def test_input_files(tmp_path: Path) -> None:
         ('["pipe"]', r"input_files\[0\]: .* is neither"),
         ('["~/x"]', r"input_files\[0\]: .*~ is not expanded"),
         ('[""]', r"input_files\[0\]: found \"\", allowed is the path of a file"),
+        ('["lfn:"]', r"input_files\[0\]: found \"lfn:\", allowed is lfn: and a name as catalogues have it"),
+        ('["lfn:/a"]', r"input_files\[0\]: .*not beginning with /"),
+        ('["lfn:a b"]', r"input_files\[0\]: .*without blanks"),
+        ('["lfn:.."]', r"input_files\[0\]: .*no name for the ranks"),
+        ('["lfn:x/a", "a"]', r"input_files\[1\]: another input file is already called \"a\""),
         ('["a\\u0000b"]', r"input_files\[0\]: found "),
         ("[5]", r"input_files\[0\]: found 5"),
         ('["a", "sub/a"]', r"input_files\[1\]: another input file is already called \"a\""),

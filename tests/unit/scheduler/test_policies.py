@@ -16,7 +16,7 @@ from koala_adapter.model import ClusterName, EndReason, InputFile
 from koala_adapter.outcome import PlaceholderState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.parameters import Parameters
-from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES, WaitingHistory
+from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES, WaitingHistory, missing_files
 from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Piece, Placed, pack_fewest
 from koala_adapter.scheduler.records import WAITS_KEPT
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, copied, job, submissions
@@ -156,6 +156,17 @@ def test_components_are_placed_close_to_their_files(
 ) -> None:
     asked = reading(request("c", 2), *files)
     assert parts(ask("close-to-files", site(*views), asked)) == [("c", where, 2)]
+
+
+@pytest.mark.parametrize("policy", sorted(PLACEMENT_POLICIES))
+def test_a_logical_name_is_used_where_a_catalogue_has_it(policy: str) -> None:
+    asked = reading(request("c", 2), ("lfn:genome", 0), X)
+    holder = replace(view("a", 4), found={"lfn:genome": "/data/genome"})
+    assert parts(ask(policy, site(view("big", 20), holder), asked)) == [("c", "a", 2)]
+    assert [file.source for file in missing_files(asked.component, holder)] == [X[0]], "it never travels"
+    refused = ask(policy, site(view("big", 20), replace(holder, found={})), asked)
+    assert isinstance(refused, Infeasible)
+    assert "big: no catalogue of it that was read has lfn:genome" in refused.reason
 
 
 @given(view_sets(), request_sets())

@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.config.sitefile import ClusterConfig, RemoteSiteConfig, SiteConfig
-from koala_adapter.errors import LrmError
+from koala_adapter.errors import JobRefusedError, LrmError
 from koala_adapter.lrm.commands import THIS_HOST, LocalHost
 from koala_adapter.model import ClusterName, InputFile, JobId
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
+from koala_adapter.service.applications import Applications
 from koala_adapter.service.replicas import Replicas, read_at
+from koala_adapter.service.results import ResultStore
 from koala_adapter.sites.catalogue import LONGEST_CATALOGUE
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, job
 from tests.unit.service.standins import StandInCore
+from tests.unit.service.test_applications import Orders
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -229,3 +232,42 @@ async def test_a_service_goes_on_with_what_the_one_before_has_found(place: Place
     await place.replicas.look()
     place.replicas.tell()
     assert place.found() == {}
+
+
+async def test_a_logical_name_that_no_catalogue_has_is_refused(place: Place) -> None:
+    await place.say(b"genome /data/genome\nsets/ /data/sets/\n")
+    named = with_files(job("1", 2), "lfn:genome", "lfn:sets/one")
+    place.submit(named)
+    place.replicas.require(named)
+    assert place.found() == {"lfn:genome": "/data/genome", "lfn:sets/one": "/data/sets/one"}
+    assert place.world.record("1").claims[0].cluster == A
+    place.catalogue.unlink()
+    await place.replicas.look()
+    with pytest.raises(JobRefusedError, match=r"lfn:gen: no catalogue has that name \(those of a; a: .*No such"):
+        place.replicas.require(with_files(job("2", 2), "lfn:gen"))
+
+
+async def test_ranks_find_links_to_what_the_catalogue_names(place: Place, tmp_path: Path) -> None:
+    await place.say(b"genome /data/genome\n")
+    (tmp_path / "own").write_text("mine")
+    named = with_files(job("1", 2), "lfn:genome", str(tmp_path / "own"))
+    place.core.directory = tmp_path
+    applications = Applications(place.core, ResultStore(per_rank=1, per_job=1))
+    applications.keep_input(named)
+    place.submit(named)
+    place.world.take_all()
+    orders = Orders()
+    orders.connected = {placeholder.id for placeholder in place.world.claimed("1")}
+    place.core.center = orders  # type: ignore[assignment]  # all that is asked of it
+    place.world.hold_all("1")
+    applications.launch(JobId("1"))
+    for _, launch in orders.sent:
+        assert [(file.target, file.content, file.link) for file in launch.files] == [
+            ("f1", b"mine", ""),
+            ("f0", b"", "/data/genome"),
+        ]
+    assert len(orders.sent) == 2
+    place.world.post(ev.FilesFound(time=place.world.now, cluster=A, gone=("lfn:genome",)))
+    again = Applications(place.core, ResultStore(per_rank=1, per_job=1))
+    again.launch(JobId("1"))
+    assert "the catalogue of cluster a has lfn:genome no more" in place.world.explained("1")
