@@ -479,7 +479,6 @@ class ClusterConfig(_PlacedCluster, defer_build=True):
         """Parameters of the cluster for the scheduler."""
         return ClusterParameters(
             name=self.cluster_name,
-            here=self.site is None,
             software=tuple(self.software),
             container_runtime=self.container_runtime or "",
             **values_of(ClusterParameters, self),

@@ -121,6 +121,8 @@ def files_report(config: ClusterConfig, read: Read | None, trouble: str) -> Clus
 
 LOOK_INTERVAL = 60.0
 """Seconds between two looks at whether a catalogue has changed."""
+LOOK_SOON = 3.0
+"""Seconds before the next look where one is being written just now."""
 FORGET_INTERVAL = 600.0
 """Seconds between two looks at which files no unfinished job needs any more."""
 
@@ -141,6 +143,8 @@ class Replicas:
         """Whether koala's cache at a site has a file."""
         self._wanted = anyio.Event()
         self._looked = anyio.Event()
+        self._unsettled: set[str] = set()
+        """Clusters whose catalogues were being written when they were looked at."""
 
     def look_again(self) -> None:
         """Tell the scheduler soon what has changed in a cache."""
@@ -166,7 +170,7 @@ class Replicas:
             if changed or wanted or anyio.current_time() - told_at > FORGET_INTERVAL:
                 told_at = anyio.current_time()
                 self.tell()
-            with anyio.move_on_after(LOOK_INTERVAL):
+            with anyio.move_on_after(LOOK_SOON if self._unsettled else LOOK_INTERVAL):
                 await self._wanted.wait()
 
     async def look(self) -> bool:
@@ -176,11 +180,13 @@ class Replicas:
             for config in self._core.site.enabled_clusters:
                 if config.catalogue is not None:
                     tasks.start_soon(self._look_at, config, config.catalogue)
-        self._looked.set()
+        if not self._unsettled:
+            self._looked.set()
         return self._read != before
 
     async def _look_at(self, config: ClusterConfig, path: str) -> None:
         name = config.name
+        self._unsettled.discard(name)
         with contained("reading a catalogue", cluster=name):
             try:
                 read = await read_at(self._core.lrm_hosts[name], path, self._read.get(name))
@@ -190,7 +196,9 @@ class Replicas:
                 self.troubles[name] = error.message
                 return
             self.troubles.pop(name, None)
-            if read is not None and read is not self._read.get(name):
+            if read is None:
+                self._unsettled.add(name)
+            elif read is not self._read.get(name):
                 self._read[name] = read
                 log.info("a catalogue was read", cluster=name, entries=len(read.catalogue.paths))
 
@@ -205,7 +213,7 @@ class Replicas:
         return None
 
     async def ready(self) -> None:
-        """Return when each catalogue was looked at once since the service has begun."""
+        """Return when each catalogue was read, or failed to be, since the service has begun."""
         await self._looked.wait()
 
     def require(self, job: Job) -> None:

@@ -88,7 +88,14 @@ def configuration(
         remote = site.remote_site(config)
         lease = None if remote is None else remote.lease
         stages = remote is not None
-        return replace(config.parameters, slot_keys=keys, counts_slots=True, stages=stages, site_lease=lease)
+        return replace(
+            config.parameters,
+            slot_keys=keys,
+            counts_slots=True,
+            here=config.site is None,
+            stages=stages,
+            site_lease=lease,
+        )
 
     clusters = tuple(of(config) for config in site.enabled_clusters)
     return Configured(time=now, parameters=parameters, clusters=clusters)

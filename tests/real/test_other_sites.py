@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -65,6 +65,15 @@ class Home:
     def state_of(self, job: str) -> str:
         """Return the state of a job."""
         return str(json.loads(self.run("status", job, "--json"))["state"])
+
+    def network(self) -> str:
+        """Return what is known of the network and of files."""
+        return self.run("clusters", "--network")
+
+    def planned(self, job: Path) -> dict[str, Any]:
+        """Return where the only component of a job would go."""
+        (found,) = json.loads(self.run("plan", str(job), "--json"))["components"]
+        return dict(found)
 
     def trouble(self) -> str:
         """Return what is said of the clusters."""
@@ -143,3 +152,41 @@ def test_a_job_outlives_the_connection(home: Home) -> None:
             assert "done" in home.run("logs", number)
         finally:
             service.terminate()
+
+
+FILES = """
+walltime = "5m"
+placement = "close-to-files"
+[[components]]
+command = ["sh", "-c", "cat set; echo $KOALA_CLUSTER; wc -c < mine"]
+processors = 1
+input_files = [{{ source = "lfn:{name}", target = "set" }}, "mine"]
+"""
+
+
+def test_jobs_go_where_their_files_are_or_get_soonest(home: Home) -> None:
+    """By a catalogue that is read there, and by the bandwidth to the site as it is measured."""
+    catalogue, mine, job = (home.directory / name for name in ("catalogue", "mine", "job.toml"))
+    (home.directory / "one").write_text("a genome\n")
+    catalogue.write_text(f"genome {home.directory}/one\n")
+    mine.write_bytes(bytes(5 * 1024**2))
+    near = home.site.read_text() + "\n"
+    home.site.write_text(near.replace('name = "far"', f'name = "far"\ncatalogue = "{catalogue}"'))
+    with subprocess.Popen([*home.koala, "serve"], env=base_environment(), stderr=subprocess.DEVNULL) as service:
+        try:
+            wait_until(lambda: "measured" in home.network(), seconds=PATIENCE, what="the site is measured")
+            assert "1 by its catalogue" in home.network()
+            job.write_text(FILES.format(name="genome"))
+            assert home.run("run", "-q", str(job)).split() == ["a", "genome", "far", str(5 * 1024**2)]
+            job.write_text(FILES.format(name="gen"))
+            with pytest.raises(CommandError, match=r"lfn:gen: no catalogue has that name"):
+                home.run("run", str(job))
+            job.write_text(FILES.format(name="genome").replace('{ source = "lfn:genome", target = "set" }, ', ""))
+            assert home.planned(job)["cluster"] == "near", "the file is on this host"
+        finally:
+            service.terminate()
+    home.site.write_text(home.site.read_text().replace('name = "near"', 'name = "near"\nbandwidth = 0.01'))
+    planned = home.planned(job)
+    assert planned["cluster"] == "far", "what the service has measured is known without it"
+    assert 0 < planned["transfer_seconds"] < 500
+    assert planned["missing"] == [str(mine)]

@@ -484,7 +484,7 @@ TABLES: dict[Kind, dict[str, type[BaseModel]]] = {
     Parameters: {"ControlCenterConfig": ControlCenterConfig, "SchedulerConfig": SchedulerConfig},
     ClusterParameters: {"ClusterConfig": ClusterConfig},
 }
-ALPHA = ClusterParameters(name=ClusterName("alpha"), counts_slots=True)
+ALPHA = ClusterParameters(name=ClusterName("alpha"), counts_slots=True, here=True)
 KEYS = [(kind, name) for kind in TABLES for name in settings_of(kind)]
 
 

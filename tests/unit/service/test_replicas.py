@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
 from koala_adapter.config.sitefile import ClusterConfig, RemoteSiteConfig, SiteConfig
@@ -271,3 +272,12 @@ async def test_ranks_find_links_to_what_the_catalogue_names(place: Place, tmp_pa
     again = Applications(place.core, ResultStore(per_rank=1, per_job=1))
     again.launch(JobId("1"))
     assert "the catalogue of cluster a has lfn:genome no more" in place.world.explained("1")
+
+
+async def test_a_submission_waits_for_a_catalogue_that_is_being_written(place: Place) -> None:
+    place.catalogue.write_text("genome /data/genome\n")
+    assert not await place.replicas.look()
+    with pytest.raises(TimeoutError), anyio.fail_after(0):
+        await place.replicas.ready()
+    await place.say(b"genome /data/genome\n")
+    await place.replicas.ready()
