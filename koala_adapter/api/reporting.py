@@ -376,18 +376,31 @@ SHORTEST_TOLD = 2.0
 
 
 def _put_off(service: Service, job_id: JobId) -> str:
-    """Return which clusters cannot be asked for a job's placeholders yet, as their bound of requests is used up."""
-    unsent = {
-        batch.cluster
-        for batch in service.state.batches.values()
-        if batch.job_id == job_id and batch.lrm_ids is None and batch.uncertain is None
-    }
-    return " ".join(
-        f"{name} has been asked {driver.config.requests_per_minute} times a minute, its bound (requests_per_minute): "
-        f"the submission goes in {driver.commands.waits:.0f} s."
-        for name, driver in service.clusters.items()
-        if name in unsent and driver.commands.waits >= SHORTEST_TOLD
+    """Return which clusters cannot be asked yet what a job waits for, as their bound of requests is used up."""
+    record = service.state.jobs[job_id]
+    told = []
+    for name, driver in service.clusters.items():
+        waits = driver.commands.waits
+        if waits >= SHORTEST_TOLD and (what := _to_be_asked(service.state, record, name)):
+            often = f"{name} has been asked {driver.config.requests_per_minute} times a minute"
+            told.append(f"{often}, its bound (requests_per_minute): {what} in {waits:.0f} s.")
+    return " ".join(told)
+
+
+def _to_be_asked(state: State, record: JobRecord, name: ClusterName) -> str:
+    """Return what a job waits for that a cluster must be asked; empty: nothing."""
+    batches = (batch for batch in state.batches.values() if (batch.job_id, batch.cluster) == (record.job.id, name))
+    if any(batch.lrm_ids is None and batch.uncertain is None for batch in batches):
+        return "the submission goes"
+    cluster = state.clusters[name]
+    slots = [one.slot_on(name) for one in record.job.components if one.cluster in {None, name}]
+    unseen = record.state is JobState.WAITING and any(
+        cluster.polled_at is None or not cluster.has_counted(slot) for slot in slots
     )
+    ends = record.state.final and any(
+        (one.job_id, one.cluster) == (record.job.id, name) for one in state.placeholders.values()
+    )
+    return "it is looked at again" if unseen or ends else ""
 
 
 def report_to_keep(service: Service, job_id: JobId) -> str:

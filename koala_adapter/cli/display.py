@@ -28,7 +28,7 @@ from koala_adapter.cli.session import abandon_output
 from koala_adapter.config.tomlfile import printable, show_duration, show_size
 from koala_adapter.errors import ServiceUnavailableError
 from koala_adapter.outcome import JobState
-from koala_adapter.python.jobs import Progress, one_line
+from koala_adapter.python.jobs import Progress, awaited, one_line
 from koala_adapter.report.values import run_time, waiting_time
 
 if TYPE_CHECKING:
@@ -578,8 +578,8 @@ def _progress(report: JobReport) -> RenderableType:
     head = Text.from_markup(f"job {name}  {styled(report.state)}  {clock}", emoji=False)
 
     lines: list[RenderableType] = [Spinner("dots", text=head), *_sweep_bar(report), components_table(report)]
-    if report.launched_at is None and report.outcome is None:
-        lines.append(Text(report.explanation, style="dim"))
+    if waits_for := awaited(report):
+        lines.append(Text(waits_for, style="dim"))
     return Group(*lines)
 
 

@@ -103,8 +103,9 @@ def status(session: Session, job_id: str | None, listing: Listing, watch: bool) 
 def history(session: Session, listing: Listing) -> None:
     r"""Show all jobs that are kept, with their dates.
 
-    They are kept until `koala clean` removes them. TIME is a date (2026-11-26), a time (14:30), both
-    (2026-11-26T14:30), a span before now (90m, 2h, 3d), today or yesterday; --until a date means its end.
+    In order of submission, the latest ones; they are kept until `koala clean` removes them. TIME is a date
+    (2026-11-26), a time (14:30), both (2026-11-26T14:30), a span before now (90m, 2h, 3d), today or yesterday; --until
+    a date means its end.
 
     \b
     Examples:

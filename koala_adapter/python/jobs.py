@@ -59,6 +59,17 @@ def one_line(report: JobReport) -> str:
     return text if report.outcome else f"{text}: {', '.join(parts)}"
 
 
+LONG_ENDING = 1.0
+"""Seconds after its end for which what is left of a job may stay without being told of."""
+
+
+def awaited(report: JobReport) -> str:
+    """Return what a job that is followed waits for: to be launched, or for its placeholders to be gone."""
+    ended = report.finished_at is not None and report.reported_at - report.finished_at >= LONG_ENDING
+    starts = report.launched_at is None and report.outcome is None
+    return report.explanation if starts or (ended and report.placeholders_left) else ""
+
+
 class Progress:
     """Chooses what is to be printed of a job that is followed without a terminal: each line when it changes."""
 
@@ -68,7 +79,7 @@ class Progress:
         self._reason = ""
 
     def new_lines(self, report: JobReport) -> list[str]:
-        """Return where the job stands and, before it is launched, why, as far as either is new.
+        """Return where the job stands, and what it waits for, as far as either is new.
 
         A reason that differs in numbers alone, such as the seconds since something, is not new.
         """
@@ -76,11 +87,10 @@ class Progress:
         if (line := one_line(report)) != self._line:
             self._line = line
             lines.append(line)
-        if report.launched_at is None and report.outcome is None:
-            reason = _NUMBERS.sub("#", report.explanation)
-            if reason != self._reason:
-                self._reason = reason
-                lines.append(f"  {report.explanation}")
+        reason = _NUMBERS.sub("#", awaited(report))
+        if reason and reason != self._reason:
+            self._reason = reason
+            lines.append(f"  {report.explanation}")
         return lines
 
 

@@ -540,6 +540,19 @@ def test_a_service_that_goes_on_sees_to_the_placeholders(released: bool, reports
     assert "still ending" not in screen.getvalue()
 
 
+def test_what_is_waited_for_after_the_end_is_told() -> None:
+    """As a cluster cannot be looked at for a while; not where it is over at once."""
+    ended = job_report(state=JobState.COMPLETED, outcome=COMPLETED, placeholders_left=1, finished_at=50.0)
+    late = replace(ended, reported_at=52.0, explanation="Still being given back: 1 on a.")
+    for reports, told in (
+        ((ended, late), 1),
+        ((replace(ended, reported_at=50.0), replace(late, placeholders_left=0)), 0),
+    ):
+        screen = io.StringIO()
+        follow((one for one in reports), Display(make_console(screen), quiet=False))
+        assert screen.getvalue().count("Still being given back") == told
+
+
 def test_placeholders_that_nobody_waits_for_are_told() -> None:
     screen = io.StringIO()
     closing(job_report(state=JobState.COMPLETED, outcome=COMPLETED, placeholders_left=2), make_console(screen))

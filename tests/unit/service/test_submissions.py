@@ -19,7 +19,7 @@ from koala_adapter.api.reporting import live_report
 from koala_adapter.api.statedirectory import SOCKET_NAME
 from koala_adapter.config.sitefile import load_site
 from koala_adapter.driver.loop import EventLoop
-from koala_adapter.errors import JobRefusedError, ServiceAbsentError, ServiceUnavailableError
+from koala_adapter.errors import JobRefusedError, LrmUnavailableError, ServiceAbsentError, ServiceUnavailableError
 from koala_adapter.lrm import load_plugins
 from koala_adapter.model import BatchKey, ClusterName, PlaceholderId
 from koala_adapter.outcome import JobState
@@ -27,12 +27,12 @@ from koala_adapter.service.agents import last_words, tidy_words, words_paths
 from koala_adapter.service.opening import make_lrm, words_directory
 from tests.unit.scheduler.scheduler_site import component, job
 from tests.unit.service.scripted_lrm import ScriptedLrm, config
-from tests.unit.service.test_service import Served, until
+from tests.unit.service.test_service import Served, completed, running, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from anyio.abc import SocketStream, TaskStatus
+    from anyio.abc import SocketStream, TaskGroup, TaskStatus
 
     from koala_adapter.lrm import Submission
     from koala_adapter.model import JobId, LrmJobId
@@ -182,6 +182,35 @@ async def test_a_submission_that_waits_for_the_bound_of_requests_says_so(
             monkeypatch.setattr(each.lrm, "submit", asks)
         id_ = submit(service, "one")
         await until(lambda: "its bound (requests_per_minute)" in live_report(service, id_).explanation, service)
+
+
+async def test_what_waits_for_a_look_that_is_put_off_says_so(served: Served) -> None:
+    """A job that waits for the first look at a cluster, and one that has ended but whose placeholders stay."""
+
+    async def put_off(service: Service, tasks: TaskGroup) -> None:
+        (driver, *_) = service.clusters.values()
+        while not driver.commands.window.take():
+            pass  # until the minute is full
+        tasks.start_soon(driver.commands.admit)
+
+    def says(service: Service, id_: JobId) -> bool:
+        return "it is looked at again in" in live_report(service, id_).explanation
+
+    served.lrm.errors["nodes"] = served.lrm.errors["jobs"] = LrmUnavailableError("away")
+    async with served.running() as service, anyio.create_task_group() as tasks:
+        id_ = submit(service, "one")
+        await put_off(service, tasks)
+        await until(lambda: says(service, id_), service)
+        service.cancel(id_)
+        tasks.cancel_scope.cancel()
+    served.lrm.errors.clear()
+    async with served.running() as service, anyio.create_task_group() as tasks:
+        id_, agent = await running(served, service, tasks)
+        await completed(service, id_, agent)
+        assert not says(service, id_)
+        await put_off(service, tasks)
+        await until(lambda: says(service, id_), service)
+        tasks.cancel_scope.cancel()
 
 
 # Where placeholders keep what they say, and what becomes of it.
