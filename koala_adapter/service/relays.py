@@ -9,7 +9,9 @@ the ports of this host that its job names: the job came through the service's pr
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -226,16 +228,19 @@ class Relays:
             if port >= FIRST_PORT and (rank.rank, port) not in relayed.here and self._tasks is not None:
                 scope = relayed.here[rank.rank, port] = anyio.CancelScope()
                 relayed.binding += 1
-                self._tasks.start_soon(self._serve_here, record.job.id, relayed, rank.rank, port, scope)
+                self._tasks.start_soon(self._serve_here, record.job.id, relayed, rank, port, scope)
 
     async def _serve_here(
-        self, job_id: JobId, relayed: _Relayed, number: int, port: int, scope: anyio.CancelScope
+        self, job_id: JobId, relayed: _Relayed, rank: Rank, port: int, scope: anyio.CancelScope
     ) -> None:
-        address = relayed.plan.address(number)
+        address, own_address = relayed.plan.address(rank.rank), rank.address
         with scope:
             try:
-                listener = await anyio.create_tcp_listener(local_host=address, local_port=port)
+                # Agents on this host listen there, too; the kernel allows it to processes of the same user alone.
+                listener = await anyio.create_tcp_listener(local_host=address, local_port=port, reuse_port=True)
             except OSError as error:
+                if error.errno == errno.EADDRINUSE and is_of_this_host(own_address):
+                    return  # the rank itself listens there
                 log.warning(
                     "a rank cannot be reached from here", job=job_id, address=f"{address}:{port}", why=str(error)
                 )
@@ -244,7 +249,7 @@ class Relays:
                 relayed.binding -= 1
                 relayed.note_change()
             async with listener:
-                await serve_streams(listener, partial(self._connected_here, job_id, relayed, number, port))
+                await serve_streams(listener, partial(self._connected_here, job_id, relayed, rank.rank, port))
 
     async def _connected_here(
         self, job_id: JobId, relayed: _Relayed, number: int, port: int, stream: SocketStream
@@ -264,6 +269,16 @@ class Relays:
             await join_directly(stream, rank.address or rank.host, port)
         else:
             await self._core.center.tunnels.reach(route, stream)
+
+
+def is_of_this_host(address: str) -> bool:
+    """Tell whether an address is one of this host."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
 
 
 def _task(record: JobRecord, rank: Rank) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.nbody import ALONE, BODIES, REST, STEPS, sizes_and_digest, write_nbody
 from tests.real.systems.othersite import ADDRESS, OtherSite, missing_for_other_site
 from tests.real.systems.processes import PATIENCE, CommandError, base_environment, run_command, wait_until
 from tests.real.systems.requirements import missing_for_slurm, require
@@ -46,6 +48,32 @@ settings.processors = 2
 """
 
 
+PROGRAM = """
+import os, sys
+from distributed import Client
+import koala_adapter as koala
+from koala_adapter.dask import KoalaCluster
+
+def place(_):
+    import os, time
+    time.sleep(0.1)
+    return os.readlink("/proc/self/ns/net")
+
+if __name__ == "__main__":
+    site, state = sys.argv[1:]
+    with koala.Site(site, state=state) as opened:
+        with koala.Executor(2, minimum=2, site=opened, cluster="far", walltime="5m") as executor:
+            print("+".join(set(executor.map(place, range(10)))))
+        wanted = dict(minimum=2, maximum=6, walltime="5m")
+        with KoalaCluster(site=site, state=state, **wanted) as cluster, Client(cluster) as client:
+            client.wait_for_workers(5, timeout=90)
+            print("+".join(set(client.gather(client.map(place, range(40))))))
+            parts = client.map(lambda number: bytes([number]) * 100_000, range(40))
+            print(client.submit(lambda found: sum(map(sum, found)), parts).result(timeout=90))
+"""
+"""Prints in which networks workers of an executor were, in which those of a Dask cluster, and a sum of their data."""
+
+
 class Home:
     """A user of koala here, with a site file that names the other site."""
 
@@ -61,6 +89,10 @@ class Home:
     def run(self, *arguments: str) -> str:
         """Return what a command prints. Raises CommandError."""
         return run_command([*self.koala, *arguments], environment=base_environment(), timeout=PATIENCE * 3)
+
+    def sizes_and_digest(self, job: str) -> tuple[list[int], str]:
+        """Run an n-body program; return on how many processes it was, and what it ended with."""
+        return sizes_and_digest(re.sub(r"^\S+: ", "", self.run("run", job), flags=re.MULTILINE))
 
     def state_of(self, job: str) -> str:
         """Return the state of a job."""
@@ -109,6 +141,39 @@ def test_tasks_of_a_sweep_are_handed_out_there(home: Home) -> None:
     home.run("sweep", "--cluster", "far", "--", "sh", "-c", "echo {x} $(readlink /proc/self/ns/net)", ":::", "x=1,2,3")
     told = [json.loads(line)["stdout"] for line in home.run("results", "1", "--json").splitlines()]
     assert sorted(told) == [f"{number} {home.there.network}\n" for number in (1, 2, 3)]
+
+
+def test_a_program_computes_over_sites_without_a_route(home: Home) -> None:
+    """Its processes reach each other by TCP through koala; an adaptive one grows from here to there."""
+    apart = (
+        'processors = 2\ncluster = "far"\ninput_files = {files}\n\n[[components]]\nname = "here"\ncluster = "near"\n'
+    )
+    files = '["rigid.py", "simulation.py", "bodies.py", "mail.py", "authkey"]'
+    command = f'command = ["python3", "rigid.py", "{BODIES}", "{STEPS}", "{REST}", "28790"]\nprocessors = 2\n'
+    relay = ("walltime =", "relay = true\nwalltime =")
+    rigid = write_nbody(home.directory, "rigid", relay, ("processors = 4\n", apart.format(files=files) + command))
+    assert home.sizes_and_digest(rigid) == ([4], ALONE)
+    grows = write_nbody(
+        home.directory, "malleable", relay, ("minimum = 2", "minimum = 2\ninitial = 2"), ("= 16", "= 4")
+    )
+    sizes, digest = home.sizes_and_digest(grows)
+    assert (sizes[-1], digest) == (4, ALONE)
+
+
+def test_workers_there_reach_a_program_here(home: Home) -> None:
+    """Those of an executor and of a Dask cluster, which also hand results to each other; nothing is configured."""
+    program = home.directory / "program.py"
+    program.write_text(PROGRAM)
+    said = run_command(
+        [sys.executable, str(program), str(home.site), str(home.directory / "state")],
+        environment=base_environment(),
+        timeout=PATIENCE * 3,
+    )
+    there, mixed, total = said.split()[-3:]
+    here = str(Path("/proc/self/ns/net").readlink())
+    assert there == home.there.network
+    assert set(mixed.split("+")) == {here, home.there.network}
+    assert total == str(sum(range(40)) * 100_000)
 
 
 def test_a_login_in_a_terminal_is_used(home: Home) -> None:
