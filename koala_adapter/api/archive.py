@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.api.protocol import from_json, parse
 from koala_adapter.errors import JournalError
 from koala_adapter.report.selection import latest_of
-from koala_adapter.report.values import JobReport, of_the_past
+from koala_adapter.report.values import JobReport, as_kept
 from koala_adapter.service.records import FinishedJobs, NegotiationStore
 
 if TYPE_CHECKING:
@@ -58,4 +58,4 @@ def _finished(database: sqlite3.Connection) -> FinishedJobs:
 
 
 def _as_of_now(document: object) -> JobReport:
-    return replace(of_the_past(from_json(JobReport, document)), reported_at=time.time())
+    return replace(as_kept(from_json(JobReport, document)), reported_at=time.time())

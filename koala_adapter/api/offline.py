@@ -31,7 +31,7 @@ from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.sockets import free_port
 from koala_adapter.model import LrmJobState
 from koala_adapter.report.sitevalues import ClusterReport
-from koala_adapter.report.values import JobReport, by_number, in_order, of_the_past
+from koala_adapter.report.values import JobReport, as_kept, by_number, in_order
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable, FilesFound, JobsForgotten, SlotsCounted
 from koala_adapter.service.agents import ScriptMaker, sample_submissions
@@ -167,7 +167,7 @@ class JournalView:
 
     def _job(self, journal: Journal, job_id: str) -> JobReport:
         text = journal.finished.report(job_id)
-        kept = None if text is None else of_the_past(adapter_of(JobReport).validate_json(text))
+        kept = None if text is None else as_kept(adapter_of(JobReport).validate_json(text))
         try:
             record = self.scheduler.job(job_id)
         except JobNotFoundError:
@@ -212,7 +212,7 @@ class JournalView:
                 live = [json.loads(self._job(journal, job_id).to_json()) for job_id in self.scheduler.state.jobs]
                 return with_kept(self.directory / JOURNAL_NAME, live, selection, limit)
             kept = [adapter_of(JobReport).validate_json(text) for text in journal.finished.latest(limit)]
-            reports = {report.id: of_the_past(report) for report in kept}
+            reports = {report.id: as_kept(report) for report in kept}
             for job_id in sorted(self.scheduler.state.jobs, key=by_number)[-limit:]:
                 reports[str(job_id)] = self._job(journal, job_id)
         return sorted(reports.values(), key=in_order)[-limit:]

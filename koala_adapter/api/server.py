@@ -41,7 +41,7 @@ from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import ClusterName, JobId
 from koala_adapter.model import Job as CheckedJob
 from koala_adapter.report.sitevalues import ClusterReport, NegotiationReport, PlanReport, SampleSubmission
-from koala_adapter.report.values import JobReport, in_order, of_the_past
+from koala_adapter.report.values import JobReport, as_kept, in_order
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.agents import sample_submissions
 from koala_adapter.service.leftovers import Cleaning
@@ -351,13 +351,13 @@ class Server:
             if archived is None:
                 require_not_cleaned(self._service.journal, job_id, self._service.clock.offset)
                 raise
-            return of_the_past(adapter_of(JobReport).validate_json(archived))
+            return as_kept(adapter_of(JobReport).validate_json(archived))
 
     def _reports(self, limit: int) -> list[JobReport]:
         live = [live_report(self._service, job_id) for job_id in list(self._service.state.jobs)[-limit:]]
         known = {report.id for report in live}
         texts = self._service.journal.finished.latest(limit)
-        archived = [of_the_past(adapter_of(JobReport).validate_json(text)) for text in texts]
+        archived = [as_kept(adapter_of(JobReport).validate_json(text)) for text in texts]
         reports = [report for report in archived if report.id not in known] + live
         return sorted(reports, key=in_order)[-limit:]
 

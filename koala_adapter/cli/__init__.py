@@ -29,20 +29,20 @@ OBJECTS_OF_A_SERVICE = 1_000_000
 """More than the imports of a service make."""
 
 
-def look_rarely() -> None:
+def collect_rarely() -> None:
     """Run the garbage collector rarely: a short command leaves little for it."""
     gc.set_threshold(NEW_OBJECTS)
 
 
-def import_a_service() -> None:
-    """Run the garbage collector even more rarely while a service is imported, until :func:`look_at_the_new`."""
+def collect_hardly_ever() -> None:
+    """Run the garbage collector even more rarely while a service is imported, until :func:`collect_only_new`."""
     gc.set_threshold(OBJECTS_OF_A_SERVICE)
 
 
-def look_at_the_new() -> None:
+def collect_only_new() -> None:
     """Exempt all present objects from garbage collection, and run it rarely for new ones."""
     gc.freeze()
-    look_rarely()
+    collect_rarely()
 
 
 # -- Entry point ---------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 def main() -> None:
     """Run the command line. Ctrl-C ends it without a traceback from the first moment on, imports included."""
     open_standard_descriptors()
-    look_rarely()
+    collect_rarely()
     os.environ.setdefault(NO_PLUGINS, "__all__")
     try:
         survive_hangup()

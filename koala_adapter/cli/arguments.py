@@ -172,13 +172,13 @@ class JobArguments:
 
     def job(self, session: Session) -> CheckedJob:
         """Return the job. Raises ConfigurationError and UsageError."""
-        return self._told(following(self._job(session), self.after), session)
+        return self._with_options(with_dependencies(self._job(session), self.after), session)
 
     def of_file(self, session: Session, path: Path) -> CheckedJob:
         """Return the job of one of several job files, options included. Raises ConfigurationError and UsageError."""
-        return self._told(following(session.job(path), self.after), session)
+        return self._with_options(with_dependencies(session.job(path), self.after), session)
 
-    def _told(self, job: CheckedJob, session: Session) -> CheckedJob:
+    def _with_options(self, job: CheckedJob, session: Session) -> CheckedJob:
         """Return a job description with the options added. Raises UsageError."""
         if self.notify and not session.here.config.notify.ways:
             raise click.UsageError("--notify: the site file does not say how to tell: write [notify] there")
@@ -241,7 +241,7 @@ class JobArguments:
         return self.environment.added_to(job)
 
 
-def following(job: CheckedJob, after: Sequence[str]) -> CheckedJob:
+def with_dependencies(job: CheckedJob, after: Sequence[str]) -> CheckedJob:
     """Return a job description that starts after further jobs. Raises UsageError."""
     if not after:
         return job

@@ -22,7 +22,7 @@ from koala_adapter.api.offline import cancel_all, end_daemons, temporary_directo
 from koala_adapter.api.offline import everywhere as on_all_clusters
 from koala_adapter.api.server import host
 from koala_adapter.api.statedirectory import LOG_NAME
-from koala_adapter.cli import look_at_the_new
+from koala_adapter.cli import collect_only_new
 from koala_adapter.cli.log import LogStream, RotatedLog
 from koala_adapter.cli.session import Session, koala_error
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL
@@ -83,7 +83,7 @@ def inner_service(
                 session.plugins,
                 session.directory,
             )
-        look_at_the_new()
+        collect_only_new()
         inner = InnerService(server)
         try:
             with interrupts.let_in():

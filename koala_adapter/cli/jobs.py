@@ -286,10 +286,10 @@ def _until_over(session: Session, job_id: str) -> Iterator[JobReport]:
         if report.over:
             yield report
         else:
-            yield from session.client.follow(job_id, patience=PATIENCE, on_lost=lost(session))
+            yield from session.client.follow(job_id, patience=PATIENCE, on_lost=on_lost_service(session))
 
 
-def lost(session: Session) -> Callable[[], None]:
+def on_lost_service(session: Session) -> Callable[[], None]:
     """Return the error that says that the service went away."""
     text = f"the service went away; waiting up to {PATIENCE:.0f} s for it to come back (`koala serve` starts it)"
     return lambda: session.remark(text)

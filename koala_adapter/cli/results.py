@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from koala_adapter.api.statedirectory import LogPrinter
-from koala_adapter.cli.jobs import PATIENCE, job_information, lost
+from koala_adapter.cli.jobs import PATIENCE, job_information, on_lost_service
 from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.errors import JobNotFoundError, ServiceUnavailableError
 from koala_adapter.report.values import ATTEMPTS, where_output_is
@@ -78,13 +78,13 @@ def logs(
         if source is not session.client:
             printer.print_new(marked=report.processes(component, rank) > 1, rest=True)
             raise ServiceUnavailableError(f"nobody follows job {job_id} now", hint="start the service: `koala serve`")
-        for report in session.client.follow(job_id, patience=PATIENCE, on_lost=lost(session)):
+        for report in session.client.follow(job_id, patience=PATIENCE, on_lost=on_lost_service(session)):
             printer.print_new(marked=report.processes(component, rank) > 1)
     printer.print_new(marked=report.processes(component, rank) > 1, rest=True)
     if report.sweep is not None:
         session.remark(where_output_is(report.sweep))
     elif printer.silent:
-        _tell_silence(session, report, component, rank, errors=errors, waits=not follow and not report.over)
+        _explain_missing_output(session, report, component, rank, errors=errors, waits=not follow and not report.over)
 
 
 def _attempt(report: JobReport, number: int) -> JobReport:
@@ -97,7 +97,7 @@ def _attempt(report: JobReport, number: int) -> JobReport:
     return report if number == latest else replace(report, output_directory=str(kept), placeholders_left=0)
 
 
-def _tell_silence(
+def _explain_missing_output(
     session: Session, report: JobReport, component: str | None, rank: int | None, *, errors: bool, waits: bool
 ) -> None:
     """Say why there is no output, and where it will be. Raises JobNotFoundError if it may still come."""

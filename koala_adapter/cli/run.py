@@ -13,24 +13,24 @@ import click
 
 from koala_adapter.api.client import unless_another_answers
 from koala_adapter.api.statedirectory import LOG_NAME, ownership
-from koala_adapter.cli import import_a_service
+from koala_adapter.cli import collect_hardly_ever
 from koala_adapter.cli.arguments import (
     JobArguments,
     ProgramEnvironment,
     checked,
     environment_options,
-    following,
     job_arguments,
     slot_options,
     sweep_of_words,
+    with_dependencies,
 )
-from koala_adapter.cli.jobs import PATIENCE, job_information, lost
+from koala_adapter.cli.jobs import PATIENCE, job_information, on_lost_service
 from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.cli.terminal import Interrupts
 from koala_adapter.config.durations import DURATION_WORDS, NotAllowedError, parse_duration
 from koala_adapter.errors import ConfigurationError, ServiceUnavailableError
 from koala_adapter.model import JobId
-from koala_adapter.report.values import said
+from koala_adapter.report.values import end_in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +69,7 @@ def run(session: Session, wanted: JobArguments, as_json: bool, quiet: bool) -> N
       koala run job.toml
       koala run -n 4 -t 10m -- ./program --steps 100
     """
-    import_a_service()
+    collect_hardly_ever()
     job = wanted.job(session)
     report = run_job(session, job, quiet=quiet or as_json, output=not as_json)
     if as_json:
@@ -125,7 +125,7 @@ def _submit_several(session: Session, wanted: JobArguments, *, chain: bool, as_j
     try:
         for file, job in zip(files, jobs, strict=True):
             before = [submitted[-1]["id"]] if chain and submitted else []
-            job_id = session.here.submit(following(job, before)).id
+            job_id = session.here.submit(with_dependencies(job, before)).id
             submitted.append({"id": job_id, "file": str(file)})
             if not as_json:
                 session.console.print(f"job {job_id} submitted: {file}", markup=False, soft_wrap=True)
@@ -193,7 +193,7 @@ def run_job(session: Session, job: Job, *, quiet: bool, output: bool = True) -> 
         try:
             with interrupts.deferred():
                 job_id = session.client.submit(job)
-            watched = session.client.follow(job_id, patience=patience, on_lost=lost(session))
+            watched = session.client.follow(job_id, patience=patience, on_lost=on_lost_service(session))
             # A service that goes on sees to its placeholders by itself.
             return follow(watched, display, released=not patience)
         except KeyboardInterrupt:
@@ -205,7 +205,7 @@ def run_job(session: Session, job: Job, *, quiet: bool, output: bool = True) -> 
             with interrupts.deferred():
                 session.client.cancel(job_id)
                 session.remark(f"cancelling job {job_id} (again Ctrl-C: without waiting for its end) ...")
-            watched = session.client.follow(job_id, patience=patience, on_lost=lost(session))
+            watched = session.client.follow(job_id, patience=patience, on_lost=on_lost_service(session))
             return follow(watched, display)
         except ServiceUnavailableError as error:
             hint = f"job {job_id} is not lost: start the service with `koala serve`, then `koala logs {job_id} -f`"
@@ -341,7 +341,7 @@ def _nothing_left(session: Session, job: Job) -> bool:
     found = latest_progress(session.directory / "jobs", job)
     if found is None or found.done < found.total:
         return False
-    session.remark(f"{said(found)}: there is nothing to go on with; what came of them is in {found.directory}")
+    session.remark(f"{end_in_words(found)}: there is nothing to go on with; what came of them is in {found.directory}")
     return True
 
 

@@ -36,11 +36,11 @@ from koala_adapter.ordering.asking import (
     EXPLANATION,
     SOCKET_NAME,
     ExplainServer,
-    as_read,
     ask_explanation,
-    explained_by,
+    explainer,
     overview,
-    report_as_read,
+    report_shifted,
+    shifted,
 )
 from koala_adapter.ordering.jobs import JobEvent, JobEventKind, Phase, Rules
 from koala_adapter.ordering.mirror import Mirror
@@ -646,7 +646,7 @@ async def _schedule(lrm: Lrm, pace: Pace, plan: Plan, screen: OrderScreen, path:
         driver = OutsideScheduler(watcher, mirror, plan.misfit_rules, starter, record, tell=tell)
         with screen:
             async with anyio.create_task_group() as tasks:
-                explain_job = explained_by(mirror, watcher.clock)
+                explain_job = explainer(mirror, watcher.clock)
                 await tasks.start(ExplainServer(explain_job, path.parent / SOCKET_NAME).serve)
                 if plan.ask_socket is not None:
                     await tasks.start(ExplainServer(explain_job, plan.ask_socket, mode=EVERYBODY).serve)
@@ -667,10 +667,10 @@ async def _shadow(watcher: PacedWatcher, plan: Plan, screen: OrderScreen) -> Non
                 if listing is not None:
                     shadow.observe(listing)
                     happened, shadow.happened = shadow.happened, []
-                    screen.tell([as_read(one, watcher.clock.offset) for one in happened])
+                    screen.tell([shifted(one, watcher.clock.offset) for one in happened])
                     screen.show_report(shadow.report())
                     if plan.once:
                         break
                 await watcher.pause(restless=False, due=None)
     finally:
-        screen.conclude(report_as_read(shadow.report(), watcher.clock.offset))
+        screen.conclude(report_shifted(shadow.report(), watcher.clock.offset))

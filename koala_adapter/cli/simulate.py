@@ -128,7 +128,7 @@ def simulate(
     if as_json:
         session.print_json([outcome.to_json() for outcome in outcomes])
     else:
-        show_notes(session, outcomes)
+        show_irregularities(session, outcomes)
         session.console.print(outcomes_table(outcomes))
     if out is not None and outcomes:
         page = write_page(out, cases, outcomes)
@@ -205,7 +205,7 @@ def told(display: Progress) -> Callable[[int, int, str], None]:
     return tell
 
 
-def show_notes(session: Session, outcomes: Sequence[Outcome]) -> None:
+def show_irregularities(session: Session, outcomes: Sequence[Outcome]) -> None:
     """Print the irregularities of each trace."""
     for trace in dict.fromkeys(outcome.trace for outcome in outcomes):
         found = next(outcome.irregularities for outcome in outcomes if outcome.trace == trace)

@@ -198,7 +198,7 @@ def allocate(job: LrmJob, rooms: Iterable[NodeRoom]) -> Allocation | Misfit:
     return Allocation(nodes=tuple((name, count * per_task) for name, count in chosen))
 
 
-def asked_of_nodes(job: LrmJob) -> tuple[object, ...]:
+def node_request(job: LrmJob) -> tuple[object, ...]:
     """Return the request of a job as a key: jobs with equal keys fit on the same nodes."""
     return (
         job.processors,
@@ -325,12 +325,12 @@ def _on_exactly(
         (share for share in others if share.tasks >= even), key=lambda share: (share.tasks, share.processors)
     )
     if all(share.tasks >= even for share in named) and len(fitting) >= more:
-        return _dealt([*named, *fitting[:more]], tasks, even)
+        return _over_all([*named, *fitting[:more]], tasks, even)
     largest = sorted(others, key=lambda share: -share.tasks)[:more]
     chosen = [*named, *largest]
     if len(chosen) < wanted or sum(share.tasks for share in chosen) < tasks:
         return None
-    return _dealt(chosen, tasks, even)
+    return _over_all(chosen, tasks, even)
 
 
 def _evenly(
@@ -372,7 +372,7 @@ def _spread(named: Sequence[_Share], left: int, others: Sequence[_Share]) -> lis
     return chosen
 
 
-def _dealt(shares: Sequence[_Share], tasks: int, even: int) -> list[tuple[str, int]]:
+def _over_all(shares: Sequence[_Share], tasks: int, even: int) -> list[tuple[str, int]]:
     """Distribute tasks over all given nodes, at least one on each, as evenly as possible."""
     counts = dict.fromkeys((share.name for share in shares), 1)
     left = tasks - len(shares)
@@ -429,24 +429,24 @@ def guard_for(job: LrmJob, rooms: Mapping[str, NodeRoom], releases: Sequence[Nod
     by halving.
     """
     low, high = 0, len(releases)
-    found = allocate(job, _after(rooms, releases).values())
+    found = allocate(job, _rooms_after(rooms, releases).values())
     if not isinstance(found, Allocation):
         return None
     while low < high:
         middle = (low + high) // 2
-        tried = allocate(job, _after(rooms, releases[:middle]).values())
+        tried = allocate(job, _rooms_after(rooms, releases[:middle]).values())
         if isinstance(tried, Allocation):
             high, found = middle, tried
         else:
             low = middle + 1
     at = releases[low - 1].at if low else 0.0
     # Several may end at that moment.
-    then = _after(rooms, [release for release in releases if release.at <= at])
+    then = _rooms_after(rooms, [release for release in releases if release.at <= at])
     spare = {name: then[name].processors - then[name].node.gives(job, count) for name, count in found.nodes}
     return Guard(at, spare)
 
 
-def _after(rooms: Mapping[str, NodeRoom], releases: Iterable[NodeRelease]) -> dict[str, NodeRoom]:
+def _rooms_after(rooms: Mapping[str, NodeRoom], releases: Iterable[NodeRelease]) -> dict[str, NodeRoom]:
     """Return the rooms after some running jobs have ended."""
     processors: Counter[str] = Counter()
     memory: Counter[str] = Counter()

@@ -157,20 +157,20 @@ _TIMES = ("time", "at", "reserved_at", "promised_at", "read_at", "ours", "theirs
 """Fields that hold a time of our clock. When a job started is told in the words of its batch system."""
 
 
-def as_read(told: _Told, offset: float) -> _Told:
+def shifted(told: _Told, offset: float) -> _Told:
     """Return an explanation or overview with its times shifted by ``offset`` seconds."""
     times = {name: getattr(told, name, None) for name in _TIMES}
     return replace(told, **{name: time + offset for name, time in times.items() if time is not None})
 
 
-def report_as_read(report: ShadowReport, offset: float) -> ShadowReport:
+def report_shifted(report: ShadowReport, offset: float) -> ShadowReport:
     """Return a report with its times shifted by ``offset`` seconds."""
     return replace(
         report,
         since=report.since + offset,
         until=report.until + offset,
-        first_earlier=tuple(as_read(one, offset) for one in report.first_earlier),
-        first_later=tuple(as_read(one, offset) for one in report.first_later),
+        first_earlier=tuple(shifted(one, offset) for one in report.first_earlier),
+        first_later=tuple(shifted(one, offset) for one in report.first_later),
     )
 
 
@@ -288,9 +288,9 @@ JOB_ID = re.compile(r"[!-~]{1,128}")
 EXPLANATION = TypeAdapter(Explanation)
 
 
-def explained_by(mirror: Mirror, clock: ServiceClock) -> Callable[[str], Explanation]:
+def explainer(mirror: Mirror, clock: ServiceClock) -> Callable[[str], Explanation]:
     """Return the function that explains jobs of a mirror in time of day; ``clock``: that of the mirror."""
-    return lambda job_id: as_read(explain(mirror, job_id), clock.offset)
+    return lambda job_id: shifted(explain(mirror, job_id), clock.offset)
 
 
 class ExplainServer:
@@ -365,11 +365,11 @@ class ExplainServer:
                 del self._held[user]
 
     def _answer(self, line: bytes, user: int) -> bytes:
-        job_id = job_asked_for(line)
+        job_id = parse_question(line)
         if job_id is None:
             return _refusal("malformed question: one job id is expected")
         try:
-            return EXPLANATION.dump_json(told_to(user, self._explain_job(job_id))) + b"\n"
+            return EXPLANATION.dump_json(as_seen_by(user, self._explain_job(job_id))) + b"\n"
         except JobNotFoundError as error:
             return _refusal(error.message, error.hint)
         except Exception as error:  # noqa: BLE001 - whatever a stranger asks for must not end the scheduler
@@ -377,14 +377,14 @@ class ExplainServer:
             return _refusal(f"job {job_id} cannot be explained now")
 
 
-def told_to(user: int, found: Explanation) -> Explanation:
+def as_seen_by(user: int, found: Explanation) -> Explanation:
     """Return an explanation as a user may see it: without owner, name and nodes of other users' jobs."""
     if user in {0, os.geteuid()} or found.user == user_name(user):
         return found
     return replace(found, user="", name="", nodes=())
 
 
-def job_asked_for(line: bytes) -> str | None:
+def parse_question(line: bytes) -> str | None:
     """Return the job id in a question; None when the question is malformed."""
     try:
         question = json.loads(line)
@@ -446,7 +446,7 @@ def ask_explanation(path: Path, cluster: str, job_id: str, *, hint: str) -> Expl
     until = time.monotonic() + ASK_SECONDS
     while time.monotonic() < until:
         try:
-            line = _asked_once(path, question)
+            line = _ask_once(path, question)
         except OSError as error:
             raise ServiceUnavailableError(
                 f"no `koala schedule` (or `koala wiki serve`) for cluster {cluster} answers at {path}: "
@@ -477,7 +477,7 @@ def _refusal_in(line: bytes) -> KoalaError:
         return ProtocolError("the scheduler gave an answer that cannot be read")
 
 
-def _asked_once(path: Path, question: bytes) -> bytes | None:
+def _ask_once(path: Path, question: bytes) -> bytes | None:
     """Ask once and return the answer; None when the server had no place free. Raises OSError."""
     with reachable(path) as name, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         # Unlike a time-out of Python's it has the kernel queue us while too many others connect, socket(7).

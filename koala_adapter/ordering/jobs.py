@@ -9,7 +9,7 @@ from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import OCCUPYING, WAITING, HoldOwner, LrmJobId, LrmJobState, NodeState
-from koala_adapter.ordering.allocation import Allocation, Pools, allocate, asked_of_nodes, pools_of, rooms_of, serves
+from koala_adapter.ordering.allocation import Allocation, Pools, allocate, node_request, pools_of, rooms_of, serves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -289,10 +289,10 @@ class Suitability:
     def processors_of(self, job: LrmJob) -> int:
         """Return how many processors a job occupies: whole cores, or whole nodes when it is exclusive."""
         self._problem(job)
-        return self._sizes.get(asked_of_nodes(job), job.processors)
+        return self._sizes.get(node_request(job), job.processors)
 
     def _problem(self, job: LrmJob) -> str:
-        wanted = asked_of_nodes(job)
+        wanted = node_request(job)
         if wanted not in self._problems:
             found = allocate(job, self._rooms)
             problem = "" if isinstance(found, Allocation) else found.reason

@@ -215,7 +215,7 @@ class Mirror:
         if found is JobCategory.OCCUPYING:
             self._occupies(entry, now, again=again and job.state in ACTIVE)
         elif entry.phase is not Phase.STARTING or self._start_has_failed(entry, now):
-            self._waits(entry, reason, now)
+            self._set_aside(entry, reason, now)
         return entry
 
     def _new(self, job: LrmJob, pin: Pin | None) -> Entry:
@@ -287,10 +287,10 @@ class Mirror:
         self._tell(JobEventKind.NOT_STARTED, entry, now, detail=f"{failure.reason}; tried again in {pause:.0f} s")
         return True
 
-    def _waits(self, entry: Entry, reason: str, now: float) -> None:
+    def _set_aside(self, entry: Entry, reason: str, now: float) -> None:
         """Set aside a waiting job that may not be started; others are queued once the cluster's size is known."""
         if entry.phase is Phase.RUNNING:
-            self._queued_again(entry, now)
+            self._handle_requeue(entry, now)
         held = entry.job.state is LrmJobState.HELD
         if entry.phase is Phase.RETURNING and held and not self.starts.is_tied(entry.job.id):
             entry.phase = Phase.LEFT_OUT
@@ -308,7 +308,7 @@ class Mirror:
             self._tell(JobEventKind.LEFT_OUT, entry, now, detail=reason)
         entry.reason = reason
 
-    def _queued_again(self, entry: Entry, now: float) -> None:
+    def _handle_requeue(self, entry: Entry, now: float) -> None:
         """Hold and untie a job that koala started and that waits again."""
         if entry.phase is Phase.RUNNING:
             self._leave(entry, now)

@@ -17,10 +17,10 @@ from koala_adapter.ordering.allocation import (
     Guard,
     NodeRelease,
     allocate,
-    asked_of_nodes,
     guard_for,
     guarded_rooms,
     memory_on,
+    node_request,
 )
 from koala_adapter.ordering.jobs import JobEvent, JobEventKind, Phase, Start
 from koala_adapter.ordering.mirror import Standings
@@ -164,7 +164,7 @@ class _Pass:
             )
             return None
         ends_at = self._now + entry.estimate
-        asked = asked_of_nodes(entry.job)
+        asked = node_request(entry.job)
         known = self._misfits.get(asked)
         guardable = len(self._guards) < self._misfit_rules.guards and asked not in self._never
         if known is not None and known[0] <= ends_at and not guardable:

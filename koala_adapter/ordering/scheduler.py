@@ -18,7 +18,7 @@ from koala_adapter.lrm.listing import Watcher, answering, read_listing
 from koala_adapter.lrm.rate import CircuitBreaker
 from koala_adapter.lrm.starts import Starts
 from koala_adapter.model import LrmJobState
-from koala_adapter.ordering.asking import as_read
+from koala_adapter.ordering.asking import shifted
 from koala_adapter.ordering.jobs import Phase
 from koala_adapter.ordering.passes import decide
 
@@ -165,7 +165,7 @@ class PacedWatcher:
         except LrmError:
             return None
 
-    def look_soon(self) -> None:
+    def list_soon(self) -> None:
         """Schedule the next listing as early as the bounds allow."""
         self._wanted.set()
 
@@ -213,7 +213,7 @@ async def give_back(lrm: Lrm, *, pins: Iterable[Pin] = (), tell: Callable[[str],
 
     Raises LrmUnavailableError when the batch system does not answer; then it can be repeated.
     """
-    held = await _untied(lrm, await lrm.held_by_hook(), pins, tell)
+    held = await _untie(lrm, await lrm.held_by_hook(), pins, tell)
     running = [job.id for job in held if job.state is not LrmJobState.HELD]
     await _release(lrm, running)
     waiting: dict[LrmJobId, None] = {}
@@ -233,7 +233,7 @@ async def give_back(lrm: Lrm, *, pins: Iterable[Pin] = (), tell: Callable[[str],
     return GivenBack(released=released, running=tuple(running), still_held=still)
 
 
-async def _untied(
+async def _untie(
     lrm: Lrm, held: Sequence[LrmJob], pins: Iterable[Pin], tell: Callable[[str], None]
 ) -> Sequence[LrmJob]:
     """Untie jobs whose start was interrupted; return the jobs held afterwards."""
@@ -364,9 +364,9 @@ class OutsideScheduler:
     async def _start(self, job_id: LrmJobId) -> None:
         """Begin the start of one job; the next listings show the result."""
         await self._starter.ask(job_id)
-        self._watcher.look_soon()
+        self._watcher.list_soon()
 
     def _tell_all(self) -> None:
         happened, self.mirror.happened = self.mirror.happened, []
         offset = self._watcher.clock.offset
-        self._tell([as_read(one, offset) for one in happened])
+        self._tell([shifted(one, offset) for one in happened])

@@ -258,7 +258,7 @@ class Shadow:
             changed |= self._examine(job, listing, now, first=first)
         if changed:
             self._replay(now)
-            self._fold(now)
+            self._drop_ended(now)
             self._tell()
             # What is seen and what is decided anew are found one after the other, and happened among each other.
             self.happened.sort(key=lambda one: one.time)
@@ -345,7 +345,7 @@ class Shadow:
             sizes = [(at, counts[pool]) for at, counts in self._sizes]
             ShadowReplay(self._make_scheduler(), jobs, sizes, since=self._from, until=now).run()
 
-    def _fold(self, now: float) -> None:
+    def _drop_ended(self, now: float) -> None:
         """Drop jobs that are over in both schedules when too many are kept; past decisions stay."""
         if len(self._over) <= self._longest:
             return

@@ -69,15 +69,15 @@ class Gap:
         return self._spare[0]
 
     @property
-    def surely(self) -> int:
+    def unlimited(self) -> int:
         """Processors that may be used without limit of time."""
         return self._least[-1]
 
-    def reach(self, end: float) -> int:
+    def starts_before(self, end: float) -> int:
         """Return how many reserved starts come before the end of a job that ends at ``end``."""
         return bisect_left(self._starts, end)
 
-    def most(self, reach: int) -> int:
+    def most_across(self, reach: int) -> int:
         """Return how many processors jobs that last beyond ``reach`` reserved starts may have in sum."""
         return self._least[reach]
 
@@ -258,7 +258,7 @@ class Greedy(BestFit):
 
     def _choose(self, fitting: Sequence[tuple[int, LocalJob]], gap: Gap, now: float) -> Iterable[int]:
         """Choose all jobs if they fit together, else the best combination."""
-        if sum(job.processors for _, job in fitting) <= gap.surely:
+        if sum(job.processors for _, job in fitting) <= gap.unlimited:
             return _take_in_turn(fitting, gap, now)
         best_first = self._best_first(fitting)
         candidates = _worth_considering(best_first, gap, now)
@@ -286,9 +286,9 @@ def _worth_considering(best_first: Iterable[tuple[int, LocalJob]], gap: Gap, now
     seen: dict[tuple[int, int], int] = {}
     kept = []
     for place, job in best_first:
-        reach = gap.reach(now + job.estimate)
+        reach = gap.starts_before(now + job.estimate)
         alike = seen.get((reach, job.processors), 0)
-        if (alike + 1) * job.processors <= gap.most(reach):
+        if (alike + 1) * job.processors <= gap.most_across(reach):
             seen[reach, job.processors] = alike + 1
             kept.append((place, job))
     return kept
@@ -302,11 +302,11 @@ def _best_combination(
     Jobs that reach furthest come first: what they may have together is then the room of a knapsack that only grows
     with the jobs that reach less far. ``best`` has, for each number of processors used, the best sum and who it is of.
     """
-    turn = sorted(candidates, key=lambda found: (-gap.reach(now + found[1].estimate), -found[0]))
+    turn = sorted(candidates, key=lambda found: (-gap.starts_before(now + found[1].estimate), -found[0]))
     best: dict[int, tuple[float, _Chain]] = {0: (0.0, None)}
     for found in turn:
         job = found[1]
-        room = gap.most(gap.reach(now + job.estimate)) - job.processors
+        room = gap.most_across(gap.starts_before(now + job.estimate)) - job.processors
         worth = metric.of(job)
         for used, (value, chain) in list(best.items()):
             if used <= room:

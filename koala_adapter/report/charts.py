@@ -238,7 +238,7 @@ def _of_cluster(lane: tuple[Occupation, int, int], report: JobReport, period: Pe
         begin=one.begun_at, end=one.ended_at, row=first, rows=count,
         # Processors that a job gave back before its end had no part in that.
         look=look(JobState.RUNNING if report.finished_at is None else JobState.COMPLETED if going else report.state),
-        title=f"job {told(report, period.zone)}; {one.component} on {one.cluster}: {one.processors} from "
+        title=f"job {job_line(report, period.zone)}; {one.component} on {one.cluster}: {one.processors} from "
         f"{moment(one.begun_at, period.zone)} to {moment(one.ended_at, period.zone)}",
         # Where there is no other job to go to, bars are those of components.
         label=one.job_id if href(report.id) else one.component, href=href(report.id),
@@ -267,7 +267,7 @@ def job_chart(reports: Sequence[JobReport], period: Period, href: Link) -> Marku
 
 
 def _of_job(report: JobReport, row: int, period: Period) -> Iterator[Bar]:
-    title, asked = told(report, period.zone), report.submitted_at
+    title, asked = job_line(report, period.zone), report.submitted_at
     until = report.finished_at or report.reported_at
     runs = [
         (one.launched_at, one.ended_at, GOES_ON if one.goes_on else look(one.outcome.state), one.end)
@@ -302,7 +302,7 @@ def usage_chart(found: Sequence[Occupation], period: Period, name: str = "in-use
     return chart(name, "Processors in use on each cluster over time", panels)
 
 
-def told(report: JobReport, zone: tzinfo | None) -> str:
+def job_line(report: JobReport, zone: tzinfo | None) -> str:
     """Return a job as one line of plain text."""
     ran = run_time(report)
     lasted = "" if ran is None else f", ran {duration(ran)}"

@@ -14,7 +14,7 @@ from koala_adapter.report.history import (
     placeholder_table,
     usage_table,
 )
-from koala_adapter.report.markup import Markup, foreign, joined, tag
+from koala_adapter.report.markup import Markup, isolated, joined, tag
 from koala_adapter.report.page import Result, csv_text, result_json
 from koala_adapter.report.timeaxis import moment, zone_name
 from koala_adapter.report.views import (
@@ -86,7 +86,7 @@ def row_of(job_id: str) -> str:
 
 
 def _body(heading: Heading, jobs: Jobs, shown: Sequence[JobReport], drawn: dict[str, Markup]) -> Iterator[Markup]:
-    yield tag("h1", foreign(heading.title))
+    yield tag("h1", isolated(heading.title))
     yield tag("p", heading.lead)
     told = f"Made on {moment(jobs.now, jobs.zone)} {zone_name(jobs.now, jobs.zone)}. To get this page: "
     yield tag("p", told, tag("code", heading.command), class_="faint")

@@ -46,7 +46,7 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def foreign(text: str) -> Markup:
+def isolated(text: str) -> Markup:
     """Return a text by others, isolated so that its direction of writing does not affect what surrounds it."""
     return tag("bdi", text)
 

@@ -57,7 +57,7 @@ def where_output_is(progress: SweepProgress) -> str:
     )
 
 
-def said(progress: SweepProgress) -> str:
+def end_in_words(progress: SweepProgress) -> str:
     """Return the result of an ended sweep in words."""
     if not progress.failed:
         return f"all {progress.total} tasks are done"
@@ -342,6 +342,6 @@ def by_number(job_id: str) -> tuple[int, str]:
     return (int(job_id) if job_id.isdecimal() else 0, job_id)
 
 
-def of_the_past(report: JobReport) -> JobReport:
+def as_kept(report: JobReport) -> JobReport:
     """Return a kept report of an ended job without what has gone since, such as its placeholders."""
     return replace(report, placeholders_left=0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.report.charts import cluster_chart, job_chart, legend, look, period_of, usage_chart
 from koala_adapter.report.history import NOTE, by_cluster, occupations, reason
-from koala_adapter.report.markup import Markup, foreign, joined, tag
+from koala_adapter.report.markup import Markup, isolated, joined, tag
 from koala_adapter.report.timeaxis import Period, duration, moment
 from koala_adapter.report.values import run_time, waiting_time
 from koala_adapter.slots import ranks_of
@@ -51,17 +51,17 @@ def table(columns: Sequence[tuple[str, str]], rows: Iterable[Content], name: str
     """
     headings = [tag("th", heading, class_=kind or None, scope="col") for heading, kind in columns]
     inner = tag("table", tag("thead", tag("tr", *headings)), tag("tbody", rows))
-    return sideways(inner, name)
+    return scrollable(inner, name)
 
 
-def sideways(inner: Markup, name: str) -> Markup:
+def scrollable(inner: Markup, name: str) -> Markup:
     """Wrap content so that it scrolls sideways when it is too wide, also by keys."""
     return tag("div", inner, class_="wide", tabindex=0, role="region", aria_label=name)
 
 
 def figure(drawing: Markup, name: str, caption: Content) -> Markup:
     """Return a chart with its caption."""
-    return tag("figure", sideways(drawing, name), tag("figcaption", caption))
+    return tag("figure", scrollable(drawing, name), tag("figcaption", caption))
 
 
 def state_word(state: JobState) -> Markup:
@@ -99,7 +99,7 @@ def _card(one: ClusterReport, zone: tzinfo | None) -> Markup:
     if one.gpus:
         parts.append(tag("p", f"{one.gpus_idle} of {counted(one.gpus, 'GPU')} idle"))
     if one.closed:
-        parts.append(tag("p", "Nothing is placed here: ", foreign(one.closed), class_="notice"))
+        parts.append(tag("p", "Nothing is placed here: ", isolated(one.closed), class_="notice"))
     placeholders = f"{counted(one.placeholders, 'placeholder')}, {one.placeholders_queued} of them queued; " if (
         one.placeholders
     ) else ""  # fmt: skip
@@ -160,7 +160,7 @@ def jobs_table(
             tag(
                 "tr",
                 tag("td", tag("a", one.id, href=address) if address and not anchors else one.id, class_="number"),
-                tag("td", foreign(one.name), class_="name", title=one.name),
+                tag("td", isolated(one.name), class_="name", title=one.name),
                 tag("td", state_word(one.state), progress(one)),
                 tag("td", sum(part.processors * part.slot.threads for part in one.components), class_="number minor"),
                 tag("td", ", ".join(placed) or "-", class_="minor"),
@@ -168,7 +168,7 @@ def jobs_table(
                 tag("td", duration(waiting_time(one)), class_="number minor"),
                 tag("td", duration(run_time(one)), class_="number"),
                 tag("td", "-" if one.outcome is None else one.outcome.exit_code, class_="number minor"),
-                tag("td", foreign(reason(one)), class_="why minor", title=reason(one)),
+                tag("td", isolated(reason(one)), class_="why minor", title=reason(one)),
                 id=f"job-{one.id}" if anchors else None,
             )
         )
@@ -192,7 +192,7 @@ def job_view(report: JobReport, negotiations: Sequence[NegotiationReport], zone:
     ended = "" if report.outcome is None else f", exit code {report.outcome.exit_code}"
     facts: tuple[tuple[str, Content], ...] = (
         ("state", joined(state_word(report.state), progress(report), ended)),
-        ("user", foreign(report.user)),
+        ("user", isolated(report.user)),
         ("kind", report.kind),
         ("waited", duration(waiting_time(report))),
         ("ran", f"{duration(run_time(report))}, of at most {duration(report.walltime)}"),
@@ -200,7 +200,7 @@ def job_view(report: JobReport, negotiations: Sequence[NegotiationReport], zone:
         *_usage(report),
     )
     terms = [part for name, value in facts for part in (tag("dt", name), tag("dd", value))]
-    why = tag("p", foreign(report.explanation)) if report.explanation else None
+    why = tag("p", isolated(report.explanation)) if report.explanation else None
     yield tag("section", tag("h2", "Now" if report.outcome is None else "Outcome"), tag("dl", *terms), why, id="facts")
     ran_and_ended = report.launched_at is not None and report.finished_at is not None
     yield tag("section", tag("h2", "Timeline"), timeline(report, negotiations, zone), id="timeline")
@@ -242,16 +242,16 @@ def timeline(report: JobReport, negotiations: Sequence[NegotiationReport], zone:
     for run in report.attempts:
         where = ", ".join(run.clusters)
         events.append((run.launched_at, f"all processors held, attempt {run.number} launched on {where}"))
-        ended = joined(f"attempt {run.number} {run.end}: ", foreign(run.outcome.detail))
+        ended = joined(f"attempt {run.number} {run.end}: ", isolated(run.outcome.detail))
         events.append((run.ended_at, ended))
     for one in report.size_changes:
-        why = joined(": ", foreign(one.reason)) if one.reason else None
+        why = joined(": ", isolated(one.reason)) if one.reason else None
         size = f"{one.component} on {one.cluster}: {one.before} to {one.after} processors"
         events.append((one.at, joined(size, why)))
-    events += [(one.latest_at, joined("negotiation: ", foreign(one.summary))) for one in negotiations]
+    events += [(one.latest_at, joined("negotiation: ", isolated(one.summary))) for one in negotiations]
     if report.finished_at is not None:
         detail = "" if report.outcome is None else report.outcome.detail
-        events.append((report.finished_at, joined(report.state.value, ": " if detail else None, foreign(detail))))
+        events.append((report.finished_at, joined(report.state.value, ": " if detail else None, isolated(detail))))
     events.sort(key=lambda event: event[0])
     return tag("ol", *(tag("li", _time(at, zone), " ", what) for at, what in events), class_="timeline")
 
@@ -270,7 +270,7 @@ def _components(components: Sequence[ComponentReport], *, ended: bool) -> Markup
             tag("td", f"{one.processors if ended else one.held} of {one.processors}", class_="number"),
             tag("td", one.queued, class_="number minor"),
             tag("td", duration(one.waited), class_="number minor"),
-            tag("td", foreign(", ".join(one.nodes) or "-"), *_holds(one), class_="why"),
+            tag("td", isolated(", ".join(one.nodes) or "-"), *_holds(one), class_="why"),
             tag("td", "1 processor" if one.slot.is_plain else ranks_of(one.processors, one.slot), class_="minor"),
         )
         for one in components
@@ -280,7 +280,7 @@ def _components(components: Sequence[ComponentReport], *, ended: bool) -> Markup
 
 def _holds(one: ComponentReport) -> Iterator[Markup]:
     for hold in one.holds:
-        yield tag("p", f"{hold.placeholders} kept waiting ({hold.holder}): ", foreign(hold.reason), class_="notice")
+        yield tag("p", f"{hold.placeholders} kept waiting ({hold.holder}): ", isolated(hold.reason), class_="notice")
 
 
 def _negotiations(negotiations: Sequence[NegotiationReport], zone: tzinfo | None) -> Markup:
@@ -292,7 +292,7 @@ def _negotiations(negotiations: Sequence[NegotiationReport], zone: tzinfo | None
             tag("td", f"{one.component}/{one.rank}", class_="minor"),
             tag("td", _time(one.began_at, zone), class_="when"),
             tag("td", one.state),
-            tag("td", foreign(one.summary), class_="why"),
+            tag("td", isolated(one.summary), class_="why"),
         )
         for one in negotiations
     ]
@@ -347,4 +347,4 @@ def chart_sections(drawn: dict[str, Markup]) -> Iterator[Markup]:
 
 def job_title(report: JobReport) -> Markup:
     """Return the heading of the page of a job."""
-    return tag("h1", f"Job {report.id} ", foreign(report.name))
+    return tag("h1", f"Job {report.id} ", isolated(report.name))

@@ -27,7 +27,7 @@ from koala_adapter.host.regularfile import read_regular
 from koala_adapter.host.sockets import lasting_ports
 from koala_adapter.model import EndReason, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState
-from koala_adapter.report.values import MOST_NAMED, SweepProgress, said
+from koala_adapter.report.values import MOST_NAMED, SweepProgress, end_in_words
 from koala_adapter.scheduler.events import RankEnded
 from koala_adapter.tasks.launcher import SETTINGS
 from koala_adapter.tasks.results import RESULTS, entry_of, output_file
@@ -697,7 +697,7 @@ class Sweeps:
         for job_id, sweep in list(self._running.items()):
             if sweep.over and job_id not in self._over:
                 progress = sweep.progress
-                self._end(job_id, 1 if progress.failed else 0, said(progress) if progress.failed else "")
+                self._end(job_id, 1 if progress.failed else 0, end_in_words(progress) if progress.failed else "")
 
     def _end(self, job_id: JobId, status: int, detail: str) -> None:
         self._over.add(job_id)

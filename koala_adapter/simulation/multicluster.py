@@ -29,7 +29,7 @@ from koala_adapter.scheduler.placement.policies import WorstFit
 from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, Placed, infeasibility
 from koala_adapter.simulation.applications import JobResult, Outcome
 from koala_adapter.simulation.platform import MOST_PROCESSORS
-from koala_adapter.simulation.world import Engine, live_beside
+from koala_adapter.simulation.world import Engine, schedule_background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -308,11 +308,11 @@ class CountedPlacement:
         self.frees = [cluster.free for cluster in clusters]
         """``free`` of each cluster, noted with each change, so that the largest is found quickly."""
 
-    def note(self, cluster: SimulatedCluster) -> None:
+    def update(self, cluster: SimulatedCluster) -> None:
         """Update ``frees`` for a cluster."""
         self.frees[cluster.index] = cluster.free
 
-    def never(self, job: SimulatedJob, lane: Lane) -> str | None:
+    def refusal(self, job: SimulatedJob, lane: Lane) -> str | None:
         """Return why a job can never run on these clusters; None when it can."""
         size, most = sum(component.maximum for component in job.components) or job.initial, job.application.maximum
         if size > most:
@@ -460,7 +460,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
         """Where room is being made for the head of the queue."""
         for cluster in self.members:
             load, failures = platform.background_of(cluster.model), platform.failures_of(cluster.model)
-            live_beside(self.engine, cluster, cluster.model, load=load, failures=failures, seed=settings.seed)
+            schedule_background(self.engine, cluster, cluster.model, load=load, failures=failures, seed=settings.seed)
             if settings.poll_interval > 0 and (load is not None or failures is not None):
                 self.engine.after(settings.poll_interval, partial(self._poll_later, cluster))
 
@@ -532,7 +532,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
     def _submit(self, job: SimulatedJob) -> bool:
         """Add a job to the queue; return whether a decision is wanted."""
         lane = lane_of(job)
-        never = self.placing.never(job, lane)
+        never = self.placing.refusal(job, lane)
         if never is not None:
             self.outcome.refused.append((job, never))
             return False
@@ -557,7 +557,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
         for cluster in lost:  # the failed claim tells what the information service has not seen yet
             self.outcome.failed_claims += 1
             cluster.poll()
-            self.placing.note(cluster)
+            self.placing.update(cluster)
         if lost:
             return False
         now = self.engine.now + self.settings.placeholder_delay
@@ -571,17 +571,17 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
         idle = self.settings.start_delay + self.settings.end_delay
         if idle > 0:
             run.standing += 1
-            self.engine.after(self.settings.placeholder_delay + idle, partial(self._computes, run))
+            self.engine.after(self.settings.placeholder_delay + idle, partial(self._start_computing, run))
         for cluster, processors in held.items():
             cluster.managed += processors
-            self.placing.note(cluster)
+            self.placing.update(cluster)
             self._changed_clusters[cluster] = None
             if job.malleable:
                 self._join(run, cluster, processors)
         self._account(run)
         return True
 
-    def _computes(self, run: Run) -> None:
+    def _start_computing(self, run: Run) -> None:
         if not run.over:
             self._account(run)
             run.standing -= 1
@@ -604,9 +604,9 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
         cluster.running.add(part)
         if self.settings.placeholder_delay > 0:
             cluster.running.begin(part)
-            self.engine.after(self.settings.placeholder_delay, partial(self._began, part))
+            self.engine.after(self.settings.placeholder_delay, partial(self._started_placeholders, part))
 
-    def _began(self, part: RunComponent) -> None:
+    def _started_placeholders(self, part: RunComponent) -> None:
         if not part.run.over:
             part.cluster.running.end(part)
             self._more_free(part.cluster)
@@ -652,7 +652,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
 
     def _more_free(self, cluster: SimulatedCluster) -> None:
         """Record that a cluster may have more free processors than before, so that waiting jobs are tried again."""
-        self.placing.note(cluster)
+        self.placing.update(cluster)
         self._changed_clusters[cluster] = None
         self._blocked_lanes.clear()
         self._gave_nothing.clear()
@@ -663,7 +663,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
         if cluster.poll():
             self._more_free(cluster)
         else:
-            self.placing.note(cluster)
+            self.placing.update(cluster)
 
     def _poll_later(self, cluster: SimulatedCluster) -> None:
         self._poll(cluster)
@@ -733,30 +733,30 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
             if pause > 0 or self._growth_delay > 0:
                 part.cluster.running.begin(part)
                 part.pending = amount
-                self.engine.after(self._growth_delay, partial(self._all_held, part, pause))
+                self.engine.after(self._growth_delay, partial(self._stand_still, part, pause))
                 return
         elif pause > 0:
             part.cluster.running.begin(part)
             part.pending = amount
             part.cluster.shrinking -= amount
             run.standing += 1
-            self.engine.after(pause, partial(self._given_up, part))
+            self.engine.after(pause, partial(self._finish_shrinking, part))
             return
         else:
             self._give_up(part, amount)
         run.size += amount
 
-    def _all_held(self, part: RunComponent, pause: float) -> None:
+    def _stand_still(self, part: RunComponent, pause: float) -> None:
         if not part.run.over:
             self._account(part.run)
             part.run.standing += 1
-            self.engine.after(pause, partial(self._goes_on, part))
+            self.engine.after(pause, partial(self._continue, part))
 
-    def _given_up(self, part: RunComponent) -> None:
+    def _finish_shrinking(self, part: RunComponent) -> None:
         if not part.run.over:
             part.cluster.shrinking += part.pending
             self._give_up(part, part.pending)
-            self._goes_on(part)
+            self._continue(part)
 
     def _give_up(self, part: RunComponent, amount: int) -> None:
         """Release ``amount`` processors of a run."""
@@ -765,7 +765,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
             part.cluster.managed -= amount
             self._drain(part.cluster, -amount)
 
-    def _goes_on(self, part: RunComponent) -> None:
+    def _continue(self, part: RunComponent) -> None:
         """Let a component compute again, with its new size."""
         if not part.run.over:
             self._account(part.run)
@@ -852,7 +852,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
         step = Step(direction=Direction.GROW, remaining=value, thorough=thorough)
         before = self._accepted
         carry_out(self._malleability, cluster.running, step, self.ask)
-        self.placing.note(cluster)
+        self.placing.update(cluster)
         if self._accepted > before and not self._malleability.rebalances:
             return True
         cluster.unwanted = cluster.free

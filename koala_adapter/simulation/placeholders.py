@@ -23,7 +23,7 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.simulation.applications import FREE
-from koala_adapter.simulation.world import FIRST, LAST, SETTLED, live_beside
+from koala_adapter.simulation.world import FIRST, LAST, SETTLED, schedule_background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -254,7 +254,7 @@ def local_job(user: str, processors: int, seconds: float, system: BatchSystem) -
 def with_local_users(engine: Engine, model: ClusterModel, load: BackgroundLoad, seed: int) -> BatchSystem:
     """Create the batch system of a cluster and schedule the submissions of its local users."""
     system = BatchSystem(engine, model.cluster, model.processors)
-    live_beside(engine, system, model, load=load, failures=None, seed=seed)
+    schedule_background(engine, system, model, load=load, failures=None, seed=seed)
     return system
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from koala_adapter.errors import JobRefusedError
 from koala_adapter.queueing.backfill import LocalJob, make_cluster_scheduler
 from koala_adapter.queueing.queue import ARRIVAL, PriorityWeights
-from koala_adapter.simulation.world import FIRST, Engine, live_beside
+from koala_adapter.simulation.world import FIRST, Engine, schedule_background
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -178,7 +178,9 @@ class PlatformReplay:
                 load, failures = site.local_users, site.failures
                 self.counters |= {} if load is None else {"local_jobs": 0}
                 self.counters |= {} if failures is None else {"outages": 0, "restarts": 0, "given_up": 0}
-                live_beside(self.engine, cluster, site.cluster, load=load, failures=failures, seed=seed, begin=begin)
+                schedule_background(
+                    self.engine, cluster, site.cluster, load=load, failures=failures, seed=seed, begin=begin
+                )
 
     def play(self, watch: Watch, between: int) -> bool:
         """Process all events, calling the watch now and then; return whether all jobs have ended."""

@@ -196,7 +196,7 @@ class Neighbourhood(Protocol):
         """Add a failed node again."""
 
 
-def live_beside(
+def schedule_background(
     engine: Engine,
     there: Neighbourhood,
     cluster: ClusterModel,

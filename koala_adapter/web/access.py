@@ -72,7 +72,7 @@ class Access:
         """Secret that forms carry, as evidence that they come from one of our pages."""
         return hmac.new(self.session.encode(), b"form", hashlib.sha256).hexdigest()
 
-    def stranger(self, asked: Asked) -> Refusal | None:
+    def refusal_of_any(self, asked: Asked) -> Refusal | None:
         """Return why a request is refused even with the right cookie; None when it is not."""
         host = asked.hosts[0] if len(asked.hosts) == 1 else ""
         name = _name(host)
@@ -86,7 +86,7 @@ class Access:
 
     def refusal(self, asked: Asked) -> Refusal | None:
         """Return why a request for a page is refused; None: it is not."""
-        return self.stranger(asked) or (
+        return self.refusal_of_any(asked) or (
             None
             if same(asked.cookie, self.session)
             else Refusal(status=401, reason="Open the link that koala web has printed: it has a token.")

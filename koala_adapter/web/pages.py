@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 from koala_adapter.outcome import JobState
 from koala_adapter.report.history import occupations
-from koala_adapter.report.markup import Markup, foreign, joined, tag
+from koala_adapter.report.markup import Markup, isolated, joined, tag
 from koala_adapter.report.selection import JobSelection
 from koala_adapter.report.timeaxis import DAY, HOUR, moment, zone_name
 from koala_adapter.report.views import (
@@ -192,7 +192,7 @@ def _text(one: Output, tail: Tail) -> Markup:
 
 def output_page(frame: Frame, report: JobReport, one: Output, tail: Tail) -> str:
     """Return the page of one file of output."""
-    back = tag("p", tag("a", f"Job {report.id}", href=frame.job(report.id)), " ", foreign(report.name))
+    back = tag("p", tag("a", f"Job {report.id}", href=frame.job(report.id)), " ", isolated(report.name))
     text = tag("section", _text(one, tail), id="text")
     every = OUTPUT_PAUSE if report.outcome is None else None
     return frame.page(f"Output of job {report.id}", None, tag("h1", name_of(one)), back, text, every=every)

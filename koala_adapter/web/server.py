@@ -269,19 +269,19 @@ class Guard:
             origin=request.headers.get("origin"),
             cookie=request.cookies.get(self._access.cookie, ""),
         )
-        answer = self._way_in(request, asked) or self._app
+        answer = self._refusal_or_login(request, asked) or self._app
         if answer is self._app:
             scope.get("state", {}).get(PROVED, bool)()
         await answer(scope, receive, send_guarded)
 
-    def _way_in(self, request: Request, asked: Asked) -> Response | None:
+    def _refusal_or_login(self, request: Request, asked: Asked) -> Response | None:
         """Return the answer to a refused request or to the link with the token; None: pass the request on."""
         access = self._access
         token = request.query_params.get("token")
         if (
             request.url.path == "/"
             and token is not None
-            and access.stranger(asked) is None
+            and access.refusal_of_any(asked) is None
             and same(token, access.token)
         ):
             found = RedirectResponse(access.base, status_code=303)

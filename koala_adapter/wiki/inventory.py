@@ -174,7 +174,7 @@ class Promise:
     cancelled: bool = False
 
 
-def vanished(job: LrmJob, now: float) -> LrmJob:
+def as_ended(job: LrmJob, now: float) -> LrmJob:
     """Return a job that disappeared from listings as an ended one: completed if it ran, else removed."""
     end = EndReason.CANCELLED if job.state in WAITING else job.end
     return replace(job, state=LrmJobState.ENDED, end=end, ends_at=now, hold=None)
@@ -293,7 +293,7 @@ class Inventory:
     def end_unknown(self, id_: str) -> None:
         """Report a job as ended that no listing has and a scheduler believes to exist."""
         job = LrmJob(id=LrmJobId(id_), name="", state=LrmJobState.HELD, user="", processors=1)
-        self._store(id_, vanished(job, float(self._stamp)), listed=None)
+        self._store(id_, as_ended(job, float(self._stamp)), listed=None)
 
     def _advance(self, now: float) -> None:
         """Set the time stamp for changes made now; it never goes back.
@@ -306,7 +306,7 @@ class Inventory:
         """Return the running jobs."""
         return [entry.job for entry in self.jobs.values() if entry.job.state in OCCUPYING]
 
-    def untold(self) -> list[LrmJob]:
+    def unreported(self) -> list[LrmJob]:
         """Return the running jobs and those whose end schedulers have not been told for long enough."""
         entries = self.jobs.values()
         over = [entry.job for entry in entries if entry.ended_at is not None and entry.polls < POLLS_NEEDED]
@@ -436,7 +436,7 @@ class Inventory:
         for id_, entry in list(self.jobs.items()):
             if id_ not in jobs and entry.ended_at is None:
                 moved = True
-                self._store(id_, vanished(entry.job, now), listed=None)
+                self._store(id_, as_ended(entry.job, now), listed=None)
             elif entry.ended_at is not None and self._is_told(entry):
                 del self.jobs[id_]
         for id_ in [id_ for id_ in self.refused if id_ not in jobs]:

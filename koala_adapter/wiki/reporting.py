@@ -245,7 +245,7 @@ def _too_large(job: LrmJob, found: int) -> str:
     )
 
 
-def dealt(job: LrmJob, hosts: Sequence[str]) -> tuple[str, ...]:
+def hosts_of_tasks(job: LrmJob, hosts: Sequence[str]) -> tuple[str, ...]:
     """Return one host for each task of the job, from a task list that may be longer; each host keeps a task."""
     surplus = len(hosts) - tasks_of(job)
     counts = Counter(hosts)
@@ -257,11 +257,11 @@ def dealt(job: LrmJob, hosts: Sequence[str]) -> tuple[str, ...]:
         host, _ = counts.popitem()
         surplus -= 1
     if job.exclusive:
-        counts = _evened(counts)
+        counts = _evenly(counts)
     return tuple(counts.elements())
 
 
-def _evened(counts: Counter[str]) -> Counter[str]:
+def _evenly(counts: Counter[str]) -> Counter[str]:
     """Return the task list of whole nodes with the tasks distributed evenly."""
     each, more = divmod(counts.total(), len(counts))
     return Counter({host: each + (number < more) for number, host in enumerate(counts)})

@@ -256,10 +256,10 @@ class Verbs:
             await change([LrmJobId(request.job)])
             self._readings.invalidate()
             with anyio.move_on_after(self._options.reply_within / 2):
-                await self._see(request.job, seen)
+                await self._await_state(request.job, seen)
         return done(request.verb, request.job)
 
-    async def _see(self, job: str, states: frozenset[LrmJobState]) -> None:
+    async def _await_state(self, job: str, states: frozenset[LrmJobState]) -> None:
         """Wait until a job is in one of the states, or over. Raises LrmError."""
         pause = FIRST_LOOK
         while True:
@@ -368,19 +368,19 @@ class WikiResource:
     async def _carry_out(self, request: Request, peer: str) -> bytes:
         match request:
             case GetNodes():
-                await self._ready()
+                await self._refresh()
                 return self._list(self.inventory.node_records(request.names, request.since))
             case GetJobs():
-                await self._ready()
-                return self._list(self._with_room(self.inventory.job_records(request.ids, request.since)))
+                await self._refresh()
+                return self._list(self._within_capacity(self.inventory.job_records(request.ids, request.since)))
             case WillRun():
-                await self._ready()
+                await self._refresh()
                 return build_start_info(estimate_start(self.inventory, request, now=self._clock()))
             case Initialize():
                 return self._initialize(request, peer)
         return build_answer(Status.SUCCESS, await self.verbs.act(request, peer))
 
-    async def _ready(self) -> None:
+    async def _refresh(self) -> None:
         """Read the batch system if the last reading is too old, within the time in which a poll must be answered."""
         with refusing():
             await self.readings.latest()
@@ -392,7 +392,7 @@ class WikiResource:
         limit = largest - signature_size(self.options.user) - len(NUL)
         return join_records(fit_records(records, limit=limit))
 
-    def _with_room(self, records: list[Prepared]) -> list[Prepared]:
+    def _within_capacity(self, records: list[Prepared]) -> list[Prepared]:
         """Drop the newest unfinished jobs beyond the number that Maui has room for."""
         most = MAUI_MOST_JOBS if self.options.dialect is Dialect.WIKI else len(records)
         unfinished = sum(not record.finished for record in records)

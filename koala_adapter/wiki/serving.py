@@ -260,4 +260,4 @@ class Served:
     def remember(self) -> None:
         """Save the jobs that run or start, or ended unreported, so that the next server reports their ends."""
         if self._memory is not None:
-            self._memory.save(self.inventory.untold())
+            self._memory.save(self.inventory.unreported())

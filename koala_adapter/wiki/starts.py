@@ -30,7 +30,7 @@ from koala_adapter.model import OCCUPYING, WAITING, HoldOwner, LrmJobId, LrmJobS
 from koala_adapter.wiki.codec.verbs import StartInfo, done, not_started
 from koala_adapter.wiki.codec.words import Status, WaitReason
 from koala_adapter.wiki.inventory import SETBACK, Promise, host_counts
-from koala_adapter.wiki.reporting import dealt, is_startable, lacks, offer, tasks_of
+from koala_adapter.wiki.reporting import hosts_of_tasks, is_startable, lacks, offer, tasks_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -96,7 +96,7 @@ def admit_start(inventory: Inventory, request: StartJob, *, now: float) -> Admis
     _require_ours(inventory, job, hosts, now)
     _require_shape(inventory, job, hosts)
     _require_room(inventory, job, hosts)
-    return Admission(taken=_places(inventory, job, hosts), given=_places(inventory, job, dealt(job, hosts)))
+    return Admission(taken=_places(inventory, job, hosts), given=_places(inventory, job, hosts_of_tasks(job, hosts)))
 
 
 def _places(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ def _require_shape(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> N
     if len(hosts) not in {tasks_of(job), told.tasks}:
         why = f"{len(hosts)} tasks are listed, and it has {tasks_of(job)}"
         raise refused(job.id, hosts, WaitReason.RESOURCES, why)
-    counts = host_counts(dealt(job, hosts))
+    counts = host_counts(hosts_of_tasks(job, hosts))
     least, most = job.node_bounds
     if not least <= len(counts) <= (most or len(counts)):
         why = f"{len(counts)} nodes are listed, and it insists on {job.nodes_asked}"
@@ -313,10 +313,10 @@ class FreshInventory:
     async def _read(self) -> None:
         # What was promised meanwhile cannot show in a reading that takes long: by its beginning is judged what is late.
         begun = self._served.steady()
-        listing, taken_back = await self._settled()
+        listing, taken_back = await self._read_and_judge()
         if taken_back:
             with suppress(LrmError):
-                begun, (listing, _) = self._served.steady(), await self._settled()
+                begun, (listing, _) = self._served.steady(), await self._read_and_judge()
         if self._inventory.learn(listing, self._served.clock(), steady=begun):
             self._served.note_change()
 
@@ -333,7 +333,7 @@ class FreshInventory:
             pause = round(setback.until - self._served.steady(), 1)
             log.warning("not started", job=job_id, reason=failure.reason, failures=setback.failures, kept_back=pause)
 
-    async def _settled(self) -> tuple[Listing, bool]:
+    async def _read_and_judge(self) -> tuple[Listing, bool]:
         """Read and judge the starts by it; return whether starts were taken back, which needs another reading."""
         read_at = anyio.current_time()
         listing = await read_listing(self._lrm, cluster=self._options.cluster, read_at=read_at, to_schedule=True)
@@ -399,7 +399,7 @@ class JobStarts:
         try:
             admission = admit_start(self._inventory, request, now=self._served.clock())
         except WikiError as error:
-            self._set_back(request.job, error)
+            self._keep_back(request.job, error)
             raise
         tasks = self._tasks
         if tasks is None:
@@ -466,7 +466,7 @@ class JobStarts:
         self._begun.set()
         return refusals[0] if refusals else None
 
-    def _set_back(self, job: str, refusal: WikiError) -> None:
+    def _keep_back(self, job: str, refusal: WikiError) -> None:
         """Keep a job back whose start was refused before the batch system was asked, for longer each time."""
         known = self._inventory.job(job)
         if known is None or known.state not in WAITING or refusal.status is None:

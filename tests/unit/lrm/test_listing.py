@@ -23,7 +23,7 @@ from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeGpus, N
 from koala_adapter.ordering.allocation import Allocation, allocate, memory_on, rooms_of
 from koala_adapter.service.listings import processors_held
 from koala_adapter.slots import Slot
-from koala_adapter.wiki.reporting import Host, dealt, offer
+from koala_adapter.wiki.reporting import Host, hosts_of_tasks, offer
 from koala_slurm.listing import Unit, parse_config, parse_nodes, parse_units, parse_whole, without_default_memory
 from tests.unit.service.scripted_lrm import ScriptedLrm, node
 
@@ -418,7 +418,7 @@ def test_what_waits_is_told_rounded_up_by_wiki() -> None:
     assert offer(job(12), hosts).tasks == 12
     two = offer(job(3, nodes_wanted=2), hosts)
     assert (two.tasks, two.nodes, two.tasks_per_node) == (4, 2, 2)
-    assert dealt(job(3), ["n1"] * 4) == ("n1",) * 3
+    assert hosts_of_tasks(job(3), ["n1"] * 4) == ("n1",) * 3
     assert offer(job(4, processors_per_task=2), hosts).tasks == 2
     assert offer(job(3, threads_per_core=1), hosts).tasks == 6
     assert offer(job(3, tasks_per_core=1), hosts).tasks == 6

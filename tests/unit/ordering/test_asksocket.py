@@ -34,11 +34,11 @@ from koala_adapter.ordering.asking import (
     QUESTION_LIMIT,
     ExplainServer,
     SocketPath,
+    as_seen_by,
     ask_explanation,
     explain,
-    explained_by,
-    job_asked_for,
-    told_to,
+    explainer,
+    parse_question,
 )
 from koala_adapter.ordering.jobs import Phase, Rules
 from koala_adapter.ordering.mirror import Mirror
@@ -113,7 +113,7 @@ def busy_site(policy: str = "easy") -> Listed:
 async def asked(directory: Path, explain_job: Callable[[str], Explanation] | None = None) -> AsyncIterator[Path]:
     """Answer at a socket of a directory while the context lasts; by default of a busy site."""
     path = directory / "ask.sock"
-    explain_job = explain_job or explained_by(busy_site().mirror, ServiceClock())
+    explain_job = explain_job or explainer(busy_site().mirror, ServiceClock())
     async with anyio.create_task_group() as tasks:
         await tasks.start(ExplainServer(explain_job, path, mode=EVERYBODY).serve)
         yield path
@@ -186,7 +186,7 @@ async def test_no_question_reaches_a_policy(tmp_path: Path, monkeypatch: pytest.
 
     for name in ("reservation", "waiting", "running"):
         monkeypatch.setattr(ClusterScheduler, name, property(fail))
-    async with asked(tmp_path, explained_by(site.mirror, ServiceClock())) as path:
+    async with asked(tmp_path, explainer(site.mirror, ServiceClock())) as path:
         found = await to_thread.run_sync(ask, path, "a", "2")
     assert (found.position, found.queued, found.reason[:8]) == (1, 3, "it needs")
     assert found.reserved_at is not None
@@ -206,10 +206,10 @@ async def test_any_job_is_asked_for(tmp_path: Path) -> None:
 def test_names_and_nodes_are_told_to_the_owner_alone() -> None:
     """Root and the user of the scheduler are told them, too; what others are told can be shown."""
     found = replace(explain(busy_site().mirror, "1"), name="secret", nodes=(("n7", 4),), user="owner")
-    assert [told_to(user, found) for user in (0, os.geteuid())] == [found] * 2
+    assert [as_seen_by(user, found) for user in (0, os.geteuid())] == [found] * 2
     own = replace(found, user=user_name(NOBODY))
-    assert told_to(NOBODY, own) == own
-    told = told_to(NOBODY, found)
+    assert as_seen_by(NOBODY, own) == own
+    told = as_seen_by(NOBODY, found)
     assert told == replace(found, name="", nodes=(), user="")
     shown = "\n".join(explanation(told, "a"))
     assert "job 1 of another user on a" in shown
@@ -257,7 +257,7 @@ async def test_one_question_is_answered_and_no_half_one(tmp_path: Path) -> None:
 
 def test_ids_of_all_batch_systems_are_asked_for() -> None:
     for job_id in ("12", "12_3", "12.3", "12[3].server.site", "12.server"):
-        assert job_asked_for(json.dumps({"job_id": job_id}).encode()) == job_id
+        assert parse_question(json.dumps({"job_id": job_id}).encode()) == job_id
 
 
 async def test_one_user_has_few_places(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from koala_adapter.host.sockets import reachable
 from koala_adapter.lrm import PinnedStart
 from koala_adapter.lrm.starts import OriginalRequest, Patience, Pin, Starter, StartLog, Starts
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
-from koala_adapter.ordering.asking import ExplainServer, ask_explanation, explain, explained_by, overview
+from koala_adapter.ordering.asking import ExplainServer, ask_explanation, explain, explainer, overview
 from koala_adapter.ordering.jobs import JobEventKind, Rules
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.passes import MisfitRules
@@ -399,7 +399,7 @@ async def test_questions_are_answered_on_the_socket(tmp_path: Path, folder: str)
     site.submit("1", 24)
     site.look()
     async with anyio.create_task_group() as tasks:
-        await tasks.start(ExplainServer(explained_by(site.mirror, ServiceClock()), path).serve)
+        await tasks.start(ExplainServer(explainer(site.mirror, ServiceClock()), path).serve)
         found = await anyio.to_thread.run_sync(ask, path, "a", "1")
         assert (found.job_id, found.phase) == ("1", "starting")
         with pytest.raises(JobNotFoundError, match="no unfinished job 2"):

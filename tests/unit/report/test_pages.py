@@ -16,7 +16,7 @@ from lxml import html
 from koala_adapter.outcome import EndReason, JobOutcome, JobState
 from koala_adapter.report.charts import look
 from koala_adapter.report.jobspage import Jobs, write_jobs
-from koala_adapter.report.markup import Markup, foreign, tag
+from koala_adapter.report.markup import Markup, isolated, tag
 from koala_adapter.report.page import Heading
 from koala_adapter.report.sitevalues import ClusterReport
 from koala_adapter.report.timeaxis import Period, duration, zone_name
@@ -169,7 +169,7 @@ def test_a_name_is_text_wherever_it_is_shown(tmp_path: Path, name: str) -> None:
 
 def test_what_is_no_markup_is_escaped() -> None:
     """Contents and attributes alike; elements are left as they are."""
-    made = tag("p", "<b>", Markup("<i>"), foreign("a & b"), [1, 2.5, None], class_='"x"', hidden=True, title=None)
+    made = tag("p", "<b>", Markup("<i>"), isolated("a & b"), [1, 2.5, None], class_='"x"', hidden=True, title=None)
     assert made == '<p class="&quot;x&quot;" hidden>&lt;b&gt;<i><bdi>a &amp; b</bdi>12.5</p>'
 
 

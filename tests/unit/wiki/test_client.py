@@ -35,7 +35,7 @@ from koala_adapter.wiki.codec.frames import FrameReader, Key, open_request, read
 from koala_adapter.wiki.codec.records import JobRecord, NodeRecord, build_job, build_node, join_records
 from koala_adapter.wiki.codec.verbs import GetJobs, GetNodes, RequeueJob, build_answer
 from koala_adapter.wiki.codec.words import Dialect
-from koala_adapter.wiki.reporting import Host, Offer, ReportingRules, dealt, job_record, lacks, offer, tasks_of
+from koala_adapter.wiki.reporting import Host, Offer, ReportingRules, hosts_of_tasks, job_record, lacks, offer, tasks_of
 from koala_adapter.wiki.server import serve
 from koala_local import PLUGIN as LOCAL_PLUGIN
 from koala_wiki import PLUGIN
@@ -451,7 +451,7 @@ def test_what_is_offered_can_be_placed_and_is_what_the_user_asked_for(
     }
     tasks = place(record, rooms)
     assert len(tasks) == told.tasks, (record, rooms)
-    own = Counter(dealt(wanted, tasks))
+    own = Counter(hosts_of_tasks(wanted, tasks))
     least, most = wanted.node_bounds
     known = {one.wire: one for one in hosts}
     assert own.total() == tasks_of(wanted)
