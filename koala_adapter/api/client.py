@@ -207,7 +207,7 @@ class Client:
         return [from_json(NegotiationReport, one) for one in self._ask(request)]
 
     def defects(self) -> list[str]:
-        """Return messages about recent events on which koala failed."""
+        """Return messages about sites that are away, and about recent events on which koala failed."""
         return [str(one) for one in self._ask(protocol.Request(operation="defects"))]
 
     def clean(self, older: float, *, dry_run: bool) -> CleanReport:

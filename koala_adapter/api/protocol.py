@@ -164,7 +164,7 @@ class Request:
     (the latest ones; with a selection, those of it that the scheduler still has: callers read the archive themselves),
     ``watch`` (a reply at each change until the job is over; without one, of all jobs, until the service ends),
     ``clusters``, ``plan``, ``script``, ``negotiate`` (how a program gets to do so for a job), ``negotiations`` (of the
-    job, if one is named; number, if one is), ``defects`` (of koala itself, one sentence each), ``clean`` (older,
+    job, if one is named; number, if one is), ``defects`` (of koala itself, and sites that are away), ``clean`` (older,
     dry_run), ``metrics`` (OpenMetrics text), ``ping`` (process id; ``site``: its site file, and what that
     was when it was read; ``reload_failure``: why it did not start with a file read again), ``reload`` (of
     the site file), ``stop``, ``stop-if-idle`` (``stops`` tells whether it does).

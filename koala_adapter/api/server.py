@@ -299,7 +299,7 @@ class Server:
             case "negotiations":
                 return self._negotiations(request)
             case "defects":
-                return service.journal.defects_told(service.now())
+                return [*service.sites_away, *service.journal.defects_told(service.now())]
             case "metrics":
                 return openmetrics(self.meter).decode()
             case "stop-if-idle":

@@ -61,6 +61,11 @@ class LrmHost(ABC):
         """Login name of the user there; empty while it is not known."""
 
     @property
+    def trouble(self) -> str:
+        """Why the host cannot be reached; empty where it can, or was not asked yet."""
+        return ""
+
+    @property
     def door(self) -> tuple[str, int] | None:
         """Address and port there by which agents reach koala; None: they reach it without help.
 

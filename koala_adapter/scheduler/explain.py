@@ -117,9 +117,10 @@ def _said(state: State, loss: str, silent: list[PlaceholderRecord], now: float) 
     where = ", ".join(f"{count} on {name}" for name, count in counts.items())
     until = min(one.silent_since + state.lease_on(one.cluster) for one in silent if one.silent_since is not None)
     left = duration(until - now)
+    away = ((name, state.clusters[name].unavailable) for name in counts if name in state.clusters)
     return (
         f" There is no contact with {len(silent)} of its placeholders ({where}); if that lasts another {left}, {loss}."
-    )
+    ) + "".join(f" {name} is out of reach ({reason})." for name, reason in away if reason is not None)
 
 
 # -- Malleable jobs: possible sizes, and changes under way ---------------------------------------------------

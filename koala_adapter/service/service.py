@@ -494,6 +494,11 @@ class Service:
         """Set (and replaced) whenever something changed that a report may show."""
         return self.core.changed
 
+    @property
+    def sites_away(self) -> list[str]:
+        """Why sites cannot be reached at present, a sentence for each of them."""
+        return [host.trouble for host in self._hosts if host.trouble]
+
     def now(self) -> float:
         """Return the time by the service clock."""
         return self.clock.now()

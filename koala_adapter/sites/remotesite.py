@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import structlog
 
-from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
+from koala_adapter.errors import LoginNeededError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.host.containment import report_defect
 from koala_adapter.lrm.lrmhost import HostFacts, LrmHost, Measurement
 from koala_adapter.sites.link import Link, Stay, ssh_command
@@ -107,7 +107,6 @@ class RemoteSite(LrmHost):
 
     @property
     def trouble(self) -> str:
-        """Why there is no connection; empty where there is one, or none was tried yet."""
         return "" if self._trouble is None else self._trouble.message
 
     def relay_agents_to(self, host: str, port: int) -> None:
@@ -162,6 +161,10 @@ class RemoteSite(LrmHost):
             pause = min(LONGEST_PAUSE, 2 * pause)
 
     def _lose(self, error: LrmUnreachableError) -> None:
+        if isinstance(error, LoginNeededError) and self._stay is not None:
+            # A service says it where messages stand without their hints.
+            again = f"{error.message}; log in again with `koala login {self.name}`"
+            error = LoginNeededError(again, hint=error.hint)
         if self._trouble is None or self._trouble.message != error.message:
             log.warning("site is away", site=self.name, reason=str(error))
         self._link, self._trouble = None, error

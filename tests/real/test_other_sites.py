@@ -7,17 +7,26 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.gateways import resident_gateways
 from tests.nbody import ALONE, BODIES, REST, STEPS, sizes_and_digest, write_nbody
 from tests.real.systems.othersite import ADDRESS, OtherSite, missing_for_other_site
-from tests.real.systems.processes import PATIENCE, CommandError, base_environment, run_command, wait_until
+from tests.real.systems.processes import (
+    PATIENCE,
+    CommandError,
+    base_environment,
+    run_command,
+    wait_until,
+)
 from tests.real.systems.requirements import missing_for_slurm, require
 
 if TYPE_CHECKING:
@@ -28,6 +37,7 @@ pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sshd"), pytest.mark.timeo
 SITE = """
 [control_center]
 listen = "127.0.0.1"
+heartbeat = 1
 [[sites]]
 name = "delft"
 ssh = "site"
@@ -79,7 +89,7 @@ class Home:
 
     def __init__(self, directory: Path, there: OtherSite) -> None:
         self.directory, self.there = directory, there
-        self.site = directory / "site.toml"
+        self.site, self.log = directory / "site.toml", directory / "log"
         self.site.write_text(
             SITE.format(ssh_config=there.ssh_config, directory=directory, address=ADDRESS, conf=there.conf)
         )
@@ -93,6 +103,59 @@ class Home:
     def sizes_and_digest(self, job: str) -> tuple[list[int], str]:
         """Run an n-body program; return on how many processes it was, and what it ended with."""
         return sizes_and_digest(re.sub(r"^\S+: ", "", self.run("run", job), flags=re.MULTILINE))
+
+    @contextmanager
+    def service(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a service, and end it."""
+        with (
+            self.log.open("ab") as log,
+            subprocess.Popen([*self.koala, "serve"], env=base_environment(), stderr=log) as service,
+        ):
+            try:
+                wait_until(self.answers, seconds=PATIENCE, what="the service answers")
+                yield service
+            finally:
+                service.terminate()
+
+    def answers(self) -> bool:
+        """Tell whether a service answers."""
+        with suppress(CommandError):
+            self.run("metrics")
+            return True
+        return False
+
+    def submit(self, command: str) -> str:
+        """Submit a job of one rank to the other site, and return its number."""
+        job = self.run("submit", "--json", "-n", "1", "--cluster", "far", "--", "sh", "-c", command)
+        return str(json.loads(job)["id"])
+
+    def at_ease(self, job: str) -> bool:
+        """Tell whether the agents of a job are in contact."""
+        return "no contact" not in self.run("explain", job)
+
+    def gateways(self) -> set[int]:
+        """Return the gateways at the other site."""
+        return resident_gateways(f"@{socket.gethostname()}:{self.directory}/state")
+
+    def expect_no_way_in_for(self, user: str) -> None:
+        """Insist that another user of the login node can neither see nor use what serves the first."""
+        directory = self.directory / "there" / "gateway"
+        (path,) = directory.iterdir()
+        self.directory.chmod(0o711)
+        (self.directory / "there").chmod(0o711)
+        connect = f"import socket; socket.socket(socket.AF_UNIX).connect({str(path)!r})"
+        for command in (["ls", str(directory)], ["/usr/bin/python3", "-c", connect]):
+            with pytest.raises(CommandError, match="Permission denied"):
+                run_command(command, environment=base_environment(), user=user)
+
+    def expect_nothing_there(self) -> None:
+        """Insist that the site has neither processes nor files of ours."""
+
+        def left() -> list[str]:
+            files = [str(path) for path in (self.directory / "there").rglob("*")]
+            return [*map(str, self.gateways()), *files]
+
+        wait_until(lambda: not left(), seconds=PATIENCE, what="nothing is left there", details=lambda: str(left()))
 
     def state_of(self, job: str) -> str:
         """Return the state of a job."""
@@ -177,13 +240,28 @@ def test_workers_there_reach_a_program_here(home: Home) -> None:
 
 
 def test_a_login_in_a_terminal_is_used(home: Home) -> None:
-    """Where the site takes no key, it is said how to log in; after that, koala uses the login until it is ended."""
+    """Where the site takes no key, it is said how to log in, also when the login is over while a job runs there."""
     keys = home.there.ssh_config.with_name("user_key.pub")
     kept = keys.read_text()
+    begun, go_on = home.directory / "begun", home.directory / "go-on"
     home.run("login", "delft")
     try:
         keys.write_text("")
-        assert home.run("run", "-n", "1", "--cluster", "far", "--", "echo", "here").endswith("here\n")
+        with home.service():
+            number = home.submit(f"touch {begun}; until [ -e {go_on} ]; do sleep 0.1; done; echo done")
+            wait_until(begun.exists, seconds=PATIENCE, what="the job runs")
+            home.run("login", "delft", "--end")  # for koala as if the server had ended it
+            again = "log in again with `koala login delft`"
+            wait_until(lambda: again in home.trouble(), seconds=PATIENCE, what="it is said", details=home.trouble)
+            status = run_command(["sh", "-c", '"$@" status 2>&1', "", *home.koala], environment=base_environment())
+            for told in (status, home.run("top", "--once"), home.run("explain", number), home.log.read_text()):
+                assert again in " ".join(told.split())
+            keys.write_text(kept)
+            home.run("login", "delft")
+            keys.write_text("")
+            go_on.touch()
+            wait_until(lambda: home.state_of(number) == "completed", seconds=PATIENCE, what="the job has ended")
+            assert home.run("logs", number).endswith("done\n")
         home.run("login", "delft", "--end")
         with pytest.raises(CommandError, match=r"koala login delft"):
             home.run("check", "--cluster", "far")
@@ -191,32 +269,69 @@ def test_a_login_in_a_terminal_is_used(home: Home) -> None:
         keys.write_text(kept)
 
 
-def test_a_job_outlives_the_connection(home: Home) -> None:
-    """While the site is away, status says why; the job goes on there, and its end and output arrive later."""
-    begun, go_on = home.directory / "begun", home.directory / "go-on"
-    known = home.there.ssh_config.with_name("known_hosts")
-    command = f"touch {begun}; until [ -e {go_on} ]; do sleep 0.1; done; echo done"
-    with subprocess.Popen([*home.koala, "serve"], env=base_environment(), stderr=subprocess.DEVNULL) as service:
-        try:
-            wait_until(lambda: "far" in home.trouble(), seconds=PATIENCE, what="the service answers")
-            job = home.run("submit", "--json", "-n", "1", "--cluster", "far", "--", "sh", "-c", command)
-            number = str(json.loads(job)["id"])
-            wait_until(begun.exists, seconds=PATIENCE, what="the job runs")
-            kept = known.read_text()
-            known.write_text("")
+def test_a_job_outlives_connection_service_and_gateway(home: Home) -> None:
+    """Its rank runs once and all that it prints arrives, whatever of the way from there to here is killed.
+
+    Another user of the login node has no way in meanwhile, and nothing is left there.
+    """
+    begun, go_on, count = (home.directory / name for name in ("begun", "go-on", "count"))
+    begin = (
+        f"echo >> {begun}; i=0; until [ -e {go_on} ]; do i=$((i+1)); echo line $i; echo $i > {count}; sleep 0.02; done"
+    )
+
+    def printed() -> int:
+        return int(count.read_text() or 0)
+
+    def on() -> None:
+        """Return when the rank has printed more."""
+        before = printed()
+        wait_until(lambda: printed() > before + 20, seconds=PATIENCE, what="the rank prints")
+
+    with home.service() as service:
+        number = home.submit(begin)
+        wait_until(begun.exists, seconds=PATIENCE, what="the job runs")
+        (gateway,) = home.gateways()
+        home.expect_no_way_in_for("nobody")
+        connection = home.there.connection(service.pid)
+        with home.there.down():
+            os.kill(home.there.sshd(connection), signal.SIGKILL)
+            wait_until(lambda: "is away" in home.trouble(), seconds=PATIENCE, what="the site is away")
+            told = home.run("explain", number)
+            assert "no contact with 1 of its placeholders" in told
+            on()
+            service.kill()
+            service.wait()
+    with home.service() as service:
+        wait_until(lambda: home.at_ease(number), seconds=PATIENCE, what="its agent is back")
+        assert home.gateways() == {gateway}
+        os.kill(gateway, signal.SIGKILL)
+        wait_until(lambda: home.gateways() not in (set(), {gateway}), seconds=PATIENCE, what="there is another gateway")
+        wait_until(lambda: home.at_ease(number), seconds=PATIENCE, what="its agent is back")
+        on()
+        go_on.touch()
+        wait_until(lambda: home.state_of(number) == "completed", seconds=PATIENCE, what="the job has ended")
+        lines = home.run("logs", number).splitlines()
+    assert lines == [f"line {one}" for one in range(1, len(lines) + 1)]
+    assert (len(lines), begun.read_text()) == (printed(), "\n")
+    home.expect_nothing_there()
+
+
+def test_a_connection_that_is_away_for_longer_than_the_lease(home: Home) -> None:
+    """The rank is ended there and the job is lost; when the site is back, nothing of it is left."""
+    home.site.write_text(home.site.read_text().replace('name = "delft"', 'name = "delft"\nlease = 6', 1))
+    pid = home.directory / "pid"
+    with home.service() as service:
+        number = home.submit(f"echo $$ > {pid}.; mv {pid}. {pid}; exec sleep 600")
+        wait_until(pid.exists, seconds=PATIENCE, what="the job runs")
+        with home.there.down():
             os.kill(home.there.connection(service.pid), signal.SIGKILL)
-            wait_until(
-                lambda: "Host key verification failed" in home.trouble(),
-                seconds=PATIENCE,
-                what="it is said why the site is away",
-                details=home.trouble,
-            )
-            go_on.touch()
-            known.write_text(kept)
-            wait_until(lambda: home.state_of(number) == "completed", seconds=2 * PATIENCE, what="the job has ended")
-            assert "done" in home.run("logs", number)
-        finally:
-            service.terminate()
+            wait_until(lambda: home.state_of(number) == "lost", seconds=PATIENCE, what="the job is lost")
+            assert "it has ended itself by its lease" in home.run("status", number)
+            assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+            assert not home.gateways()
+        wait_until(lambda: "is away" not in home.trouble(), seconds=PATIENCE, what="the site is back")
+        wait_until(lambda: not home.there.jobs(), seconds=PATIENCE, what="its queue is empty")
+    home.expect_nothing_there()
 
 
 FILES = """
@@ -237,19 +352,16 @@ def test_jobs_go_where_their_files_are_or_get_soonest(home: Home) -> None:
     mine.write_bytes(bytes(5 * 1024**2))
     near = home.site.read_text() + "\n"
     home.site.write_text(near.replace('name = "far"', f'name = "far"\ncatalogue = "{catalogue}"'))
-    with subprocess.Popen([*home.koala, "serve"], env=base_environment(), stderr=subprocess.DEVNULL) as service:
-        try:
-            wait_until(lambda: "measured" in home.network(), seconds=PATIENCE, what="the site is measured")
-            assert "1 by its catalogue" in home.network()
-            job.write_text(FILES.format(name="genome"))
-            assert home.run("run", "-q", str(job)).split() == ["a", "genome", "far", str(5 * 1024**2)]
-            job.write_text(FILES.format(name="gen"))
-            with pytest.raises(CommandError, match=r"lfn:gen: no catalogue has that name"):
-                home.run("run", str(job))
-            job.write_text(FILES.format(name="genome").replace('{ source = "lfn:genome", target = "set" }, ', ""))
-            assert home.planned(job)["cluster"] == "near", "the file is on this host"
-        finally:
-            service.terminate()
+    with home.service():
+        wait_until(lambda: "measured" in home.network(), seconds=PATIENCE, what="the site is measured")
+        assert "1 by its catalogue" in home.network()
+        job.write_text(FILES.format(name="genome"))
+        assert home.run("run", "-q", str(job)).split() == ["a", "genome", "far", str(5 * 1024**2)]
+        job.write_text(FILES.format(name="gen"))
+        with pytest.raises(CommandError, match=r"lfn:gen: no catalogue has that name"):
+            home.run("run", str(job))
+        job.write_text(FILES.format(name="genome").replace('{ source = "lfn:genome", target = "set" }, ', ""))
+        assert home.planned(job)["cluster"] == "near", "the file is on this host"
     home.site.write_text(home.site.read_text().replace('name = "near"', 'name = "near"\nbandwidth = 0.01'))
     planned = home.planned(job)
     assert planned["cluster"] == "far", "what the service has measured is known without it"

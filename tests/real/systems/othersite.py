@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -19,6 +19,7 @@ from tests.real.systems.processes import PATIENCE, base_environment, find_proces
 from tests.real.systems.slurm import SlurmCluster
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
 PROGRAMS = {
@@ -48,7 +49,7 @@ Host site
     IdentitiesOnly yes
     UserKnownHostsFile {directory}/known_hosts
     StrictHostKeyChecking yes
-    ProxyCommand nsenter --net=/proc/{pid}/ns/net /usr/sbin/sshd -i -f {directory}/sshd_config
+    ProxyCommand sh -c 'test ! -e {directory}/down && exec {sshd}'
 """
 
 
@@ -94,7 +95,8 @@ class OtherSite:
         line = process.stdout.readline() if process.stdout is not None else b""
         self.conf = Path(json.loads(line)["conf"])
         self.ssh_config = directory / "ssh_config"
-        self.ssh_config.write_text(SSH.format(directory=directory, pid=process.pid))
+        sshd = f"nsenter --net=/proc/{process.pid}/ns/net /usr/sbin/sshd -i -f {directory}/sshd_config"
+        self.ssh_config.write_text(SSH.format(directory=directory, sshd=sshd))
         return self
 
     @property
@@ -106,6 +108,26 @@ class OtherSite:
         """Return the ssh process of a service."""
         (found,) = find_processes(lambda process: process.command == "ssh" and process.parent == parent)[:1]
         return found
+
+    def sshd(self, connection: int) -> int:
+        """Return the sshd process at the other end of an ssh process."""
+        (found,) = find_processes(lambda process: process.command == "sshd" and process.parent == connection)[:1]
+        return found
+
+    def jobs(self) -> list[str]:
+        """Return the ids of the jobs of its cluster that have not ended."""
+        command = ["nsenter", f"--net=/proc/{self._pid}/ns/net", "squeue", "--noheader", "--format=%i"]
+        return run_command(command, environment={**base_environment(), "SLURM_CONF": str(self.conf)}).split()
+
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        """Have no connection made meanwhile. Those that are there stay."""
+        mark = self.ssh_config.with_name("down")
+        mark.touch()
+        try:
+            yield
+        finally:
+            mark.unlink()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -23,6 +23,7 @@ from koala_adapter.lrm.commands import THIS_HOST, CommandRunner
 from koala_adapter.sites.link import MOST_SILENT, gateway_file, login_command, may_ask, ssh_command
 from koala_adapter.sites.remotesite import FIRST_SIZE, LARGEST_SIZE, RemoteSite, SiteAddress
 from koala_adapter.testing.trial import eventually
+from tests.gateways import gateway_processes, resident_gateways
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -514,22 +515,11 @@ async def test_a_site_to_which_something_goes_is_not_quiet(place: Place) -> None
 # -- A gateway that outlives its connection --------------------------------------------------------------------------
 
 
-def processes(title: str) -> set[int]:
-    """Return the fronts and gateways with a title."""
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            words = path.read_bytes().split(b"\0")
-            if b"koala-gateway" in words and title.encode() in words:
-                found.add(int(path.parent.name))
-    return found
-
-
 async def all_gone(place: Place) -> None:
     """Return when no process is left at a site, and no file."""
 
     async def left() -> object:
-        return processes(place.title), [str(one) for one in place.directory.rglob("*") if not one.is_dir()]
+        return gateway_processes(place.title), [str(one) for one in place.directory.rglob("*") if not one.is_dir()]
 
     await eventually(left, lambda found: found == (set(), []), what="nothing is left", seconds=30)
 
@@ -540,7 +530,7 @@ async def staying(place: Place) -> AsyncIterator[Place]:
     place.site = place.new_site(stays=True)
     yield place
     await place.site.close()
-    for process in processes(place.title):
+    for process in gateway_processes(place.title):
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
 
@@ -556,9 +546,9 @@ def changed_gateway(monkeypatch: pytest.MonkeyPatch, old: bytes, new: bytes) -> 
 
 
 async def resident(place: Place) -> int:
-    """Return the gateway of a place that is connected: the one that is a process of its own session."""
+    """Return the gateway of a place that is connected now."""
     await place.site.facts()
-    (found,) = {one for one in processes(place.title) if os.getsid(one) not in processes(place.title)}
+    (found,) = resident_gateways(place.title)
     return found
 
 
@@ -599,7 +589,7 @@ async def test_a_gateway_outlives_its_connection(staying: Place, tmp_path: Path)
 async def test_a_gateway_in_use_stays_until_its_lease_is_over(staying: Place) -> None:
     await staying.site.facts()
     await staying.site.close(in_use=True)
-    assert len(processes(staying.title)) == 1
+    assert len(gateway_processes(staying.title)) == 1
     staying.site = staying.new_site(stays=True, lease=1)
     await staying.site.facts()
     await staying.site.close(in_use=True)
