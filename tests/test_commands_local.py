@@ -557,6 +557,31 @@ def test_check_tells_which_address_is_out_of_reach(koala: Koala) -> None:
     eventually(lambda: koala.placeholders() == [])
 
 
+def test_files_are_found_by_a_catalogue(koala: Koala) -> None:
+    """It is checked, and jobs go where it has their files and find them, with a service and without."""
+    catalogue, data = koala.directory / "catalogue", koala.directory / "data"
+    data.write_text("a genome\n")
+    text = koala.site_file.read_text()
+    koala.site_file.write_text(text.replace('name = "beta"', f'name = "beta"\ncatalogue = "{catalogue}"'))
+    assert f"FAIL catalogue: catalogue {catalogue}: " in koala.run("check", "--no-submit", check=1).stdout
+    catalogue.write_text(f"genome {data}\n{data}\n")
+    job = koala.directory / "files.toml"
+    job.write_text(
+        'walltime = "5m"\nplacement = "close-to-files"\n[[components]]\ncommand = ["sh", "-c", "cat genome; echo '
+        f'$KOALA_CLUSTER"]\nprocessors = 1\ninput_files = ["lfn:genome", "{data}"]\n'
+    )
+    done = koala.run("run", "-q", str(job))  # waits until the catalogue is two seconds old
+    assert done.stdout == "a genome\nbeta\n"
+    assert "OK   catalogue: " in koala.run("check", "--no-submit").stdout
+    assert "c1 on beta: all of its input files are there" in koala.run("plan", str(job)).stdout
+    koala.serve()
+    eventually(lambda: "1 by its catalogue" in koala.run("clusters", "--network").stdout)
+    assert "c1 on beta: all of its input files are there" in koala.run("plan", str(job)).stdout
+    job.write_text(job.read_text().replace("lfn:genome", "lfn:genom"))
+    refused = koala.run("submit", str(job), check=240).stderr
+    assert "input file lfn:genom: no catalogue has that name (those of beta)" in refused
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)])
 def test_interrupted_check_leaves_no_placeholder(koala: Koala, number: signal.Signals) -> None:
     """Ctrl-C, or the end of the terminal, while a placeholder is awaited takes it away, and temporary files, too."""

@@ -80,7 +80,8 @@ async def read_at(host: LrmHost, path: str, known: Read | None = None) -> Read |
     except TimeoutError:
         raise LrmUnavailableError(f"catalogue {path}: its file system does not answer") from None
     except (CatalogueError, OSError) as error:
-        raise LrmUnavailableError(f"catalogue {path}: {error}") from error
+        hint = "`koala docs placement` says what a catalogue is"
+        raise LrmUnavailableError(f"catalogue {path}: {error}", hint=hint) from error
 
 
 async def _read_at(host: LrmHost, path: str, known: Read | None) -> Read | None:

@@ -28,6 +28,7 @@ from koala_adapter.lrm.rate import URGENT_SHARE, WINDOW
 from koala_adapter.outcome import JobState
 from koala_adapter.service.clusters import read_cluster
 from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
+from koala_adapter.service.replicas import read_at
 from koala_adapter.sitesetup.sitecheck import SiteCheck
 from koala_adapter.sitesetup.trial import Trial, TrialCenter
 
@@ -279,6 +280,9 @@ class ClusterCheck:
             return results  # each further question would wait as long
         results.append(await self._queue(lrm))
         results.append(self._requests(lrm))
+        if self.config.catalogue is not None:
+            catalogue = self.config.catalogue
+            results.append(await self._step("catalogue", lambda: self._catalogue(catalogue)))
         if answers and self.outside:
             self.tell("trying whether jobs come in held")
             results += [self._rate_of_starts(lrm), *await lrm.check_outside()]
@@ -323,6 +327,12 @@ class ClusterCheck:
             )
         nodes = f"{len(reading.nodes)} node{'s' if len(reading.nodes) != 1 else ''}"
         return f"{nodes}, {_places(reading)}, {reading.idle} idle{threshold}"
+
+    async def _catalogue(self, path: str) -> str:
+        read = await read_at(self.host, path)
+        if read is None:
+            raise LrmError(f"catalogue {path} is being written just now", hint="try again in some seconds")
+        return f"{path}: {len(read.catalogue.paths)} files and directories"
 
     async def _queue(self, lrm: Lrm) -> CheckResult:
         name = self.config.queue
