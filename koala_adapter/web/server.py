@@ -279,7 +279,7 @@ class Guard:
         access = self._access
         token = request.query_params.get("token")
         if (
-            request.url.path == "/"
+            request.scope["path"] == "/"
             and token is not None
             and access.refusal_of_any(asked) is None
             and same(token, access.token)

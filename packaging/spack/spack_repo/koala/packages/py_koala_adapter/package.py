@@ -18,6 +18,7 @@ class PyKoalaAdapter(PythonPackage):
 
     variant("dask", default=False, description="Clusters for Dask")
     variant("figures", default=False, description="Figures of simulations")
+    variant("web", default=False, description="Pages for a browser")
 
     depends_on("python@3.11:", type=("build", "run"))
     depends_on("py-setuptools@77:", type="build")
@@ -34,5 +35,7 @@ class PyKoalaAdapter(PythonPackage):
         depends_on("py-structlog@23.1:")
         depends_on("py-distributed@2025.1:", when="+dask")
         depends_on("py-matplotlib@3.11:", when="+figures")
+        depends_on("py-starlette@0.46:", when="+web")
+        depends_on("py-uvicorn@0.32:", when="+web")
 
     import_modules = ["koala_adapter", "koala_slurm", "koala_sge", "koala_pbs"]
