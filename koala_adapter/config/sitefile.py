@@ -527,6 +527,14 @@ class RemoteSiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True)
         description="Directory of the user there for what nodes must read, such as job scripts of Grid Engine. "
         "The nodes must see it under the same path.",
     )
+    cache_mib: Whole = Field(
+        default=10_240,
+        ge=0,
+        le=16_777_216,
+        json_schema_extra={"x-unit": "MiB"},
+        description="Room for input files of jobs in `cache` below that directory. What was used longest ago "
+        "makes room for others. 0: no cache; agents fetch large input files themselves.",
+    )
     listen: Host | None = Field(
         default=None,
         description="Address of the login node at which agents reach koala. Default: it listens on all, and agents "

@@ -186,17 +186,23 @@ def unnamed_file() -> "IO[bytes]":
 
 
 class Files:
-    """A thread for what may wait for a file system: a hung server of files must hold up no command and no agent."""
+    """Threads for what may wait for a file system: a hung server of files must hold up no command and no agent.
+
+    Transfers of large files have one of their own, so that they do not hold up job scripts.
+    """
 
     def __init__(self) -> None:
-        self._waiting: "queue.Queue[Tuple[Work, Tell]]" = queue.Queue()
+        self._waiting: "Dict[bool, queue.Queue[Tuple[Work, Tell]]]" = {}
         self._done: "queue.Queue[Tuple[Tell, Dict[str, Any]]]" = queue.Queue()
         self.readable, self._signal = os.pipe()
-        threading.Thread(target=self._work, daemon=True).start()
 
-    def ask(self, work: "Work", tell: "Tell") -> None:
-        """Have something done, and ``tell`` called with its result by :meth:`finish`."""
-        self._waiting.put((work, tell))
+    def ask(self, work: "Work", tell: "Tell", *, transfer: bool = False) -> None:
+        """Have something done, and ``tell`` called with its result by :meth:`finish`; in order, but for transfers."""
+        if transfer not in self._waiting:
+            waiting: "queue.Queue[Tuple[Work, Tell]]" = queue.Queue()
+            self._waiting[transfer] = waiting
+            threading.Thread(target=self._work, args=(waiting,), daemon=True).start()
+        self._waiting[transfer].put((work, tell))
 
     def finish(self, _mask: int = 0) -> None:
         """Tell the results of what is done; called when ``readable`` is."""
@@ -205,9 +211,9 @@ class Files:
             tell, result = self._done.get()
             tell(result)
 
-    def _work(self) -> None:
+    def _work(self, waiting: "queue.Queue[Tuple[Work, Tell]]") -> None:
         while True:
-            work, tell = self._waiting.get()
+            work, tell = waiting.get()
             try:
                 result = work()
             except OSError as error:

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import time
 
+from koala_adapter.gateway.cache import CACHE, Arrival
 from koala_adapter.gateway.files import (
     DEFAULT_PATH,
     SIMPLE,
@@ -62,6 +63,8 @@ LEAST_CREDIT = 2
 """Bytes of the shortest piece: a mark and one byte of output."""
 ROOM = 1024 * 1024
 """Credit for a command's input and a file's content."""
+TRANSFER_ROOM = 2 * 1024 * 1024
+"""Credit for a content of the cache: as much as OpenSSH has under way on a connection."""
 
 
 # -- Environment of commands -------------------------------------------------------------------------------------
@@ -295,6 +298,7 @@ class Connection:
         self._killed: "List[Command]" = []
         """Commands that may wait for a file system before they end."""
         self._content: "Dict[int, IO[bytes]]" = {}
+        self._arrivals: "Dict[int, Arrival]" = {}
         self._requests: "Dict[int, Dict[str, Any]]" = {}
         self._paused: "List[Callable[[], None]]" = []
         self.heard = time.monotonic()
@@ -316,6 +320,8 @@ class Connection:
             os.close(descriptor)
         for content in self._content.values():
             content.close()
+        for number in list(self._arrivals):
+            self._leave_arrival(number)
         left = self._killed
         for work in self._work.values():
             if isinstance(work, Command):
@@ -364,6 +370,8 @@ class Connection:
             self._to_agent(number, work)
         elif event.kind == DATA and number in self._content:
             self._keep(number, event.data)
+        elif event.kind == DATA and number in self._arrivals:
+            self._arrive(number, event.data)
         elif event.kind == END:
             self._complete(number)
         elif event.kind == GRANT and work is not None:
@@ -375,7 +383,10 @@ class Connection:
         if what in ("run", "write"):
             self._content[number] = unnamed_file()
             self._streams.grant(number, ROOM)
-        elif what not in {"end", "listen", "ping"} and what not in SIMPLE:
+        elif what == "put":
+            self._arrivals[number] = arrival = Arrival(request)
+            self._files.ask(arrival.begin, lambda result: self._begun(number, result), transfer=True)
+        elif what not in {"end", "listen", "ping"} and what not in SIMPLE and what not in CACHE:
             self._end(number, failure(OSError(errno.EINVAL, "this gateway cannot {!r}".format(what))))
 
     def _keep(self, number: int, data: bytes) -> None:
@@ -390,6 +401,42 @@ class Connection:
             self._end(number, failure(OSError(errno.EFBIG, "more than {} bytes".format(MOST_INPUT))))
         else:
             self._streams.grant(number, len(data))
+
+    # -- a content for the cache --
+
+    def _begun(self, number: int, result: "Dict[str, Any]") -> None:
+        if number not in self._arrivals:
+            return
+        if "errno" in result:
+            self._end(number, result)
+        else:
+            self._streams.grant(number, TRANSFER_ROOM)
+
+    def _arrive(self, number: int, data: bytes) -> None:
+        """Have a piece written, with all that comes until then."""
+        arrival = self._arrivals[number]
+        arrival.take(data)
+        if not arrival.writing:
+            self._write_arrival(number, arrival)
+
+    def _write_arrival(self, number: int, arrival: Arrival) -> None:
+        arrival.writing = arrival.waiting
+        if arrival.writing:
+            self._files.ask(arrival.write, lambda result: self._written(number, result), transfer=True)
+
+    def _written(self, number: int, result: "Dict[str, Any]") -> None:
+        if number not in self._arrivals:
+            return
+        if "errno" in result:
+            self._end(number, result)
+        else:
+            self._streams.grant(number, result["written"])
+            self._write_arrival(number, self._arrivals[number])
+
+    def _leave_arrival(self, number: int) -> None:
+        arrival = self._arrivals.pop(number, None)
+        if arrival is not None:
+            self._files.ask(arrival.close, lambda _result: None, transfer=True)
 
     def _complete(self, number: int) -> None:
         """Do what a stream asks for: all of it is here."""
@@ -409,15 +456,19 @@ class Connection:
             self._listen(number, request)
         elif what == "ping":
             self._end(number, {})
+        elif what == "put":
+            self._files.ask(self._arrivals[number].end, lambda result: self._end(number, result), transfer=True)
         elif what == "end":
             self.ends_all = True
         elif what == "facts":
             self._files.ask(lambda: dict(facts(request), alone=self._alone), lambda result: self._end(number, result))
         else:
-            self._files.ask(lambda: SIMPLE[what](request), lambda result: self._end(number, result))
+            work = SIMPLE.get(what) or CACHE[what]
+            self._files.ask(lambda: work(request), lambda result: self._end(number, result))
 
     def _end(self, number: int, result: "Dict[str, Any]") -> None:
         self._requests.pop(number, None)
+        self._leave_arrival(number)
         content = self._content.pop(number, None)
         if content is not None:
             content.close()
@@ -429,6 +480,7 @@ class Connection:
     def _abandon(self, number: int) -> None:
         """Give up what a stream stands for."""
         self._requests.pop(number, None)
+        self._leave_arrival(number)
         content = self._content.pop(number, None)
         if content is not None:
             content.close()

@@ -533,12 +533,13 @@ class LiveEffector:
 
     @_contained
     def stage_files(self, action: act.StageFiles) -> None:
-        """Report at once that the files are there: they travel with the launch."""
-        self._core.post(ev.FilesStaged(time=self._core.now(), job_id=action.job_id, cluster=action.cluster))
+        """Bring input files of a job to a cluster at another site."""
+        self._applications.stager.stage(action)
 
     @_contained
     def stop_staging(self, action: act.StopStaging) -> None:
-        """Do nothing: no file is on its way."""
+        """Bring them no further, and let go of those that are there."""
+        self._applications.stager.stop(action.job_id, action.cluster)
 
     # ---- applications ---------------------------------------------------------------------------------------------
 

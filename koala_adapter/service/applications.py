@@ -34,6 +34,8 @@ from koala_adapter.scheduler.events import RankEnded, RankMeasured
 from koala_adapter.service.inputfiles import INPUT, InputStore
 from koala_adapter.service.relays import Relays
 from koala_adapter.service.results import Results
+from koala_adapter.service.staging import Stager
+from koala_adapter.sites.cache import DIRECTORY as CACHE
 from koala_adapter.vjm.channel import LaunchFile
 
 if TYPE_CHECKING:
@@ -143,6 +145,7 @@ class Applications:
         """Output and input files, a directory for each job."""
         self._sweeps = sweeps
         self.inputs = InputStore(core.directory, core.name_prefix)
+        self.stager = Stager(core, self.inputs)
         self._runners: dict[JobId, Runner] = {}
         self._sending = Sending(self._order)
         self.unwritten = UnwrittenOutput()
@@ -431,13 +434,20 @@ class Applications:
             library=library,
             software=software,
             attempt=record.attempts_over + 1,
-            places=(str(self.inputs.contents),),
+            places=self._places(record),
             share=self.inputs.share(job.id),
             relay=self.relays.plan(job),
         )
         application.check_software()
         application.check_files()
         return application
+
+    def _places(self, record: JobRecord) -> tuple[str, ...]:
+        """Return where nodes may find large input files: the caches of sites, and the contents that are kept here."""
+        configs = (self._core.site.cluster(claim.cluster) for claim in record.claims if claim.cluster)
+        sites = (self._core.site.remote_site(config) for config in configs)
+        caches = dict.fromkeys(f"{site.directory}/{CACHE}" for site in sites if site is not None and site.cache_mib)
+        return (*caches, str(self.inputs.contents))
 
     def workers(self, record: JobRecord) -> WorkersRunner | None:
         """Return the runner of a job with workers; None for other jobs and those that do not run."""

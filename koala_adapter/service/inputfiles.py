@@ -115,6 +115,8 @@ class InputStore:
         self._prefix = prefix
         self._known: dict[str, tuple[tuple[int, ...], str]] = {}
         """By path: what tells a file from a changed one, and the digest of its content."""
+        self._digests: dict[str, frozenset[str]] = {}
+        """By the sources of job files."""
 
     def tidy(self) -> None:
         """Remove contents without a job, left by a service that was killed during a submission."""
@@ -155,14 +157,17 @@ class InputStore:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         kept: list[KeptFile] = []
         left = None if component.has_large_files else LARGEST_SENT
-        for source, target in _expanded(component.files_sent):
-            digest, size, status = self._kept_content(source, left)
-            left = None if left is None else left - size
-            _link(self.contents / digest, directory / digest)
-            mode = stat.S_IMODE(status.st_mode) & 0o700
-            modified = max(0, int(status.st_mtime))
-            one = KeptFile(target=target, mode=mode, size=size, modified=modified, digest=digest, source=source)
-            kept.append(one)
+        for file in component.files_sent:
+            before = len(kept)
+            for source, target in _expanded([file]):
+                digest, size, status = self._kept_content(source, left)
+                left = None if left is None else left - size
+                _link(self.contents / digest, directory / digest)
+                mode, modified = stat.S_IMODE(status.st_mode) & 0o700, max(0, int(status.st_mtime))
+                kept.append(
+                    KeptFile(target=target, mode=mode, size=size, modified=modified, digest=digest, source=source)
+                )
+            self._digests[file.source] = frozenset(one.digest for one in kept[before:])
         (directory / f"{component.name}.json").write_bytes(_KEPT.dump_json(tuple(kept)))
 
     def _kept_content(self, source: str, most: int | None) -> tuple[str, int, os.stat_result]:
@@ -225,6 +230,10 @@ class InputStore:
         if not component.files_sent:
             return ()
         return _KEPT.validate_json((self._jobs / job_id / INPUT / f"{component.name}.json").read_bytes())
+
+    def digests(self, file: InputFile) -> frozenset[str]:
+        """Return the digests of a file, or of those of a directory, as it was kept last by this process."""
+        return self._digests.get(file.source, frozenset())
 
     def launch_files(self, job_id: JobId, component: Component) -> tuple[LaunchFile, ...]:
         """Return the input files of a component as a launch has them. Raises OSError, ValueError."""

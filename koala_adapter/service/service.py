@@ -87,7 +87,7 @@ def configuration(
         keys = None if able is None else tuple(sorted(expressible(able, config.changes)))
         remote = site.remote_site(config)
         lease = None if remote is None else remote.lease
-        stages = remote is not None
+        stages = remote is not None and remote.cache_mib > 0
         return replace(
             config.parameters,
             slot_keys=keys,
@@ -446,6 +446,9 @@ class Service:
             self.notices = Notices(core)
             self.information = Information(core)
             self.replicas = Replicas(core)
+            stager = self.applications.stager
+            stager.transferred, stager.changed = self.information.transferred, self.replicas.look_again
+            self.replicas.held = stager.held
             self._effector = LiveEffector(
                 core,
                 self.clusters,
@@ -732,6 +735,7 @@ class Service:
                 await self.reception.open(tasks)
                 for host in self._hosts:
                     host.relay_agents_to(self.site.control_center.address_here, self.reception.port or 0)
+                self.applications.stager.start(tasks, self.core.lrm_hosts)
                 self.post(configuration(self.site, self.instance, self.now(), {}))
                 self._doubt("the service was restarted")
                 self.sizes.resume()

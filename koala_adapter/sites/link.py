@@ -36,7 +36,7 @@ from koala_adapter.gateway.streams import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import AsyncIterable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from anyio.abc import ByteReceiveStream, ByteSendStream, Process, SocketStream, TaskGroup
@@ -62,7 +62,7 @@ _OWN_IMPORT = re.compile(r"^from koala_adapter\.gateway\.\w+ import (?:\([^)]*\)
 @cache
 def gateway_file() -> bytes:
     """Return the text of the gateway as one file."""
-    names = ("streams.py", "files.py", "program.py", "resident.py")
+    names = ("streams.py", "files.py", "cache.py", "program.py", "resident.py")
     texts = [(resources.files(gateway) / name).read_text(encoding="utf-8") for name in names]
     return _OWN_IMPORT.sub("", "\n".join([*texts, "main(GIVEN)\n"])).encode()
 
@@ -290,6 +290,7 @@ class Link:
         for call in self._calls.values():
             call.lost = self._lost
             call.change()
+        self._sent.set()  # what still waits to send something sees that it is lost
         for relay in self._relays.values():
             relay.scope.cancel()
         process = self._process
@@ -386,10 +387,13 @@ class Link:
         """Whether no answer is awaited, and nothing waits to be sent."""
         return not self._calls and not self._streams.outgoing
 
-    async def ask(self, request: Mapping[str, Any], content: bytes = b"") -> tuple[dict[str, Any], bytes, bytes]:
+    async def ask(
+        self, request: Mapping[str, Any], content: bytes | AsyncIterable[bytes] = b""
+    ) -> tuple[dict[str, Any], bytes, bytes]:
         """Make a request of the gateway and return its result, and what a command printed as output and as error.
 
-        Raises OSError for an error at the site, LrmUnavailableError when the connection is lost before the answer.
+        ``content`` may come in pieces, which are asked for as there is room. Raises OSError for an error at the site,
+        LrmUnavailableError when the connection is lost before the answer.
         """
         if self._lost:
             raise LrmUnreachableError(f"site {self.site} is away: {self._lost}")
@@ -398,7 +402,13 @@ class Link:
         if request["do"] == "run":
             self._streams.grant(number, OUTPUT_AHEAD)
         try:
-            await self._send_content(number, call, content)
+            if isinstance(content, bytes):
+                await self._send_content(number, call, content)
+            else:
+                async for piece in content:
+                    await self._send_content(number, call, piece)
+                    if call.result is not None or call.lost:
+                        break
             self._streams.end(number)
             self._to_send.set()
             while call.result is None and not call.lost:

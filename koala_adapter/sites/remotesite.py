@@ -24,7 +24,7 @@ from koala_adapter.lrm.lrmhost import HostFacts, LrmHost, Measurement
 from koala_adapter.sites.link import Link, Stay, ssh_command
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterable, Awaitable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 FIRST_PAUSE = 2.0
@@ -259,7 +259,8 @@ class RemoteSite(LrmHost):
             raise LrmUnreachableError(f"site {self.name} is not connected")
         return self._facts
 
-    async def _ask(self, request: Mapping[str, Any], content: bytes = b"") -> Mapping[str, Any]:
+    async def ask(self, request: Mapping[str, Any], content: bytes | AsyncIterable[bytes] = b"") -> Mapping[str, Any]:
+        """Make a request of the gateway, with a path in the user's directory there unless it is absolute."""
         link = await self._connected()
         found, _, _ = await link.ask({**request, "base": self._base}, content)
         return found
@@ -282,11 +283,11 @@ class RemoteSite(LrmHost):
             return _whole(found["status"]), output, complaint
 
     async def programs(self, names: Sequence[str], directory: str = "") -> Mapping[str, str]:
-        found = await self._ask({"do": "programs", "names": list(names), "directory": directory})
+        found = await self.ask({"do": "programs", "names": list(names), "directory": directory})
         return {name: str(found[name]) for name in names if name in found}
 
     async def resolved(self, path: str) -> str:
-        found = await self._ask({"do": "resolved", "path": path})
+        found = await self.ask({"do": "resolved", "path": path})
         with self._understood():
             return str(found["path"])
 
@@ -297,17 +298,17 @@ class RemoteSite(LrmHost):
         return output
 
     async def list_directory(self, path: str) -> Sequence[str]:
-        found = await self._ask({"do": "list_directory", "path": path})
+        found = await self.ask({"do": "list_directory", "path": path})
         with self._understood():
             return [str(name) for name in found["names"]]
 
     async def make_directory(self, path: str) -> tuple[str, int]:
-        found = await self._ask({"do": "make_directory", "path": path})
+        found = await self.ask({"do": "make_directory", "path": path})
         with self._understood():
             return str(found["path"]), _whole(found["mode"])
 
     async def write_private(self, path: str, content: bytes) -> None:
-        await self._ask({"do": "write", "path": path}, content)
+        await self.ask({"do": "write", "path": path}, content)
 
     def remove_soon(self, path: str) -> None:
         if self._link is None:
