@@ -57,10 +57,10 @@ class TestFakeSlurm(LrmConformance):
         )
 
         async def stop() -> None:
-            fake.stop_controller()
+            fake.stop_server()
 
         async def start() -> None:
-            fake.start_controller()
+            fake.start_server()
 
         async with started_plugin(
             SLURM,

@@ -18,10 +18,11 @@ import time
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import Self
 
 
 STARTING_SECONDS = 120.0
@@ -31,6 +32,7 @@ END_SECONDS = 60.0
 LOOK = 0.01
 
 S = TypeVar("S")
+D = TypeVar("D")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,87 @@ def locked(directory: Path, read: Callable[[Mapping[str, Any]], S], empty: Calla
         new = file.with_suffix(".new")
         new.write_text(json.dumps(asdict(state)))  # type: ignore[call-overload] # a dataclass
         new.replace(file)
+
+
+# What the fakes of systems with commands have in common: their refusals, their directory, and their commands.
+
+
+class Refusal(Exception):  # noqa: N818 - no error of the fake, but what it plays
+    """The command complains with this text and ends with this status."""
+
+    def __init__(self, text: str, status: int = 1) -> None:
+        """``text`` goes to stderr, as the system prints it."""
+        super().__init__(text)
+        self.text = text
+        self.status = status
+
+
+def say(text: str) -> None:
+    """Print a line."""
+    sys.stdout.write(f"{text}\n")
+
+
+class Directory(Generic[D]):
+    """The directory of a fake system; the commands find it through a variable, as the real ones do."""
+
+    variable: ClassVar[str]
+    """Names the file with the settings (JSON), which stands in the directory."""
+
+    def __init__(self, conf: Path) -> None:
+        """``conf``: the file with the settings."""
+        self.directory = conf.parent
+        self.settings: D = json.loads(conf.read_text())
+
+    @classmethod
+    def of_environment(cls) -> Self:
+        """Return the directory that the environment chooses."""
+        return cls(Path(os.environ[cls.variable]))
+
+    @property
+    def down(self) -> bool:
+        """True while the system plays dead."""
+        return (self.directory / "down").exists()
+
+
+class FakeSystem:
+    """A fake system for a test; the plugin is pointed at it by ``conf`` and ``bin_directory``."""
+
+    def __init__(self, directory: Path, conf: str, settings: Mapping[str, Any], *, system: str) -> None:
+        """Make the system in ``directory``, which must not exist. ``system``: name of its package."""
+        self.conf = directory / conf
+        self.bin_directory = directory / "bin"
+        self.processors = sum(settings["nodes"].values())
+        self._directory = directory
+        (directory / "spool").mkdir(parents=True, mode=0o700)
+        self.bin_directory.mkdir()
+        self.conf.write_text(json.dumps(settings))
+        for program in self.programs:
+            write_command(self.bin_directory / program, system)
+
+    programs: ClassVar[Sequence[str]]
+    variables: ClassVar[Mapping[str, str]] = {}
+    """Of the environment of each command, beside the one that names ``conf``."""
+    variable: ClassVar[str]
+
+    def run(self, *command: str, stdin: str = "", user: str = "nobody") -> str:
+        """Run a command as somebody else would; return what it prints."""
+        program, *arguments = command
+        done = subprocess.run(
+            [self.bin_directory / program, *arguments],
+            env={"PATH": os.environ["PATH"], self.variable: str(self.conf), "USER": user, **self.variables},
+            input=stdin.encode(),
+            capture_output=True,
+            check=True,
+        )
+        return done.stdout.decode()
+
+    def stop_server(self) -> None:
+        """Make the commands complain that nobody answers; jobs go on."""
+        (self._directory / "down").touch()
+
+    def start_server(self) -> None:
+        """Make the commands work again."""
+        (self._directory / "down").unlink(missing_ok=True)
 
 
 # The files of the fake commands, and the start of the resident process that carries them out.

@@ -8,14 +8,13 @@ import os
 import pwd
 import re
 import signal
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.fakes.pbs.state import MOVED, NO_ELEMENT, OVER, WAITING, Job, Store, place
-from tests.fakes.scripts import detach, end_script, run_script, signal_script
+from tests.fakes.scripts import Refusal, detach, end_script, run_script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,16 +27,6 @@ if TYPE_CHECKING:
 UNKNOWN_JOB, FINISHED_JOB, INVALID_REQUEST, BAD_STATE, UNAUTHORIZED = 153, 35, 156, 168, 159
 
 _ID = re.compile(r"(\d+)(?:\[(?:(\d*)|(\d+)-(\d+))\])?(\.[\w.-]+)?")
-
-
-class Refusal(Exception):  # noqa: N818 - no error of the fake, but what it plays
-    """The command complains with this text and ends with this status."""
-
-    def __init__(self, text: str, status: int = 1) -> None:
-        """``text`` goes to stderr as it is, behind the name of the program."""
-        super().__init__(text)
-        self.text = text
-        self.status = status
 
 
 def parse(arguments: Sequence[str], known: str) -> tuple[dict[str, list[str]], list[str]]:
@@ -98,11 +87,6 @@ def is_over(job: Job) -> bool:
     return job.letter in OVER
 
 
-def say(text: str) -> None:
-    """Print a line."""
-    sys.stdout.write(f"{text}\n")
-
-
 # Starting jobs on fake vnodes, running their scripts, and noting how they end.
 
 WALLTIME_EXCEEDED = -29
@@ -128,11 +112,6 @@ def start(store: Store, job: Job, exec_vnode: str) -> None:
     job.runs += 1
     store.process(job).unlink(missing_ok=True)
     job.runner = detach(lambda: _run(store, job))
-
-
-def send(store: Store, job: Job, number: int) -> None:
-    """Send a signal to all processes of a job's script, once it has some."""
-    signal_script(store.process(job), number)
 
 
 def end(store: Store, job: Job, fate: str) -> None:

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.fakes.pbs.jobs import FINISHED, Refusal, parse, say, schedule, selected
+from tests.fakes.pbs.jobs import FINISHED, parse, schedule, selected
 from tests.fakes.pbs.state import MOVED, NO_ELEMENT, OVER, WAITING, Store, processors_of, used_processors
+from tests.fakes.scripts import Refusal, say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,7 +14,6 @@ from tests.fakes.pbs.jobs import (
     BAD_STATE,
     NO_ANSWER,
     UNAUTHORIZED,
-    Refusal,
     delete,
     end,
     followed,
@@ -22,15 +21,14 @@ from tests.fakes.pbs.jobs import (
     move,
     parse,
     qmove,
-    say,
     schedule,
     selected,
-    send,
     start,
     whole,
 )
 from tests.fakes.pbs.listings import pbsnodes, qstat
 from tests.fakes.pbs.state import NO_ELEMENT, WAITING, Job, Store, is_selection, places_of
+from tests.fakes.scripts import Refusal, say, signal_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -217,7 +215,7 @@ def _signal(store: Store, job: Job, text: str, name: str) -> None:
         _require_operator(store, text)
     if job.letter != ("S" if name == "resume" else "R"):
         raise Refusal(f"Request invalid for state of job {text}", BAD_STATE)
-    send(store, job, SIGNALS[name] if name in SIGNALS else int(name))
+    signal_script(store.process(job), SIGNALS[name] if name in SIGNALS else int(name))
     if name == "suspend":
         job.letter, job.substate = "S", 43
     elif name == "resume":

@@ -6,33 +6,24 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from tests.fakes.pbs.state import ALIVE, Settings, Store
-from tests.fakes.scripts import await_runners, kill_scripts, write_command
+from tests.fakes.scripts import FakeSystem, await_runners, kill_scripts
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PROGRAMS = (
-    "qsub",
-    "qstat",
-    "pbsnodes",
-    "qdel",
-    "qhold",
-    "qrls",
-    "qalter",
-    "qrun",
-    "qsig",
-    "qrerun",
-    "qmsg",
-    "qmove",
-)
 
+class FakePbs(FakeSystem):
+    """A fake server."""
 
-class FakePbs:
-    """A fake server; the plugin is pointed at it by ``conf`` and ``bin_directory``."""
+    variable = Store.variable
+    variables: ClassVar = {"TZ": "UTC"}
+    programs: ClassVar = (
+        *("qsub", "qstat", "pbsnodes", "qdel", "qhold", "qrls"),
+        *("qalter", "qrun", "qsig", "qrerun", "qmsg", "qmove"),
+    )
 
     def __init__(  # noqa: PLR0913 - what a test may want different
         self,
@@ -48,12 +39,6 @@ class FakePbs:
         server: str = "vm",
     ) -> None:
         """Make the server in ``directory``, which must not exist. ``operators``: None: whoever runs this."""
-        self.conf = directory / "pbs.conf"
-        self.bin_directory = directory / "bin"
-        self.processors = nodes * cpus
-        self._directory = directory
-        (directory / "spool").mkdir(parents=True, mode=0o700)
-        self.bin_directory.mkdir()
         settings: Settings = {
             "server": server,
             "release": release,
@@ -68,9 +53,7 @@ class FakePbs:
         }
         self.name = server
         self._settings = settings
-        self.conf.write_text(json.dumps(settings))
-        for program in PROGRAMS:
-            write_command(self.bin_directory / program, "pbs")
+        super().__init__(directory, "pbs.conf", settings, system="pbs")
 
     def move_jobs_to(self, other: FakePbs, *, by: str = "away") -> None:
         """Let qmove, and a routing queue, move jobs to another server."""
@@ -79,25 +62,8 @@ class FakePbs:
         self.conf.write_text(json.dumps(self._settings))
 
     def run(self, *command: str, stdin: str = "", user: str = "nobody") -> str:
-        """Run a command as somebody else would; return what it prints."""
-        environment = {"PATH": os.environ["PATH"], "PBS_CONF_FILE": str(self.conf), "USER": user, "TZ": "UTC"}
-        program, *arguments = command
-        done = subprocess.run(
-            [self.bin_directory / program, *arguments],
-            env=environment,
-            input=stdin.encode(),
-            capture_output=True,
-            check=True,
-        )
-        return done.stdout.decode().strip()
-
-    def stop_server(self) -> None:
-        """Make the commands complain that nobody answers; jobs go on."""
-        (self._directory / "down").touch()
-
-    def start_server(self) -> None:
-        """Make the commands work again."""
-        (self._directory / "down").unlink(missing_ok=True)
+        """Return what a command prints as somebody else runs it, without the end of its last line."""
+        return super().run(*command, stdin=stdin, user=user).strip()
 
     def set_scheduling(self, *, on: bool) -> None:
         """Have the scheduler start jobs, or not."""

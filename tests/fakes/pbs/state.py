@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from tests.fakes.scripts import locked
+from tests.fakes.scripts import Directory, locked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
 
 NO_ELEMENT = -1
@@ -97,23 +95,10 @@ class State:
         return [other for other in self.jobs if other.number == job.number]
 
 
-class Store:
-    """The directory of one fake server; the commands find it through PBS_CONF_FILE, as the real ones do."""
+class Store(Directory[Settings]):
+    """The directory of one fake server."""
 
-    def __init__(self, conf: Path) -> None:
-        """``conf`` is the fake's pbs.conf, which is JSON."""
-        self.directory = conf.parent
-        self.settings: Settings = json.loads(conf.read_text())
-
-    @classmethod
-    def of_environment(cls) -> Store:
-        """Return the server that the environment chooses."""
-        return cls(Path(os.environ["PBS_CONF_FILE"]))
-
-    @property
-    def down(self) -> bool:
-        """True while the server plays dead."""
-        return (self.directory / "down").exists()
+    variable = "PBS_CONF_FILE"
 
     def identity(self, job: Job) -> str:
         """Return the id as PBS prints it."""

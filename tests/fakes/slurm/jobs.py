@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from tests.fakes.scripts import detach, end_script, run_script, signal_script
+from tests.fakes.scripts import Refusal, detach, end_script, run_script, say
 from tests.fakes.slurm.state import Job, Reservation, Store, free_processors, place
 
 if TYPE_CHECKING:
@@ -21,16 +20,6 @@ if TYPE_CHECKING:
 
 
 # Command lines of the fake: an option that is not declared is refused in the words of the real command.
-
-
-class Refusal(Exception):  # noqa: N818 - no error of the fake, but what it plays
-    """The command complains with this text and ends with this status."""
-
-    def __init__(self, text: str, status: int = 1) -> None:
-        """``text`` goes to stderr as it is."""
-        super().__init__(text)
-        self.text = text
-        self.status = status
 
 
 class Parser(argparse.ArgumentParser):
@@ -84,11 +73,6 @@ def split_jobs(text: str) -> list[str]:
     return parts
 
 
-def say(text: str) -> None:
-    """Print a line."""
-    sys.stdout.write(f"{text}\n")
-
-
 # Starting jobs on fake nodes, running their scripts, and noting how they end.
 
 
@@ -113,11 +97,6 @@ def _start(store: Store, job: Job, places: dict[str, int]) -> None:
     store.order(job.id).write_text(json.dumps(asdict(job)))
     number = job.id
     job.runner = detach(lambda: run(store, number))
-
-
-def send(store: Store, job: Job, number: int) -> None:
-    """Send a signal to all processes of a job's script, once it has some."""
-    signal_script(store.process(job), number)
 
 
 def end(store: Store, job: Job, fate: str) -> None:

@@ -9,7 +9,8 @@ import pwd
 import re
 from typing import TYPE_CHECKING
 
-from tests.fakes.slurm.jobs import Parser, Refusal, say, schedule, selected, split_jobs
+from tests.fakes.scripts import Refusal, say
+from tests.fakes.slurm.jobs import Parser, schedule, selected, split_jobs
 from tests.fakes.slurm.state import used_processors
 
 if TYPE_CHECKING:

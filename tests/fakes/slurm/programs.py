@@ -10,17 +10,15 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from tests.fakes.scripts import Refusal, say, signal_script
 from tests.fakes.slurm.jobs import (
     INVALID_ID,
     Parser,
-    Refusal,
     create_reservation,
     delete_reservation,
     end,
-    say,
     schedule,
     selected,
-    send,
     show_reservations,
     split_jobs,
     update,
@@ -119,7 +117,7 @@ def scancel(store: Store, arguments: list[str]) -> None:
                 complaints += [] if found else [f"scancel: error: Kill job error on job id {text}: {INVALID_ID}"]
                 for job in found:
                     if job.state == options.state:
-                        send(store, job, int(options.signal))
+                        signal_script(store.process(job), int(options.signal))
             else:
                 _cancel(store, found)
         schedule(store, state)
@@ -199,7 +197,7 @@ def _suspend(store: Store, job: Job) -> str:
     if job.state != "RUNNING":
         return "Job is pending execution" if job.state == "PENDING" else "Job has already finished"
     job.state = "SUSPENDED"
-    send(store, job, signal.SIGSTOP)
+    signal_script(store.process(job), signal.SIGSTOP)
     return ""
 
 
@@ -207,7 +205,7 @@ def _resume(store: Store, job: Job) -> str:
     if job.state != "SUSPENDED":
         return "Job is not suspended"
     job.state = "RUNNING"
-    send(store, job, signal.SIGCONT)
+    signal_script(store.process(job), signal.SIGCONT)
     return ""
 
 

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from tests.fakes.scripts import locked
+from tests.fakes.scripts import Directory, locked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
 
 class Settings(TypedDict):
@@ -100,18 +98,10 @@ class State:
     reservations: list[Reservation] = field(default_factory=list)
 
 
-class Store:
-    """The directory of one fake cluster; the commands find it through SLURM_CONF, as the real ones do."""
+class Store(Directory[Settings]):
+    """The directory of one fake cluster."""
 
-    def __init__(self, conf: Path) -> None:
-        """``conf`` is the fake's slurm.conf, which is JSON."""
-        self.directory = conf.parent
-        self.settings: Settings = json.loads(conf.read_text())
-
-    @classmethod
-    def of_environment(cls) -> Store:
-        """Return the cluster that the environment chooses."""
-        return cls(Path(os.environ["SLURM_CONF"]))
+    variable = "SLURM_CONF"
 
     @property
     def release(self) -> tuple[int, ...]:
@@ -122,11 +112,6 @@ class Store:
     def exclusive_apart(self) -> bool:
         """True where sinfo does not tell which partitions give whole nodes."""
         return self.release >= (26, 5)
-
-    @property
-    def down(self) -> bool:
-        """True while the controller plays dead."""
-        return (self.directory / "down").exists()
 
     def script(self, job: Job) -> Path:
         """Copy of the job's script, private to its user."""

@@ -263,11 +263,11 @@ async def test_library_that_hangs(fake: FakeSlurm, tmp_path: Path) -> None:
 async def test_controller_that_does_not_answer(fake: FakeSlurm, tmp_path: Path) -> None:
     lrm = await started(fake, tmp_path / "l", "auto")
     await lrm.jobs_to_schedule()
-    fake.stop_controller()
+    fake.stop_server()
     for _ in range(DEATHS + 1):
         with pytest.raises(LrmUnavailableError, match=r"[Uu]nable to contact"):
             await lrm.jobs_to_schedule()
-    fake.start_controller()
+    fake.start_server()
     await lrm.jobs_to_schedule()
     assert way(lrm).startswith("by pyslurm")
     await lrm.close()

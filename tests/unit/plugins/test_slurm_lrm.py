@@ -202,11 +202,11 @@ async def test_wrong_id_does_not_reach_a_command(fake: FakeSlurm, context: Clust
 
 
 async def test_unanswered_start_can_be_repeated(fake: FakeSlurm, context: ClusterContext) -> None:
-    fake.stop_controller()
+    fake.stop_server()
     lrm = SlurmLrm(context, settings_of(fake))
     with pytest.raises(LrmUnavailableError):
         await lrm.start()
-    fake.start_controller()
+    fake.start_server()
     await lrm.start()
     assert await lrm.version() == "slurm 22.05.8"
 
@@ -268,14 +268,14 @@ async def test_missing_commands_are_unavailable_and_named(context: ClusterContex
 
 async def test_a_controller_that_does_not_answer_is_asked_once(fake: FakeSlurm, context: ClusterContext) -> None:
     lrm = SlurmLrm(context, settings_of(fake))
-    fake.stop_controller()
+    fake.stop_server()
     with pytest.raises(LrmUnavailableError) as caught:
         await lrm.start()
     results = {result.subject: result for result in await lrm.check()}
     assert sent(context, "scontrol") == [("show", "config")]
     assert results["commands"].ok
     assert (results["controller"].ok, results["controller"].found) == (False, caught.value.message)
-    fake.start_controller()
+    fake.start_server()
     await lrm.start()
     assert {result.ok for result in await lrm.check()} == {True}
 

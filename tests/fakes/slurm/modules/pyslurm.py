@@ -14,8 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from tests.fakes.scripts import Refusal
 from tests.fakes.slurm import programs
-from tests.fakes.slurm.jobs import Refusal, schedule
+from tests.fakes.slurm.jobs import schedule
 from tests.fakes.slurm.state import Store
 
 if TYPE_CHECKING:
