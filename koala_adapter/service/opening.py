@@ -124,7 +124,8 @@ def _remote_host(remote: RemoteSiteConfig, directory: Path, *, lasting: bool) ->
     )
     return RemoteSite(
         address,
-        title=f"of {login_name()}@{socket.gethostname()}:{directory}",
+        # Two sites may be one login node, or have the same home directory: each has its own gateway.
+        title=f"{remote.name} of {login_name()}@{socket.gethostname()}:{directory}",
         port_file=port_file,
         control=login_socket(directory, remote.name),
     )

@@ -84,9 +84,14 @@ async def look_at_site(site: RemoteSiteConfig, host: LrmHost, plugins: Mapping[s
     found = site.model_copy(update={"listen": listen or None})
     return FoundSite(
         site=found,
-        candidates=tuple(replace(one, name=f"{site.name}-{one.name}", site=site.name) for one in candidates),
+        candidates=tuple(replace(one, name=_name_of(one, site), site=site.name) for one in candidates),
         left_out=tuple(replace(one, what=f"{one.what}, at {site.name}") for one in left_out),
     )
+
+
+def _name_of(candidate: Candidate, site: RemoteSiteConfig) -> str:
+    """Return the name of a cluster, which begins with that of its site."""
+    return candidate.name if candidate.name.startswith(site.name) else f"{site.name}-{candidate.name}"
 
 
 async def _variables_of_login(host: LrmHost, facts: HostFacts) -> Mapping[str, str]:

@@ -91,20 +91,10 @@ def _toml_value(value: object) -> str:
 
 def cluster_table(system: Served, values: Values) -> str:
     """Return the [[clusters]] table of a test system."""
-    settings: dict[str, str | int]
-    if isinstance(system, SlurmCluster):
-        # By commands, whatever library this machine has: tests stop them, and look at what they say.
-        plugin, settings = "slurm", {name: str(value) for name, value in system.plugin_settings.items()}
-    elif isinstance(system, PbsServer):
-        plugin, settings = "pbs", {name: str(value) for name, value in system.plugin_settings.items()}
-    else:
-        plugin = "sge"
-        settings = {
-            "root": str(system.root),
-            "cell": system.cell,
-            "qmaster_port": system.qmaster_port,
-            "execd_port": system.execd_port,
-        }
+    # Slurm by commands, whatever library this machine has: tests stop them, and look at what they say.
+    plugin = "slurm" if isinstance(system, SlurmCluster) else "pbs" if isinstance(system, PbsServer) else "sge"
+    given = system.plugin_settings.items()
+    settings = {name: value if isinstance(value, int) else str(value) for name, value in given}
     head = toml({"name": system.name, "plugin": plugin, **CLUSTER, **values})
     return f"\n[[clusters]]\n{head}[clusters.settings]\n{toml(settings)}"
 

@@ -211,6 +211,12 @@ class GridEngineCell:
             "SGE_EXECD_PORT": str(self.execd_port),
         }
 
+    @property
+    def plugin_settings(self) -> dict[str, Path | str | int]:
+        """Settings by which the plugin ``sge`` uses this cell."""
+        ports = {"qmaster_port": self.qmaster_port, "execd_port": self.execd_port}
+        return {"root": self.root, "cell": self.cell, **ports}
+
     def environment(self, user: str | None = None) -> dict[str, str]:
         """Return the environment in which a command, of Grid Engine or of ours, uses this cell."""
         return {**base_environment(user), **self.variables()}

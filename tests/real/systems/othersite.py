@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A site of its own on this machine: a network namespace with nothing but its loopback, a Slurm cluster, and real sshd.
+"""A site of its own on this machine: a network namespace with nothing but its loopback, a cluster, and real sshd.
 
 No packet goes into the namespace or out of it. Each connection is an ``sshd -i`` that ssh's ProxyCommand starts in it,
 with keys and configuration of its own. Run as a program, this module is what runs in the namespace.
@@ -11,15 +11,17 @@ import json
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from tests.real.systems.directories import SystemDirectory
+from tests.real.systems.gridengine import GridEngineCell
 from tests.real.systems.processes import PATIENCE, base_environment, find_processes, run_command
 from tests.real.systems.slurm import SlurmCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
 PROGRAMS = {
@@ -28,7 +30,9 @@ PROGRAMS = {
     "/usr/bin/unshare": "util-linux",
     "/sbin/ip": "iproute2",
 }
-"""What it needs beside Slurm, by files and Debian packages."""
+"""What it needs beside its batch system, by files and Debian packages."""
+
+DELAY = Path(__file__).with_name("delay.py")
 
 ADDRESS = "10.99.0.1"
 """Of the login node, for its nodes alone. Slurm finds no address on a host that has those of the loopback only."""
@@ -42,8 +46,8 @@ PasswordAuthentication no
 UsePAM no
 """
 SSH = """\
-Host site
-    HostKeyAlias site
+Host {name}
+    HostKeyAlias {name}
     User root
     IdentityFile {directory}/user_key
     IdentitiesOnly yes
@@ -53,22 +57,35 @@ Host site
 """
 
 
+SYSTEMS: Mapping[str, Callable[[str], SlurmCluster | GridEngineCell]] = {
+    "slurm": partial(SlurmCluster, nodes=1),
+    "sge": GridEngineCell,
+}
+"""What can be at a site."""
+
+
 def missing_for_other_site() -> list[str]:
-    """Say what is missing beside Slurm; empty: nothing."""
+    """Say what is missing beside its batch system; empty: nothing."""
     return [f"{file} (Debian package {package})" for file, package in PROGRAMS.items() if not Path(file).exists()]
 
 
 class OtherSite:
     """A started site; use as a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "site", *, system: str = "slurm", delay: float = 0.0) -> None:
+        """``name``: the host for ssh. ``system``: of `SYSTEMS`. ``delay``: seconds that each way takes."""
+        self.name = name
+        self.system = system
+        self._delay = delay
         self._stack = ExitStack()
         self._pid = 0
         """Of a process in its namespace."""
         self.conf = Path()
-        """slurm.conf of its cluster."""
+        """slurm.conf of its cluster, if that is of Slurm."""
+        self.settings: dict[str, str | int] = {}
+        """Settings by which the plugin of its system uses the cluster."""
         self.ssh_config = Path()
-        """For ``ssh -F``: the site is the host ``site``."""
+        """For ``ssh -F``."""
 
     def __enter__(self) -> Self:
         """Start it and return when its nodes are idle."""
@@ -79,12 +96,12 @@ class OtherSite:
             command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name)]
             run_command(command, environment=base_environment())
         known = (directory / "host_key.pub").read_text().split()
-        (directory / "known_hosts").write_text(f"site {known[0]} {known[1]}\n")
+        (directory / "known_hosts").write_text(f"{self.name} {known[0]} {known[1]}\n")
         (directory / "sshd_config").write_text(SSHD.format(directory=directory))
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         here = f'ip link set lo up && ip address add {ADDRESS}/32 dev lo && exec "$0" -m tests.real.systems.othersite'
         process = subprocess.Popen(
-            ["unshare", "--net", "sh", "-c", here, sys.executable],
+            ["unshare", "--net", "sh", "-c", f"{here} {self.system} {self.name}", sys.executable],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[3],
@@ -93,10 +110,15 @@ class OtherSite:
         self._pid = process.pid
         self._stack.callback(process.communicate, timeout=PATIENCE)
         line = process.stdout.readline() if process.stdout is not None else b""
-        self.conf = Path(json.loads(line)["conf"])
+        told = json.loads(line)
+        self.settings = told["settings"]
+        self.conf = Path(str(self.settings.get("conf", "")))
+        with (directory / "sshd_config").open("a") as config:
+            config.write(f"SetEnv {' '.join(f'{name}={value}' for name, value in told['variables'].items())}\n")
         self.ssh_config = directory / "ssh_config"
-        sshd = f"nsenter --net=/proc/{process.pid}/ns/net /usr/sbin/sshd -i -f {directory}/sshd_config"
-        self.ssh_config.write_text(SSH.format(directory=directory, sshd=sshd))
+        delay = f"{sys.executable} {DELAY} {self._delay} " if self._delay else ""
+        sshd = f"{delay}nsenter --net=/proc/{process.pid}/ns/net /usr/sbin/sshd -i -f {directory}/sshd_config"
+        self.ssh_config.write_text(SSH.format(name=self.name, directory=directory, sshd=sshd))
         return self
 
     @property
@@ -138,8 +160,14 @@ class OtherSite:
 
 def main() -> None:
     """Run a cluster until standard input ends."""
-    with SlurmCluster("delft", nodes=1) as cluster:
-        sys.stdout.write(json.dumps({"conf": str(cluster.conf)}) + "\n")
+    system, name = sys.argv[1:]
+    with SYSTEMS[system](name) as cluster:
+        base = base_environment()
+        variables = {key: value for key, value in cluster.environment().items() if base.get(key) != value}
+        settings = {
+            key: value if isinstance(value, int) else str(value) for key, value in cluster.plugin_settings.items()
+        }
+        sys.stdout.write(json.dumps({"settings": settings, "variables": variables}) + "\n")
         sys.stdout.flush()
         sys.stdin.read()
 
