@@ -23,7 +23,7 @@ def test_a_chain_whose_middle_fails(koala: Koala) -> None:
     koala.run("run", "--after", "part2:failed", "-n", "1", "--", "echo", "cleaned up")
     jobs = {job["name"]: job["state"] for job in json.loads(koala.run("status", "--json").stdout)}
     assert jobs == {"part1": "completed", "part2": "failed", "part3": "cancelled", "echo": "completed"}
-    assert "it was to start only after job 2 had completed, and that is failed" in koala.run("explain", "3").stdout
+    assert "it was to start only after job 2 had completed, and its state is failed" in koala.run("explain", "3").stdout
 
 
 def test_jobs_before_that_are_not_there_or_ended_otherwise(koala: Koala) -> None:

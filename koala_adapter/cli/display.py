@@ -216,14 +216,18 @@ def job_lines(report: JobReport) -> list[str | FittingTable]:
         *([escape(report.slots)] if report.slots else []),
         *([changes_table(report)] if report.size_changes else []),
         *([attempts_table(report)] if report.attempts else []),
-        (
-            f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}, tries {report.tries}, "
-            f"handed back {report.hand_backs} times"
-        ),
+        f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}{placing(report)}",
         *usage_lines(report),
         output_place(report),
     ]
     return lines + [escape(line) for line in (*sweep_lines(report), *files_lines(report))]
+
+
+def placing(report: JobReport) -> str:
+    """Return how often a job could not be placed, or had to hand back what it held; empty: never."""
+    tries = f", tried {report.tries} times to be placed" if report.tries > 1 else ""
+    backs = f", handed back {_counted(report.hand_backs, 'time')}" if report.hand_backs else ""
+    return tries + backs
 
 
 def output_place(report: JobReport) -> str:

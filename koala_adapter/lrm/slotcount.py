@@ -109,4 +109,4 @@ def _lack(nodes: list[Node], slot: Slot, queue: str | None) -> str:
     lacks = [(node, list(_lacking(node, slot))) for node in nodes]
     nearest, lack = min(lacks, key=lambda one: (len(one[1]), -one[0].processors))
     said = ", ".join(lack) or f"room for {slot}"
-    return f"no node is large enough: {nearest.name}, the nearest, lacks {said}"
+    return f"no node is large enough: {nearest.name}, the nearest, does not have {said}"

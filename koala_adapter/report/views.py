@@ -196,7 +196,7 @@ def job_view(report: JobReport, negotiations: Sequence[NegotiationReport], zone:
         ("kind", report.kind),
         ("waited", duration(waiting_time(report))),
         ("ran", f"{duration(run_time(report))}, of at most {duration(report.walltime)}"),
-        ("tries", f"{report.tries}, handed back {report.hand_backs} times"),
+        *_placing(report),
         *_usage(report),
     )
     terms = [part for name, value in facts for part in (tag("dt", name), tag("dd", value))]
@@ -221,6 +221,13 @@ def job_view(report: JobReport, negotiations: Sequence[NegotiationReport], zone:
 
 
 MEBIBYTE = 1024**2
+
+
+def _placing(report: JobReport) -> Iterator[tuple[str, Content]]:
+    """Yield how often a job could not be placed, or had to hand back what it held, if ever."""
+    if report.tries > 1 or report.hand_backs:
+        tries = "1 try" if report.tries == 1 else f"{report.tries} tries"
+        yield "placing", f"{tries}, handed back {counted(report.hand_backs, 'time')}"
 
 
 def _usage(report: JobReport) -> Iterator[tuple[str, Content]]:

@@ -54,7 +54,7 @@ def _settle(context: Context, record: JobRecord) -> None:
         if job is not None and job.state.final and not fulfils(job.state, after.end):
             detail = (
                 f"cancelled, because it was to start only after job {after.job} had {WORDS[after.end]}, "
-                f"and that is {job.state.value}"
+                f"and its state is {job.state.value}"
             )
             outcome = outcome_without_code(JobState.CANCELLED, EndReason.CANCELLED, detail)
             context.outcomes.append((record, outcome))

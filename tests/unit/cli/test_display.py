@@ -681,8 +681,8 @@ def test_one_job_in_detail() -> None:
     console, plain = on_terminal(), Console(file=io.StringIO(), width=100)
     for one in (console, plain):
         with Watched(one) as watched:
-            until_interrupted(watched.show_one, [RUNS, OVER])
-    assert "handed back" in watching_shown(console)
+            until_interrupted(watched.show_one, [replace(RUNS, hand_backs=2), OVER])
+    assert "handed back 2 times" in watching_shown(console)
     assert watching_shown(plain).splitlines() == ["job 7 running: ", "job 7 cancelled"]
 
 

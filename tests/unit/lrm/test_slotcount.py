@@ -61,13 +61,16 @@ def test_slots_of_nodes(slot: Slot, nodes: list[Node], most: int, idle: int) -> 
 @pytest.mark.parametrize(
     ("slot", "lack"),
     [
-        (Slot(threads=16), "no node is large enough: n2, the nearest, lacks 16 processors (it has 12)"),
-        (Slot(memory_mib=9000), "no node is large enough: n2, the nearest, lacks 9000 MiB of memory (it has 4000)"),
+        (Slot(threads=16), "no node is large enough: n2, the nearest, does not have 16 processors (it has 12)"),
+        (
+            Slot(memory_mib=9000),
+            "no node is large enough: n2, the nearest, does not have 9000 MiB of memory (it has 4000)",
+        ),
         (
             Slot(gpus=1, gpu_kind="h100"),
-            "no node is large enough: n2, the nearest, lacks 1 GPU of kind h100 (it has none)",
+            "no node is large enough: n2, the nearest, does not have 1 GPU of kind h100 (it has none)",
         ),
-        (Slot(features=("avx", "ib")), "no node is large enough: n1, the nearest, lacks feature ib"),
+        (Slot(features=("avx", "ib")), "no node is large enough: n1, the nearest, does not have feature ib"),
         (Slot(queue="long"), "no node serves queue 'long'"),
     ],
 )

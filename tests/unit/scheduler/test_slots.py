@@ -52,11 +52,19 @@ def test_idle_processors_on_too_small_nodes_hold_no_slot() -> None:
 
 def test_what_a_cluster_never_has_is_refused_with_the_nearest() -> None:
     site = Site({"a": 8})
-    counted(site, "a", GPU, most=0, idle=0, processors=1, lack="no node is large enough: n1, the nearest, lacks 1 GPU")
+    counted(
+        site,
+        "a",
+        GPU,
+        most=0,
+        idle=0,
+        processors=1,
+        lack="no node is large enough: n1, the nearest, does not have 1 GPU",
+    )
     site.submit(job("1", slotted(GPU, 1)))
     outcome = site.outcome("1")
     assert outcome.state is JobState.REFUSED
-    assert "a: no node is large enough: n1, the nearest, lacks 1 GPU" in outcome.detail
+    assert "a: no node is large enough: n1, the nearest, does not have 1 GPU" in outcome.detail
 
 
 def test_the_cluster_that_has_what_is_needed_is_chosen() -> None:
