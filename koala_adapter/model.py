@@ -14,8 +14,8 @@ from enum import StrEnum
 from typing import NewType
 
 from koala_adapter.outcome import EndReason as EndReason  # noqa: PLC0414 - a noun like those here, only quicker to import
-from koala_adapter.outcome import JobKind as JobKind  # noqa: PLC0414 - likewise
-from koala_adapter.outcome import TaskEnd as TaskEnd  # noqa: PLC0414 - likewise
+from koala_adapter.outcome import JobKind as JobKind  # noqa: PLC0414 - a noun like those here, only quicker to import
+from koala_adapter.outcome import TaskEnd as TaskEnd  # noqa: PLC0414 - a noun like those here, only quicker to import
 from koala_adapter.slots import PLAIN, Slot
 
 JobId = NewType("JobId", str)

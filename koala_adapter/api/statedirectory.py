@@ -307,7 +307,7 @@ class LogPrinter:
         self._unfinished = unfinished
         self._clock = clock
         self._rest: dict[int, bytes] = {}
-        """Unfinished lines, likewise."""
+        """Unfinished line of each file, by its inode."""
         self._grown_at: dict[int, float] = {}
         self._passed_over: frozenset[Path] = frozenset(() if attempts else self._earlier())
 

@@ -68,7 +68,7 @@ class OnDemandGroup(click.Group):
         """Return the names of the commands."""
         return list(self.commands)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - likewise
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - the signature of click
         """Write a list of the commands for each section, with names in one column throughout."""
         width = max(map(len, self.commands))
         for title, names in self.sections.items():

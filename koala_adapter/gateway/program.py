@@ -247,7 +247,7 @@ class Agents:
             elif surplus:
                 connection.close()
                 return
-        connection.setblocking(False)  # noqa: FBT003 - likewise
+        connection.setblocking(False)  # noqa: FBT003 - the library's own way
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         agent = Agent(connection, str(peer[0]))
         self._silent[connection.fileno()] = agent

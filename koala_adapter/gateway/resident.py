@@ -407,7 +407,7 @@ class Gateway:
             return
         if len(self._fronts) >= MOST_FRONTS:
             self._dismiss(self._fronts[0], "it said too little")
-        peer.setblocking(False)  # noqa: FBT003 - likewise
+        peer.setblocking(False)  # noqa: FBT003 - the library's own way
         front = Front(peer)
         self._fronts.append(front)
         self._watch.set(peer, selectors.EVENT_READ, lambda _mask: self._hear(front))

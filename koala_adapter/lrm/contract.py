@@ -465,7 +465,7 @@ def expressible(capabilities: Capabilities, directives: Directives) -> frozenset
 @cache
 def installed_entry_points() -> metadata.EntryPoints:
     """Return the entry points of all plugins, read once for each process, without importing them."""
-    # Up to 3.11 it is said to be a mapping, which can be selected from likewise.
+    # Up to 3.11 it is said to be a mapping, from which can be selected in the same way.
     return cast("metadata.EntryPoints", metadata.entry_points())
 
 

@@ -76,7 +76,7 @@ class LrmHost(ABC):
     def relay_agents_to(self, host: str, port: int) -> None:  # noqa: B027 - this host relays nothing
         """Connect agents that contact the door to the control center of this host."""
 
-    def relay_to(self, port: int) -> None:  # noqa: B027 - likewise
+    def relay_to(self, port: int) -> None:  # noqa: B027 - this host relays nothing
         """Let programs there connect to another port of this host, too, which they name first."""
 
     @property

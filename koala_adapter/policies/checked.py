@@ -174,7 +174,7 @@ class CheckedMalleability(MalleabilityPolicy):
         return self._policy._grow(running, step)  # noqa: SLF001 - a policy of its own kind
 
     def _shrink(self, running: RunningJobs[J], step: Step) -> list[tuple[J, int]]:
-        return self._policy._shrink(running, step)  # noqa: SLF001 - likewise
+        return self._policy._shrink(running, step)  # noqa: SLF001 - a policy of its own kind
 
 
 def messages_problem(answer: object, running: RunningJobs[J], step: Step, *, rebalances: bool) -> str:
@@ -416,7 +416,7 @@ class CheckedQueue(ClusterScheduler):
             return None
         try:
             return told(self._policy)
-        except Exception as error:  # noqa: BLE001 - likewise
+        except Exception as error:  # noqa: BLE001 - a policy may raise anything
             self._refuse(PolicyAnswerError.raised(self._queues.described, error))
             return None
 

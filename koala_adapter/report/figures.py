@@ -81,7 +81,7 @@ def check_matplotlib() -> None:
 def draw(figure: Figure) -> Drawing:
     """Return a figure as PNG and SVG."""
     import matplotlib as mpl  # noqa: PLC0415 - optional, and slow to load
-    from matplotlib.figure import Figure as Canvas  # noqa: PLC0415 - likewise
+    from matplotlib.figure import Figure as Canvas  # noqa: PLC0415 - optional, and slow to load
 
     with mpl.rc_context():
         mpl.rcdefaults()  # and not what a file of the user says

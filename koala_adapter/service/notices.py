@@ -185,7 +185,7 @@ async def _by_webhook(address: str, notice: Notice) -> str:
 
     def post() -> str:
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE):  # noqa: S310 - likewise
+            with urllib.request.urlopen(request, timeout=PATIENCE):  # noqa: S310 - the site file allows http and https only
                 return ""
         except (OSError, ValueError) as error:
             return str(error)
@@ -195,7 +195,7 @@ async def _by_webhook(address: str, notice: Notice) -> str:
 
 async def _by_mail(address: str, notice: Notice) -> str:
     """Mail a notice; return what went wrong."""
-    from email.message import EmailMessage  # noqa: PLC0415 - likewise
+    from email.message import EmailMessage  # noqa: PLC0415 - only where notices are wanted
 
     message = EmailMessage()
     message["To"] = address

@@ -385,7 +385,7 @@ def find_address() -> Address:
         return Address(listen="0.0.0.0")  # noqa: S104 - agents prove themselves with a token; nodes are anywhere
     outside = _outside()
     if outside:
-        return Address(listen="0.0.0.0", address=outside)  # noqa: S104 - likewise
+        return Address(listen="0.0.0.0", address=outside)  # noqa: S104 - agents prove themselves with a token
     return Address(listen="127.0.0.1")
 
 

@@ -45,7 +45,7 @@ PAUSE = 1
 OUTPUT_PAUSE = 5
 """Seconds between two looks at what a job prints."""
 SLOW_PAUSE = 15
-"""The same for the chart, which takes long to make."""
+"""Seconds after which the chart, which takes long to make, is looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

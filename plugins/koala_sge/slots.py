@@ -50,7 +50,7 @@ class Complexes:
     environment: str = ""
     """Parallel environment for several processors of one host; empty: there is none, or it is not known."""
     exclusive: str = ""
-    """Complex with which a job has its host for itself (relation EXCL); empty: likewise."""
+    """Complex with which a job has its host for itself (relation EXCL); empty: there is none, or it is not known."""
     consumables: Mapping[str, str] = field(default_factory=dict)
     """EACH_PROCESSOR or WHOLE_JOB of those complexes that jobs take away, by name and shortcut."""
     booleans: tuple[str, ...] = ()

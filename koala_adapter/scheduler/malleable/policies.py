@@ -100,7 +100,7 @@ class RunningJobs(Generic[J]):
         self.growth = 0
         """Processors by which the jobs could grow to their maxima, those with a change under way not counted."""
         self.spare = 0
-        """Processors that the jobs could give up without going below their minima, likewise."""
+        """Processors that the jobs could give up without going below their minima, those under a change left out."""
 
     def __len__(self) -> int:
         """Number of jobs."""

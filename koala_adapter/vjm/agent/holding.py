@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 VERSION = 1
 CONNECT_TIME = 20.0  # seconds for TCP, TLS and the answer to Hello
 LONGEST_PAUSE = 6.0  # seconds between two tries to connect, give or take half: less than the center's patience
-SPEAKING_PAUSE = 1.0  # likewise while a process speaks with koala, whose whole program may wait for its next word
+SPEAKING_PAUSE = 1.0  # that pause while a process speaks with koala, whose whole program may wait for its next word
 SPEAKING_TIME = 60.0  # seconds without contact after which it is tried no more often than otherwise
-LEAVING_PAUSE = 0.5  # likewise, once the agent must go: it has GRACE and FLUSH for its last words
+LEAVING_PAUSE = 0.5  # that pause once the agent must go: it has GRACE and FLUSH for its last words
 STEADY = 30.0  # seconds after which a connection counts as good, and the pauses start small again
 MOST_IN_VAIN = 8  # messages of one kind in a row on which an agent cannot act, before it ends
 PREPARE = 2.0  # seconds after which one that is held prepares for tasks, give or take half

@@ -507,7 +507,7 @@ class Relay:
         except OSError:
             return
         try:
-            connection.setblocking(False)  # noqa: FBT003 - likewise
+            connection.setblocking(False)  # noqa: FBT003 - the library's own way
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._require_place_for(connection)
             if wanted.direct:

@@ -381,7 +381,7 @@ def _node_plan(dialect: Dialect, brief: bool) -> Plan:  # noqa: FBT001 - a key o
 
 
 @cache
-def _job_plan(dialect: Dialect, hosts: HostFormat, brief: bool) -> Plan:  # noqa: FBT001 - likewise
+def _job_plan(dialect: Dialect, hosts: HostFormat, brief: bool) -> Plan:  # noqa: FBT001 - a key of the cache
     wanted = [item for item in JOB_ATTRIBUTES if dialect in item.dialects and (item.brief or not brief)]
     if dialect is Dialect.WIKI2:
         first = {name: index for index, name in enumerate(JOB_ORDER_WIKI2)}

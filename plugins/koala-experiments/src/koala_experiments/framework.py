@@ -390,7 +390,7 @@ class Options:
     live: RunsLive | None = None
     """What runs workloads on live clusters, for experiments that do so."""
     negotiate: PlaysScenarios | None = None
-    """What plays scenarios of negotiation on live clusters, likewise."""
+    """Plays scenarios of negotiation on live clusters; None where none can be had."""
 
     def also(self, known: Sequence[str], but: Sequence[str]) -> list[str]:
         """Return the further policies that the setting ``also`` names. Raises SimulationError for one not ``known``."""

@@ -198,7 +198,7 @@ class Outcome:
     wait: float | None
     """Seconds from the submission until all processors are held."""
     wait_large: float | None
-    """The same for jobs of the largest size."""
+    """Seconds until jobs of the largest size hold all their processors."""
     transfer: float | None
     """Seconds that input files need."""
     response: float | None

@@ -15,7 +15,7 @@ class ExecutorSettings(ExecutorSettingsBase):
     site: Optional[Path] = field(  # noqa: UP045 - Snakemake makes an option of it, and understands no other spelling
         default=None, metadata={"help": "Site file of koala. Default: that of its command line.", "required": False}
     )
-    state: Optional[Path] = field(  # noqa: UP045 - likewise
+    state: Optional[Path] = field(  # noqa: UP045 - Snakemake understands no other spelling
         default=None,
         metadata={"help": "State directory of koala. Default: that of its command line.", "required": False},
     )
