@@ -21,6 +21,7 @@ from koala_adapter.scheduler.context import NOT_COUNTED, closed_reason, lack_of
 from koala_adapter.scheduler.ends import Fate, deserted, fate
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.malleable.policies import Direction
+from koala_adapter.scheduler.parameters import absent
 from koala_adapter.scheduler.placement.policies import MIB
 from koala_adapter.scheduler.placement.policy import slots_said
 from koala_adapter.scheduler.records import ChangePhase
@@ -514,7 +515,7 @@ def _clusters(state: State, record: JobRecord, now: float, policies: Policies) -
         return "No cluster that it may use is in the site file."
     said = [
         f"{cluster.name} {_state_of(cluster, _slot_there(record, cluster), now)}"
-        f"{_kept_there(state, record, cluster, now)}"
+        f"{_kept_there(state, record, cluster, now)}{_absent_there(record, cluster)}"
         for cluster in clusters[:LISTED]
     ]
     rest = f"; {len(clusters) - LISTED} more" if len(clusters) > LISTED else ""
@@ -567,6 +568,13 @@ def _kept_there(state: State, record: JobRecord, cluster: ClusterRecord, now: fl
         return ""
     why = ", which has waited long" if _waited_long(state, guarded) else ""
     return f" (kept for job {guarded.job.id}{why}: {'all' if kept == cluster.room else kept})"
+
+
+def _absent_there(record: JobRecord, cluster: ClusterRecord) -> str:
+    """Return which file of a job a cluster does not have, in words."""
+    components = (one for one in record.job.components if one.cluster in (None, cluster.name))
+    said = next(filter(None, (absent(one, cluster.found) for one in components)), None)
+    return "" if said is None else f" ({said})"
 
 
 def _waited_long(state: State, record: JobRecord) -> bool:

@@ -378,3 +378,12 @@ def lacking(component: Component, software: Collection[str], container_runtime: 
     if component.container and component.launcher is Launcher.MPI and container_runtime == "podman":
         return "its container_runtime, podman, cannot run the ranks of an MPI program"
     return None
+
+
+def absent(component: Component, found: Mapping[str, str]) -> str | None:
+    """Return in words which logical name of a component a cluster does not have; None when it has all.
+
+    ``found``: the input files that it has, by their sources.
+    """
+    missing = next((one.source for one in component.input_files if one.logical and one.source not in found), None)
+    return None if missing is None else f"its catalogue, as it was read last, has no {missing}"

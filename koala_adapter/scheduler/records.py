@@ -35,6 +35,7 @@ from koala_adapter.scheduler.malleable.policies import Step
 from koala_adapter.scheduler.parameters import (
     ClusterParameters,
     Parameters,
+    absent,
 )
 from koala_adapter.slots import PLAIN, Slot, SlotCount
 from koala_adapter.wire.messages import adapter_of
@@ -402,6 +403,10 @@ class ClusterRecord:
     def name(self) -> ClusterName:
         """Its name in the site file."""
         return self.parameters.name
+
+    def lacks(self, component: Component) -> str | None:
+        """Return what it lacks for the ranks of a component, files included; None when nothing."""
+        return self.parameters.lacks(component) or absent(component, self.found)
 
     @property
     def bandwidth(self) -> float | None:

@@ -251,8 +251,10 @@ class Replicas:
                 self._core.post(FilesFound(time=self._core.now(), cluster=config.cluster_name, found=new, gone=gone))
 
     def _clusters(self) -> list[tuple[ClusterConfig, ClusterRecord]]:
-        known = self._core.state.clusters
-        return [(one, known[one.cluster_name]) for one in self._core.site.enabled_clusters if one.cluster_name in known]
+        """Return the clusters of which anything can be known, with their records."""
+        records = self._core.state.clusters
+        known = ((one, records.get(one.cluster_name)) for one in self._core.site.enabled_clusters)
+        return [(one, record) for one, record in known if record and (one.catalogue or one.site or record.found)]
 
     def _needed(self) -> tuple[dict[str, InputFile], set[str]]:
         """Return the input files of unfinished jobs by source, and the sources of those that are placed already.

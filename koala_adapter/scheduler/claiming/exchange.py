@@ -112,7 +112,7 @@ def _fit(context: Context, record: JobRecord, free: Free) -> Fit | None:
                 len(lasting) >= component.minimum
                 and name not in claim.excluded
                 and not must_be_staged(context.state, record, component, name)
-                and context.state.clusters[name].parameters.lacks(component) is None
+                and context.state.clusters[name].lacks(component) is None
             ):
                 chosen = lasting[:size]
                 used.update(p.id for p in chosen)

@@ -56,6 +56,8 @@ class Need(NamedTuple):
     """The launcher of ranks that run in a container; empty: they do not."""
     slots: str = ""
     """What its slots are, in a form that can be compared; empty: one processor each."""
+    names: tuple[str, ...] = ()
+    """Logical names of files that its clusters must have."""
 
 
 class Lane(NamedTuple):
@@ -189,6 +191,7 @@ class PlacementQueue(LaneQueue[Lane, Position, JobId]):
                 component.software,
                 component.launcher if component.container else "",
                 "" if component.slot == PLAIN and not component.slots else repr((component.slot, component.slots)),
+                tuple(file.source for file in component.input_files if file.logical),
             )
             for component, claim in record.components()
         )

@@ -561,7 +561,7 @@ def _open_clusters(context: Context, record: JobRecord, *, added: bool = False) 
 
     ``added``: it runs already, so that changes know its claims by their numbers, which stay.
     """
-    configured = {name: one.parameters for name, one in context.state.clusters.items() if one.configured}
+    configured = {name: one for name, one in context.state.clusters.items() if one.configured}
     for component in record.job.components:
         if not component.flexible or component.cluster is not None or not record.job.changes_size(component.name):
             continue
@@ -575,8 +575,8 @@ def _open_clusters(context: Context, record: JobRecord, *, added: bool = False) 
                 slot_processors=context.slot_processors(record, component.name, name),
                 excluded={name: refused[name]} if name in refused else {},
             )
-            for name, parameters in configured.items()
-            if name not in there and parameters.lacks(component) is None
+            for name, cluster in configured.items()
+            if name not in there and cluster.lacks(component) is None
         ]
         place = len(record.claims) if added else own[-1] + 1
         record.claims[place:place] = more

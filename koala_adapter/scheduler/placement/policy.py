@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from koala_adapter.model import ClusterName, Component
-from koala_adapter.scheduler.parameters import lacking
+from koala_adapter.scheduler.parameters import absent, lacking
 from koala_adapter.slots import PLAIN
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ class ComponentRequest:
         return 1 if self.splittable else self.component.minimum
 
     def never(self, view: ClusterView) -> str | None:  # noqa: PLR0911 - one return for each reason
-        """Return why this component can never run on a cluster; None when it can."""
+        """Return why this component cannot run on a cluster, whatever becomes free there; None when it can."""
         if self.component.cluster is not None and self.component.cluster != view.name:
             return "the component asks for another cluster"
         if view.name in self.excluded:
@@ -246,10 +246,13 @@ class ComponentRequest:
             return f"needs {slots_said(self.component, least)}, at most {view.capacity} can be used there"
         if view.in_flight is not None and least > view.in_flight:
             return f"needs {least} placeholders at once, the limit there is {view.in_flight}"
-        for file in self.component.input_files:
-            if file.logical and file.source not in view.found:
-                return f"no catalogue of it that was read has {file.source}"
-        return lacking(self.component, view.software, view.container_runtime)
+        return lacking(self.component, view.software, view.container_runtime) or absent(self.component, view.found)
+
+    def anywhere(self) -> ComponentRequest:
+        """Return the request without logical names of files: a catalogue may get them at any time."""
+        if not any(file.logical for file in self.component.input_files):
+            return self
+        return replace(self, component=replace(self.component, input_files=self.component.files_sent))
 
 
 def slots_said(component: Component, count: int) -> str:
@@ -316,6 +319,7 @@ def infeasibility(requests: Sequence[ComponentRequest], views: Mapping[ClusterNa
 
     Clusters that have not been seen yet count as able to hold anything. All components must fit at the same time.
     """
+    requests = [request.anywhere() for request in requests]
     if _first_fit(requests, views):
         return None
     for request in requests:
@@ -525,7 +529,12 @@ def shortage(requests: Sequence[ComponentRequest], views: Mapping[ClusterName, C
         component, least = request.component, request.least
         asked = allowed(request, views)
         if not any(view.room >= least and view.closed is None and request.never(view) is None for view in asked):
-            said = listed(f"{view.name}: {view.closed or _room(view)}" for view in asked if request.never(view) is None)
+            there = request.anywhere()
+            said = listed(
+                f"{view.name}: {view.closed or absent(component, view.found) or _room(view)}"
+                for view in asked
+                if there.never(view) is None
+            )
             return f"component {component.name!r} needs {slots_said(component, component.minimum)} ({said})"
     total = sum(request.component.minimum for request in requests)
     said = listed(f"{view.name}: {view.closed or _room(view)}" for view in views.values() if _usable(requests, view))

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.model import ClusterName, EndReason, InputFile
-from koala_adapter.outcome import PlaceholderState
+from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import Scheduler
+from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES, WaitingHistory, missing_files
 from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Piece, Placed, pack_fewest
@@ -164,9 +165,33 @@ def test_a_logical_name_is_used_where_a_catalogue_has_it(policy: str) -> None:
     holder = replace(view("a", 4), found={"lfn:genome": "/data/genome"})
     assert parts(ask(policy, site(view("big", 20), holder), asked)) == [("c", "a", 2)]
     assert [file.source for file in missing_files(asked.component, holder)] == [X[0]], "it never travels"
-    refused = ask(policy, site(view("big", 20), replace(holder, found={})), asked)
-    assert isinstance(refused, Infeasible)
-    assert "big: no catalogue of it that was read has lfn:genome" in refused.reason
+    waits = ask(policy, site(view("big", 20), replace(holder, found={})), asked)
+    assert isinstance(waits, Insufficient), "a catalogue may get the name"
+    assert "big: its catalogue, as it was read last, has no lfn:genome" in waits.reason
+    large = reading(request("c", 9), ("lfn:genome", 0))
+    assert isinstance(ask(policy, site(view("big", 1), holder), large), Infeasible)
+
+
+def test_jobs_whose_names_are_in_no_catalogue_any_more_wait_and_hold_up_no_others() -> None:
+    """They are not refused, whatever is polled: a catalogue that was written badly can be mended."""
+    there = Site({"a": 4})
+    names = {"2": "lfn:one", "3": "lfn:two"}
+    there.post(ev.FilesFound(time=there.now, cluster=A, found=tuple((name, "/data") for name in names.values())))
+    there.start(job("1", 4))
+    for id_, name in names.items():
+        there.submit(job(id_, replace(component("c", 4), input_files=(InputFile(source=name, target="f"),))))
+    there.post(ev.FilesFound(time=there.now, cluster=A, gone=("lfn:one",)))
+    there.finish("1")
+    there.poll("a", 5)
+    assert [there.record(id_).state for id_ in names] == [JobState.WAITING, JobState.LAUNCHING]
+    assert "(its catalogue, as it was read last, has no lfn:one)" in there.explained("2")
+    there.cancel("3")
+    there.end_ending()
+    there.pass_time(60)
+    there.poll("a", 4)
+    assert there.record("2").state is JobState.WAITING
+    there.post(ev.FilesFound(time=there.now, cluster=A, found=(("lfn:one", "/data"),)))
+    assert there.record("2").state is JobState.CLAIMING
 
 
 @given(view_sets(), request_sets())
