@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import InputFile
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from tests.faults.driver import SimulatedService
 
 MIB = 1024 * 1024
+NAMES = ("lfn:one", "lfn:two")
+"""Logical names that catalogues have now and then."""
+LOOK = 60.0
+"""Seconds between two looks at what the scheduler is to be told of catalogues and of the network."""
 
 
 def with_files(one: Job, *, seed: int) -> Job:
@@ -27,6 +32,8 @@ def with_files(one: Job, *, seed: int) -> Job:
     for part in one.components:
         size = chance.choice([0, 30, 100, 400]) * MIB
         files = (InputFile(source=f"/data/{size}", target="data", size=size),) if size else ()
+        if chance.random() < 0.3:
+            files = (*files, InputFile(source=chance.choice(NAMES), target="set"))
         parts.append(replace(part, input_files=files))
     return replace(one, components=tuple(parts))
 
@@ -111,7 +118,47 @@ class Transfers:
         """Check that all files are there that the ranks of a job need."""
         for claim in record.claims:
             cluster = claim.cluster
+            if cluster is not None and claim.processors:
+                lack = self._service.state.clusters[cluster].lacks(record.job.component(claim.component))
+                assert lack is None, f"launched on {cluster}: {lack}"
             if cluster is None or not record.job.component(claim.component).has_large_files:
                 continue
             if self._service.state.clusters[cluster].parameters.stages:
                 assert self._left.get((record.job.id, cluster)) == 0, "launched before its files were there"
+
+
+class Knowledge:
+    """What a service knows of the network and of catalogues, which changes while things go wrong."""
+
+    def __init__(self, service: SimulatedService, *, settled_at: float) -> None:
+        """``settled_at``: from then on all catalogues have all names."""
+        self._service = service
+        self._settled_at = settled_at
+        self._chance = random.Random(f"knowledge/{service.faults.seed}")
+        self._names: dict[ClusterName, set[str]] = {name: set() for name in service.lrms}
+        self._look()
+
+    def _look(self) -> None:
+        """Change what there is, and tell the scheduler what it does not know, as a service does while it runs."""
+        service = self._service
+        for name, names in self._names.items():
+            if service.clock.now >= self._settled_at:
+                names |= set(NAMES)
+            elif self._chance.random() < 0.2:
+                names ^= {self._chance.choice(NAMES)}
+            if service.at_work and name in service.state.clusters:
+                self._tell(name, names)
+        service.clock.after(LOOK, self._look)
+
+    def _tell(self, name: ClusterName, names: set[str]) -> None:
+        service, known = self._service, self._service.state.clusters[name].found
+        records = service.state.jobs.values()
+        placed = [record.job for record in records if not record.state.final and record.state is not JobState.WAITING]
+        in_use = {file.source for one in placed for file in one.input_files}
+        found = tuple((one, f"/sets/{one}") for one in sorted(names) if one not in known)
+        gone = tuple(one for one in known if one not in names and one not in in_use)
+        if found or gone:
+            service.post(ev.FilesFound(time=service.now, cluster=name, found=found, gone=gone))
+        if self._chance.random() < 0.1:
+            bandwidth = self._chance.choice([None, 0.5, 4.0, 50.0])
+            service.post(ev.BandwidthKnown(time=service.now, cluster=name, bandwidth=bandwidth))

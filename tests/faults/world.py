@@ -21,7 +21,7 @@ from koala_adapter.slots import Slot
 from tests.faults.driver import SimulatedService
 from tests.faults.effector import STRANGER
 from tests.faults.faults import STRANGE, Faults, strange_policies
-from tests.faults.files import with_files
+from tests.faults.files import Knowledge, with_files
 from tests.faults.laws import AdaptiveLaws, WorkerLaws, adaptive_job, check_adaptive_outcome, check_outcome, of_workers
 from tests.faults.lrm import Clock, Element, SimulatedLrm
 from tests.unit.scheduler.scheduler_site import component, job, recount
@@ -143,6 +143,8 @@ class World:
         self._submissions = dict.fromkeys(self.lrms, 0)
         """The same of each batch system."""
         self._plan(calm=calm)
+        if files:
+            Knowledge(self.service, settled_at=self.clock.now + FAULTY)
 
     # ---- what happens ------------------------------------------------------------------------------------------------
 
