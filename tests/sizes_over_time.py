@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.report.values import JobReport
-    from koala_adapter.simulation.multicluster import Run
+    from koala_adapter.simulation.countedclusters import Run
     from koala_adapter.simulation.platform import Platform
     from koala_experiments.framework import LiveOutcome
     from koala_experiments.liveruns import RunningService

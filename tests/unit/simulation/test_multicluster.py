@@ -35,7 +35,7 @@ from tests.examples import examples
 
 if TYPE_CHECKING:
     from koala_adapter.simulation.applications import Outcome
-    from koala_adapter.simulation.multicluster import Run
+    from koala_adapter.simulation.countedclusters import Run
     from koala_adapter.sizes import AcceptanceRule
 
 
