@@ -310,6 +310,17 @@ class Views(Mapping["ClusterName", ClusterView]):
         for views in self._family.values():
             views.drop(name)
 
+    def only(self, names: Iterable[ClusterName]) -> Views:
+        """Return views of some of the clusters."""
+        kept = set(names)
+        return Views(
+            self._context,
+            (name for name in self._names if name in kept),
+            component=self._component,
+            taken=dict(self._taken),
+            emptied=self._emptied,
+        )
+
     def less(self, placed: Iterable[tuple[Component, PlacedComponent]]) -> Views:
         """Return views without the processors of a placement."""
         views = Views(self._context, self._names, taken=dict(self._taken), emptied=self._emptied)

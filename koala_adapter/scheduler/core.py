@@ -37,7 +37,7 @@ from koala_adapter.scheduler.malleable.jobmanagement import JobManagement, Sched
 from koala_adapter.scheduler.malleable.requests import keep_to_wanted_sizes, place_lost, would_take
 from koala_adapter.scheduler.malleable.steps import others_seen
 from koala_adapter.scheduler.parameters import Approach
-from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State, Timer, TimerKind
+from koala_adapter.scheduler.records import Claim, ClusterRecord, Connection, JobRecord, State, Timer, TimerKind
 from koala_adapter.scheduler.states import Ledger, Roster
 from koala_adapter.scheduler.timetable import Timetable, advance, change_due, give_time, postpone
 
@@ -279,6 +279,13 @@ def _bandwidth_known(context: Context, event: ev.BandwidthKnown) -> None:
         cluster.observed_bandwidth = event.bandwidth
 
 
+def _nodes_connect(context: Context, event: ev.NodesConnect) -> None:
+    cluster = context.state.clusters.get(event.cluster)
+    if cluster is not None:
+        cluster.connections[event.other] = Connection(connects=event.connects, seen_at=context.now)
+        context.scan_wanted = True
+
+
 def _files_found(context: Context, event: ev.FilesFound) -> None:
     cluster = context.state.clusters.get(event.cluster)
     if cluster is not None:
@@ -324,6 +331,7 @@ HANDLERS: Handlers = {
     ev.ClusterPolled: _cluster_polled,
     ev.SlotsCounted: _slots_counted,
     ev.BandwidthKnown: _bandwidth_known,
+    ev.NodesConnect: _nodes_connect,
     ev.FilesFound: _files_found,
     ev.ClusterUnavailable: _cluster_unavailable,
     **claims.HANDLERS,

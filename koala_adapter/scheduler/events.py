@@ -109,6 +109,15 @@ class BandwidthKnown(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodesConnect(Event):
+    """An agent on one cluster has tried to connect to a node of another one."""
+
+    cluster: ClusterName
+    other: ClusterName
+    connects: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FilesFound(Event):
     """It has become known which input files of jobs a cluster has."""
 

@@ -11,12 +11,12 @@ from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import ClusterName, JobKind
+from koala_adapter.model import ClusterName, JobKind, Launcher
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.claiming.dependencies import WORDS, awaited
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.claiming.staging import STARTS_IN, expected_hold, submission_at
-from koala_adapter.scheduler.claiming.waiting import awaited_looks
+from koala_adapter.scheduler.claiming.waiting import awaited_looks, clusters_apart, said_apart
 from koala_adapter.scheduler.context import NOT_COUNTED, closed_reason, lack_of
 from koala_adapter.scheduler.ends import Fate, deserted, fate
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
@@ -519,7 +519,9 @@ def _clusters(state: State, record: JobRecord, now: float, policies: Policies) -
         for cluster in clusters[:LISTED]
     ]
     rest = f"; {len(clusters) - LISTED} more" if len(clusters) > LISTED else ""
-    return f"It starts when that can be had at once: {'; '.join(said)}{rest}."
+    mpi = record.job.launcher is Launcher.MPI and (apart := clusters_apart(state, now))
+    world = f" It is not spread over clusters apart: {said_apart(apart)}." if mpi else ""
+    return f"It starts when that can be had at once: {'; '.join(said)}{rest}.{world}"
 
 
 def _usable(cluster: ClusterRecord, record: JobRecord, policies: Policies) -> bool:

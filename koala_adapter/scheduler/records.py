@@ -323,6 +323,18 @@ class SlotRoom(NamedTuple):
     """Slots that no other user has, less all that we have or asked for; may be negative."""
 
 
+CONNECTIONS_LAST = 86400.0
+"""Seconds for which it counts whether nodes of two clusters were seen to connect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """Whether nodes of a cluster could connect to those of another one when it was tried last."""
+
+    connects: bool
+    seen_at: float
+
+
 @dataclass(slots=True)
 class ClusterRecord:
     """State of a cluster: last poll, our placeholders, history."""
@@ -370,6 +382,8 @@ class ClusterRecord:
     """Processors of placeholders submitted for running jobs that grow and have not taken them in yet."""
     observed_bandwidth: float | None = None
     """MiB/s from this host, as they were observed; None: not known."""
+    connections: dict[ClusterName, Connection] = field(default_factory=dict)
+    """Whether its nodes connect to those of other clusters, as far as that was tried."""
     found: dict[str, str] = field(default_factory=dict)
     """Sources of input files that it has, beside those that the site file states, with their paths there."""
     refused_answer: str = ""
@@ -1034,6 +1048,21 @@ class State:
         """Return the slot that a placeholder holds."""
         component = self.jobs[placeholder.job_id].job.component(placeholder.component)
         return component.slot_on(placeholder.cluster)
+
+    def connects(self, cluster: ClusterName, other: ClusterName, now: float) -> bool | None:
+        """Tell whether nodes of a cluster can connect to those of another one; None: it is not known."""
+        record = self.clusters.get(cluster)
+        found = None if record is None else record.connections.get(other)
+        return None if found is None or now - found.seen_at > CONNECTIONS_LAST else found.connects
+
+    def connections(self, now: float) -> list[tuple[ClusterName, ClusterName, bool, float]]:
+        """Return what is known of connections between clusters: from which, to which, whether, and since when."""
+        return [
+            (cluster.name, other, found.connects, found.seen_at)
+            for cluster in self.clusters.values()
+            for other, found in cluster.connections.items()
+            if now - found.seen_at <= CONNECTIONS_LAST
+        ]
 
     def note_wait(self, placeholder: PlaceholderRecord, now: float) -> None:
         """Add a placeholder's waiting time to a cluster's history.

@@ -34,6 +34,7 @@ from koala_adapter.service.opening import (
     token_path,
     words_directory,
 )
+from koala_adapter.service.reachability import Reachability
 from koala_adapter.vjm import certificate
 from koala_adapter.vjm import certificate as credentials
 from koala_adapter.vjm import listener as agents
@@ -250,6 +251,7 @@ class Reception(AgentListener):
             heartbeat=self._settings.heartbeat,
             host=self._settings.address_here,
         )
+        self.reachability = Reachability(core)
         self.port: int | None = None
         """Where agents find it; None before it listens."""
 
@@ -330,7 +332,7 @@ class Reception(AgentListener):
         """Keep the final report of a task's output files. Raises OSError."""
         self._applications.results.conclude(placeholder, files)
 
-    def on_event(self, event: agents.AgentEvent) -> None:
+    def on_event(self, event: agents.AgentEvent) -> None:  # noqa: C901 - one line per kind of event
         """Report an agent's message to the scheduler or the application."""
         match event:
             case agents.AgentRegistered():
@@ -349,6 +351,8 @@ class Reception(AgentListener):
                 self._applications.said(event.placeholder, event.task, event.frame)
             case agents.AgentListens():
                 self._applications.relays.listens(event.placeholder, event.listening)
+            case agents.AgentProbed():
+                self.reachability.answered(event.answer)
             case agents.AgentForwards():
                 self._applications.relays.forwards(event.placeholder, event.done)
             case agents.AgentEnding():
@@ -390,6 +394,7 @@ class Reception(AgentListener):
             )
         )
         self._applications.registered(event.placeholder, event.tasks)
+        self.reachability.in_contact()
 
     def _agent_disconnected(self, event: agents.AgentDisconnected) -> None:
         self._applications.disconnected(event.placeholder)

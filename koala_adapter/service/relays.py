@@ -88,15 +88,18 @@ class Relays:
         if not job.relay and not job.host_ports:
             return None
         site = self._core.site
-        clusters = {one.name: one.site for one in site.clusters}
-        direct = {(one, other) for one in clusters for other in clusters if clusters[one] == clusters[other]}
-        far = any(pair not in direct for pair in ((one, other) for one in clusters for other in clusters))
+        state, now = self._core.state, self._core.now()
+        clusters = {one.cluster_name: one.site for one in site.clusters}
+        pairs = [(one, other) for one in clusters for other in clusters]
+        direct = {
+            (one, other) for one, other in pairs if clusters[one] == clusters[other] or state.connects(one, other, now)
+        }
         return RelayPlan(
             job_id=job.id,
             instance=self._core.name_prefix,
             direct=frozenset(direct),
             host_addresses={one.name: site.node_address(one) for one in site.clusters if one.site is None},
-            ranks=job.relay and (far or any(clusters.values())),
+            ranks=job.relay and (len(direct) < len(pairs) or any(clusters.values())),
         )
 
     def forget(self, job_id: JobId) -> None:

@@ -751,6 +751,7 @@ class Service:
                 tasks.start_soon(self.sweeps.run)
                 tasks.start_soon(self.notices.run)
                 tasks.start_soon(self.information.run)
+                tasks.start_soon(self.reception.reachability.run)
                 tasks.start_soon(self.replicas.run)
                 task_status.started()
         finally:

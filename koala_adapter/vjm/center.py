@@ -31,6 +31,7 @@ from koala_adapter.vjm.listener import (
     AgentEnding,
     AgentForwards,
     AgentListens,
+    AgentProbed,
     AgentRefused,
     AgentRegistered,
     AgentTaskEnded,
@@ -179,6 +180,10 @@ class ControlCenter:
     def forward(self, placeholder: PlaceholderId, forward: channel.Forward) -> bool:
         """Have an agent listen for the processes of its job. False when it is not connected."""
         return self._order(placeholder, forward)
+
+    def probe(self, placeholder: PlaceholderId, probe: channel.ProbeListen | channel.ProbeReach) -> bool:
+        """Have an agent do its part of a probe. False when it is not connected."""
+        return self._order(placeholder, probe)
 
     def release(self, placeholder: PlaceholderId, grace: float) -> bool:
         """Tell an agent to end: its tasks get SIGTERM, ``grace`` seconds later SIGKILL. False when not connected."""
@@ -374,6 +379,8 @@ class ControlCenter:
                 self._listener.on_event(AgentEnding(placeholder=placeholder, reason=reason, detail=detail))
             case channel.Listening():
                 self._listener.on_event(AgentListens(placeholder=placeholder, listening=message))
+            case channel.Probing() | channel.Probed():
+                self._listener.on_event(AgentProbed(placeholder=placeholder, answer=message))
             case channel.Forwarded():
                 self._listener.on_event(AgentForwards(placeholder=placeholder, done=message))
             case channel.Hello() | channel.TunnelAsked() | channel.TunnelTaken():

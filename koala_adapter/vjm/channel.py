@@ -194,6 +194,24 @@ class Forwarded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Probing:
+    """The port at which an agent listens for a moment, as ProbeListen told it."""
+
+    probe: Name
+    port: Port
+    kind: Literal["probing"] = "probing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """What was heard at the port of another agent; empty: it cannot be reached."""
+
+    probe: Name
+    answer: Word
+    kind: Literal["probed"] = "probed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """Regular message of an idle agent, answered by Pong."""
 
@@ -403,6 +421,30 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeListen:
+    """Listen at a free port for a moment, and answer a connection that says the name of the probe.
+
+    Answered by Probing. Earlier agents know nothing of it.
+    """
+
+    probe: Name
+    answer: Name
+    kind: Literal["probe-listen"] = "probe-listen"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeReach:
+    """Connect to the port of another agent. Answered by Probed. Earlier agents know nothing of it."""
+
+    probe: Name
+    says: Name
+    """The name of the other agent's probe."""
+    address: Word
+    port: Port
+    kind: Literal["probe-reach"] = "probe-reach"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """Start a process. A task id that the agent knows already is not started again: its state is told again."""
 
@@ -524,6 +566,8 @@ AgentMessage: TypeAlias = (
     | Ending
     | Listening
     | Forwarded
+    | Probing
+    | Probed
     | TunnelAsked
     | TunnelTaken
 )
@@ -543,6 +587,8 @@ CenterMessage: TypeAlias = (
     | Forward
     | Tunnel
     | Joined
+    | ProbeListen
+    | ProbeReach
 )
 
 M = TypeVar("M")

@@ -114,6 +114,14 @@ class AgentForwards:
     done: channel.Forwarded
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentProbed:
+    """An agent has done its part of a probe."""
+
+    placeholder: PlaceholderId
+    answer: channel.Probing | channel.Probed
+
+
 AgentEvent: TypeAlias = (
     AgentRegistered
     | AgentDisconnected
@@ -124,6 +132,7 @@ AgentEvent: TypeAlias = (
     | AgentEnding
     | AgentListens
     | AgentForwards
+    | AgentProbed
 )
 
 

@@ -17,8 +17,15 @@ import pytest
 from anyio import to_thread
 
 from koala_adapter.model import JobId
-from koala_adapter.vjm.channel import Forward, Launch
-from koala_adapter.vjm.listener import AgentForwards, AgentListens, AgentRegistered, AgentTaskStarted, Route
+from koala_adapter.vjm.channel import Forward, Launch, Probed, ProbeListen, ProbeReach, Probing
+from koala_adapter.vjm.listener import (
+    AgentForwards,
+    AgentListens,
+    AgentProbed,
+    AgentRegistered,
+    AgentTaskStarted,
+    Route,
+)
 from tests.real.agents import LIVENESS, Site, placeholder
 
 if TYPE_CHECKING:
@@ -165,6 +172,31 @@ async def test_a_program_of_this_host_is_reached(site: RelayingSite) -> None:
                     peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 with pytest.raises(ConnectionResetError):
                     await to_thread.run_sync(connection.recv, 10)
+
+
+async def test_agents_try_whether_their_nodes_connect(site: RelayingSite) -> None:
+    """One that reaches the other's port hears what only that one knows; another program gives no answer."""
+    async with site.serving():
+        site.start_agent(1)
+        site.start_agent(2)
+        for one in (placeholder(1), SECOND):
+            await site.wait_for(AgentRegistered, partial(_is_of, one))
+        assert site.center.probe(SECOND, ProbeListen(probe="there", answer="secret"))
+        listening = (await site.wait_for(AgentProbed)).answer
+        assert isinstance(listening, Probing)
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            for says, port in (("there", listening.port), ("wrong", listening.port), ("there", other.getsockname()[1])):
+                reach = ProbeReach(probe=f"{says}-{port}", says=says, address="127.0.0.1", port=port)
+                assert site.center.probe(placeholder(1), reach)
+            for name, answer in ((f"there-{listening.port}", "secret"), (f"wrong-{listening.port}", "")):
+                told = await site.wait_for(AgentProbed, partial(_answers, name))
+                assert told.answer == Probed(probe=name, answer=answer)
+            name = f"there-{other.getsockname()[1]}"
+            assert (await site.wait_for(AgentProbed, partial(_answers, name))).answer == Probed(probe=name, answer="")
+
+
+def _answers(name: str, event: AgentProbed) -> bool:
+    return event.answer.probe == name
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

@@ -14,7 +14,7 @@ from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
-from koala_adapter.model import ClusterName, JobId
+from koala_adapter.model import ClusterName, JobId, Launcher
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.slots import PLAIN
 
@@ -54,6 +54,8 @@ class Need(NamedTuple):
     software: tuple[str, ...] = ()
     contained: str = ""
     """The launcher of ranks that run in a container; empty: they do not."""
+    connects: bool = False
+    """Its processes must be able to connect to those of the others (MPI)."""
     slots: str = ""
     """What its slots are, in a form that can be compared; empty: one processor each."""
     names: tuple[str, ...] = ()
@@ -190,6 +192,7 @@ class PlacementQueue(LaneQueue[Lane, Position, JobId]):
                 self._policies.may_split(record.job, component),
                 component.software,
                 component.launcher if component.container else "",
+                component.launcher is Launcher.MPI,
                 "" if component.slot == PLAIN and not component.slots else repr((component.slot, component.slots)),
                 tuple(file.source for file in component.input_files if file.logical),
             )

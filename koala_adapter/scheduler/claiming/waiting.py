@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import PolicyAnswerError
-from koala_adapter.model import EndReason
+from koala_adapter.model import EndReason, Launcher
 from koala_adapter.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler.actions import ReportRefusedAnswer
 from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER
@@ -21,7 +21,7 @@ from koala_adapter.scheduler.placement.policy import Insufficient, Placed, infea
 from koala_adapter.scheduler.records import TimerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.claiming.queue import Lane, Need, PlacementQueue
@@ -250,6 +250,63 @@ def ask_policy(
     views: Views,
 ) -> PlacementResult:
     """Return a policy's placement of components; an invalid answer counts as no placement.
+
+    The processes of an MPI job must be able to connect: a policy is asked for one group of clusters after the other.
+    """
+    result = _ask_policy(context, record, requests, views)
+    apart = clusters_apart(context.state, context.now) if spreads_mpi(record, requests) else set()
+    if not apart or not isinstance(result, Placed):
+        return result
+    held = {claim.cluster for claim in record.claims if claim.cluster is not None and claim.placeholders}
+    used = held | {part.cluster for part in result.components}
+    if not any(pair <= used for pair in apart):
+        return result
+    possible = [name for name in views if not any(frozenset((name, other)) in apart for other in held)]
+    for group in connected(possible, apart):
+        result = _ask_policy(context, record, requests, views.only(group))
+        if isinstance(result, Placed):
+            return result
+    return Insufficient(reason=said_apart(apart))
+
+
+def spreads_mpi(record: JobRecord, requests: Sequence[ComponentRequest]) -> bool:
+    """Tell whether processes of an MPI job could be placed on several clusters."""
+    several = len(record.job.components) > 1 or any(one.splittable for one in requests)
+    return record.job.launcher is Launcher.MPI and several
+
+
+def clusters_apart(state: State, now: float) -> set[frozenset[ClusterName]]:
+    """Return the pairs of clusters whose nodes were seen not to connect, in one direction at least."""
+    return {frozenset((one, other)) for one, other, connects, _ in state.connections(now) if not connects}
+
+
+def said_apart(apart: Collection[frozenset[ClusterName]]) -> str:
+    """Return in words that an MPI job cannot be spread over pairs of clusters."""
+    pairs = "; ".join(sorted(" and ".join(sorted(pair)) for pair in apart))
+    return f"its MPI processes must connect, which nodes of these clusters cannot: {pairs}"
+
+
+def connected(names: Iterable[ClusterName], apart: Collection[frozenset[ClusterName]]) -> list[list[ClusterName]]:
+    """Return groups of clusters, as large as can be, without pairs that are apart; each cluster is in one or more."""
+    groups: list[list[ClusterName]] = []
+    all_names = list(names)
+    for first in all_names:
+        group = [first]
+        for name in all_names:
+            if name != first and all(frozenset((name, one)) not in apart for one in group):
+                group.append(name)
+        if not any(set(group) <= set(other) for other in groups):
+            groups.append(group)
+    return groups
+
+
+def _ask_policy(
+    context: Context,
+    record: JobRecord,
+    requests: Sequence[ComponentRequest],
+    views: Views,
+) -> PlacementResult:
+    """Return a policy's placement of components on clusters whose nodes can connect, where that matters.
 
     A policy sees clusters in slots. So of components with other slots it is asked one kind of slot after the other,
     each with what the earlier ones have left.

@@ -38,6 +38,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional, Tuple
 
+    from koala_adapter.vjm.agent.probe import Probes
     from koala_adapter.vjm.agent.task import TaskList
 
 
@@ -101,6 +102,7 @@ class Agent:
         )
         self._session = random_name() + random_name()
         self._tasks: "Optional[TaskList]" = None  # what they need is not even compiled before the first
+        self._probes: "Optional[Probes]" = None  # likewise
         self._lease = settings.lease
         self._heartbeat = CONNECT_TIME
         self._contact = self._awake = clock()
@@ -252,6 +254,19 @@ class Agent:
 
     def _on_pong(self, _message: "Dict[str, Any]") -> None:
         """Do nothing: any message renews the lease."""
+
+    def _on_probe_listen(self, message: "Dict[str, Any]") -> None:
+        self._probing().listen(message)
+
+    def _on_probe_reach(self, message: "Dict[str, Any]") -> None:
+        self._probing().reach(message)
+
+    def _probing(self) -> "Probes":
+        if self._probes is None:
+            from koala_adapter.vjm.agent.probe import Probes
+
+            self._probes = Probes(self.selector, self.timers, self._channel)
+        return self._probes
 
     def _on_launch(self, message: "Dict[str, Any]") -> None:
         if self._tasks is None:

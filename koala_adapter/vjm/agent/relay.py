@@ -22,6 +22,7 @@ from koala_adapter.vjm.agent.processes import members
 from koala_adapter.vjm.agent.sockets import (
     LISTEN,
     LOCALHOST,
+    connecting,
     in_hexadecimal,
     readable_address,
     sockets_of,
@@ -587,14 +588,6 @@ def job_of(task: str) -> str:
 
 def connected_to(address: str, port: int) -> Plain:
     """Return the side of a connection that is being made. Raises OSError."""
-    family, kind, protocol, _, place = socket.getaddrinfo(
-        address, port, 0, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST
-    )[0]
-    connection = socket.socket(family, kind, protocol)
-    connection.setblocking(False)  # noqa: FBT003 - the library's own way
-    error = connection.connect_ex(place)
-    if error not in (0, errno.EINPROGRESS):
-        connection.close()
-        raise OSError(error, os.strerror(error))
+    connection = connecting(address, port)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Plain(connection)

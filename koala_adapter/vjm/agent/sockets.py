@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TCP sockets of this node, as /proc shows them: who listens where, and who is at the other end of a connection."""
 
+import errno
 import os
 import socket
 import struct
@@ -75,3 +76,16 @@ def readable_address(local: str) -> str:
         words = struct.unpack("=4I", struct.pack(">4I", *(int(local[at : at + 8], 16) for at in range(0, 32, 8))))
         return socket.inet_ntop(socket.AF_INET6, struct.pack(">4I", *words))
     return socket.inet_ntoa(struct.pack("=I", int(local, 16)))
+
+
+def connecting(address: str, port: int) -> socket.socket:
+    """Return a socket that is being connected to a numerical address. Raises OSError."""
+    numeric = socket.AI_NUMERICHOST
+    family, kind, protocol, _, place = socket.getaddrinfo(address, port, 0, socket.SOCK_STREAM, 0, numeric)[0]
+    connection = socket.socket(family, kind, protocol)
+    connection.setblocking(False)  # noqa: FBT003 - the library's own way
+    error = connection.connect_ex(place)
+    if error not in (0, errno.EINPROGRESS):
+        connection.close()
+        raise OSError(error, os.strerror(error))
+    return connection
