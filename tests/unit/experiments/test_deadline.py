@@ -21,14 +21,11 @@ from koala_experiments.bricks import (
     CallRecord,
     CallScheduler,
     Deadline,
-    Domain,
     Fallback,
     Greedy,
     Grid,
     GridParameters,
-    Link,
     Monitors,
-    Network,
     Node,
     OtherTasks,
     PlannedCall,
@@ -42,10 +39,11 @@ from koala_experiments.bricks import (
 )
 from koala_experiments.deadline import EXPERIMENT, Case, Variant, simulate
 from koala_experiments.framework import difference, estimate
+from koala_experiments.gridnetwork import Domain, Link, Network
 from tests.examples import examples
 
 if TYPE_CHECKING:
-    from koala_experiments.bricks import Transfer
+    from koala_experiments.gridnetwork import Transfer
 
 
 # -- Deadline scheduling of calls: the choice of a server, load correction and fallback.
