@@ -53,8 +53,9 @@ MOST_INPUT = 256 * 1024 * 1024
 """Bytes of the standard input of a command, or of a file to be written."""
 MOST_AGENTS = 4096
 """Connections of agents at once, or half of the descriptors where those are fewer: commands need some, too."""
-MOST_SILENT = 100
-"""Connections of agents that have said nothing yet: with one more, the oldest of them has to go."""
+MOST_SILENT = 1000
+"""Connections of agents that have said nothing yet, or a quarter of all where those are fewer: with one more, the
+oldest of them has to go. The agents of a large job may all connect at the same moment."""
 EARLY = 4096
 """Bytes that are read of an agent before there is a stream for it: more than an agent says unasked."""
 FULL_PAUSE = 0.1
@@ -239,7 +240,7 @@ class Agents:
                 time.sleep(FULL_PAUSE)  # else it would be told of at once again
             return
         for surplus, kind in (
-            (len(self._silent) >= MOST_SILENT, self._silent),
+            (len(self._silent) >= min(MOST_SILENT, self._most // 4), self._silent),
             (len(self._silent) + len(self._held) + self._served >= self._most, self._held),
         ):
             if surplus and kind:

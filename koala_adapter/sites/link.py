@@ -128,7 +128,7 @@ PING_PATIENCE = 60.0
 """Seconds without an answer to one after which the connection counts as dead."""
 MUCH = 256 * 1024
 """Bytes that wait for ssh, beyond which nothing more is read from the control center."""
-OUTPUT_AHEAD = 1024 * 1024
+OUTPUT_AHEAD = 4 * 1024 * 1024
 """Credit for what a command prints."""
 MOST_OUTPUT = 256 * 1024 * 1024
 """Bytes of what a command prints, and as many of what it complains: one that prints more is given up."""

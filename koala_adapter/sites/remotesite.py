@@ -174,8 +174,14 @@ class RemoteSite(LrmHost):
         """Learn of the host, and have the gateway listen; then requests go over the connection."""
         try:
             found, _, _ = await link.ask({"do": "facts"})
+            before = self._facts
             with self._understood():
                 self._facts = _facts(found)
+            if before is not None and before.name != self._facts.name and not self._listen:
+                why = "earlier agents look for the first: give a name of one login node as `ssh`"
+                log.warning(
+                    "site is another host now", site=self.name, before=before.name, now=self._facts.name, why=why
+                )
             alone, self._alone = self._alone, str(found.get("alone") or "")
             if self._alone and self._alone != alone:
                 log.warning("the gateway of a site ends with its connection", site=self.name, reason=self._alone)

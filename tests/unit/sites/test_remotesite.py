@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 
 from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm.commands import THIS_HOST, CommandRunner
-from koala_adapter.sites.link import MOST_SILENT, gateway_file, login_command, may_ask, ssh_command
+from koala_adapter.sites.link import gateway_file, login_command, may_ask, ssh_command
 from koala_adapter.sites.remotesite import FIRST_SIZE, LARGEST_SIZE, RemoteSite, SiteAddress
 from koala_adapter.testing.trial import eventually
 from tests.gateways import gateway_processes, resident_gateways
@@ -54,10 +54,10 @@ class Place:
         self.babbles = directory / "babbles"
         self.asks, self.control = directory / "asks", directory / "login"
         self.port_file = directory / "port"
-        ssh = directory / "bin" / "ssh"
-        ssh.parent.mkdir()
-        ssh.write_text(SSH.format(away=self.away, pid=self.pid, asks=self.asks, babbles=self.babbles))
-        ssh.chmod(0o755)
+        self.ssh = directory / "bin" / "ssh"
+        self.ssh.parent.mkdir()
+        self.ssh.write_text(SSH.format(away=self.away, pid=self.pid, asks=self.asks, babbles=self.babbles))
+        self.ssh.chmod(0o755)
         self.title = f"of tester@here:{directory}"
         self.site = self.new_site()
 
@@ -66,6 +66,10 @@ class Place:
         address = SiteAddress(name="delft", ssh="fs3", directory=str(self.directory), listen="127.0.0.1", lease=lease)
         file = self.port_file if stays else None
         return RemoteSite(address, title=self.title, port_file=file, control=self.control)
+
+    def lead_through_pipes(self) -> None:
+        """Have processes in the way of connections that can be stopped, as the gateway itself cannot."""
+        self.ssh.write_text(self.ssh.read_text().replace('exec sh -c "exec $3"', 'cat | sh -c "exec $3" | cat'))
 
     async def break_connection(self) -> None:
         """Kill the connection and keep it down."""
@@ -448,15 +452,16 @@ async def test_agents_at_a_site_take_a_bounded_number_of_descriptors(place: Plac
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_connections_that_say_nothing_make_room(place: Place) -> None:
+async def test_connections_that_say_nothing_make_room(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any user who reaches the port of the gateway can connect: agents are relayed nevertheless."""
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     place.site.relay_agents_to("127.0.0.1", listener.extra(anyio.abc.SocketAttribute.local_port))
     async with anyio.create_task_group() as tasks, AsyncExitStack() as strangers:
         tasks.start_soon(listener.serve, echo)
-        await place.site.facts()
+        with changed_gateway(monkeypatch, b"MOST_SILENT = 1000", b"MOST_SILENT = 100"):
+            await place.site.facts()
         first = await strangers.enter_async_context(await anyio.connect_tcp(*place.site.door))
-        for _ in range(MOST_SILENT + 20):
+        for _ in range(120):
             await strangers.enter_async_context(await anyio.connect_tcp(*place.site.door))
         await converse(place.site.door, b"x" * 1000)
         assert await pieces(first) == [], "the oldest one had to go"
@@ -627,6 +632,19 @@ async def test_a_gateway_that_is_stopped_is_replaced(staying: Place, monkeypatch
     os.kill(gateway, signal.SIGKILL)
     await staying.site.close()
     await all_gone(staying)
+
+
+async def test_a_connection_that_is_stopped_is_made_again(staying: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes stop and TCP lives: what waits for an answer ends, and the gateway is taken up by the next connection."""
+    staying.lead_through_pipes()
+    monkeypatch.setattr("koala_adapter.sites.link.PING_INTERVAL", 0.2)
+    monkeypatch.setattr("koala_adapter.sites.link.PING_PATIENCE", 1.0)
+    gateway = await resident(staying)
+    os.killpg(int(staying.pid.read_text()), signal.SIGSTOP)
+    with pytest.raises(LrmUnavailableError, match="did not answer for 1 s"):
+        await staying.site.run(["true"])
+    await staying.until_back()
+    assert await resident(staying) == gateway
 
 
 async def test_a_gateway_that_was_killed_is_followed_by_another(staying: Place) -> None:
