@@ -71,6 +71,8 @@ MARKS = 8
 """Labels of a time axis."""
 LETTER = 6.4
 """Width of a character, about."""
+LETTERS = 11.0
+"""Height of a line of them."""
 NARROWEST = 1.5
 """A bar that is narrower cannot be seen."""
 
@@ -153,7 +155,8 @@ def _panel(name: str, panel: Panel, top: float, gutter: float) -> Markup:
     parts.append(tag("path", d=f"M{gutter:g} {first:g}V{low:g}H{WIDTH - 1:g}", class_="axis"))
     if not panel.names:
         parts.append(tag("text", panel.rows, x=gutter - 5, y=first + 10, text_anchor="end"))
-        parts.append(tag("text", 0, x=gutter - 5, y=low, text_anchor="end"))
+        if panel.height >= 2 * LETTERS:
+            parts.append(tag("text", 0, x=gutter - 5, y=low, text_anchor="end"))
     for row, (text, href) in enumerate(panel.names):
         written = tag("text", text, x=0, y=first + (row + 0.5) * unit + 4)
         parts.append(tag("a", written, href=href) if href else written)
@@ -189,7 +192,7 @@ def _bar(name: str, bar: Bar, across: Callable[[float], float], y: float, height
     if bar.look.hatched:
         parts.append(tag("rect", **place, fill=f"url(#{name}-hatch)", class_="over"))
     fits = [text for text in (bar.label, bar.look.mark) if text and len(text) * LETTER * 1.15 + 4 < width]
-    if fits and height >= 11:  # noqa: PLR2004 - as high as letters are
+    if fits and height >= LETTERS:
         parts.append(tag("text", fits[0], x=x + width / 2, y=y + height / 2 + 4, text_anchor="middle"))
     drawn = tag("g", *parts, class_=f"bar {bar.look.kind}")
     return tag("a", tag("title", bar.title), drawn, href=bar.href) if bar.href else drawn

@@ -268,7 +268,7 @@ class ClusterCheck:
         except (LrmError, TimeoutError) as error:
             remedy = UNANSWERED if commands.unanswered else _hint(error)
             start = CheckResult(subject="start", ok=False, found=_said(error), remedy=remedy)
-            return [*results, start, *await self._plugin_checks(lrm)]
+            return [*results, start, *await self._plugin_checks(lrm), *self._untried(lrm)]
         commands.patience = REACH_TIME if commands.unanswered else None
         results += await self._plugin_checks(lrm)
         commands.patience = REACH_TIME if commands.unanswered else None
@@ -277,7 +277,7 @@ class ClusterCheck:
         results.append(await self._step("nodes", lambda: self._nodes(lrm, commands.host.user)))
         answers = results[-1].ok
         if not answers and commands.unanswered:
-            return results  # each further question would wait as long
+            return [*results, *self._untried(lrm)]  # each further question would wait as long
         results.append(await self._queue(lrm))
         results.append(self._requests(lrm))
         if self.config.catalogue is not None:
@@ -286,7 +286,9 @@ class ClusterCheck:
         if answers and self.outside:
             self.tell("trying whether jobs come in held")
             results += [self._rate_of_starts(lrm), *await lrm.check_outside()]
-        if answers and self.center is not None and lrm.capabilities.submit:
+        if not answers:
+            results += self._untried(lrm)
+        elif self.center is not None and lrm.capabilities.submit:
             trial = Trial(
                 self.center,
                 self.config,
@@ -297,6 +299,14 @@ class ClusterCheck:
             )
             results += await trial.run()
         return results
+
+    def _untried(self, lrm: Lrm) -> list[CheckResult]:
+        """Return what is said of a trial placeholder that is not submitted, as its batch system does not answer."""
+        if self.center is None or not lrm.capabilities.submit:
+            return []
+        remedy = "mend what fails above, and check again"
+        found = "not tried, as the batch system does not answer: whether it takes submissions is not known"
+        return [CheckResult(subject="placeholder", ok=False, found=found, remedy=remedy)]
 
     async def _plugin_checks(self, lrm: Lrm) -> list[CheckResult]:
         self.tell("looking at commands and libraries")

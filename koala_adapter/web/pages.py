@@ -168,8 +168,8 @@ def _outputs(
     shown = {one for one, _ in tails}
     for attempt, some in groupby((one for one in outputs if one not in shown), key=lambda one: one.attempt):
         links = [tag("li", tag("a", name_of(one), href=_address(frame, report, one))) for one in some]
-        what = f"{counted(len(links), 'file')} of attempt {attempt}" if attempt else counted(len(links), "other file")
-        yield tag("details", tag("summary", f"{what}: output"), tag("ul", *links))
+        what = f"Output of attempt {attempt}" if attempt else "Further output"
+        yield tag("details", tag("summary", f"{what}: {counted(len(links), 'file')}"), tag("ul", *links))
     yield tag("p", "Files in ", tag("code", report.output_directory), class_="faint")
 
 

@@ -315,7 +315,10 @@ def application(shown: Shown) -> ASGIApp:
     def trouble(_request: Request, error: Exception) -> Response:
         known = error if isinstance(error, KoalaError) else KoalaError(str(error))
         status = 404 if isinstance(error, JobNotFoundError) else 503
-        return HTMLResponse(error_page(shown.frame(None), known), status_code=status)
+        source = None
+        with suppress(KoalaError):
+            source = shown.information()
+        return HTMLResponse(error_page(shown.frame(source), known), status_code=status)
 
     routes = [Mount(f"/{shown.access.place}", routes=Pages(shown).routes())]
     return Guard(Starlette(routes=routes, exception_handlers={KoalaError: trouble}), shown.access)

@@ -41,7 +41,7 @@ from koala_adapter.sitesetup.find import (
     unique_name,
 )
 from koala_adapter.sitesetup.search import no_site_file_here, search
-from koala_adapter.sitesetup.trial import judged
+from koala_adapter.sitesetup.trial import TrialCenter, judged
 from koala_pbs.settings import discover as discover_pbs
 from koala_sge.settings import discover as discover_sge
 from koala_sge.settings import smallest_user
@@ -455,6 +455,17 @@ async def test_after_a_question_without_an_answer_there_is_one_more(tmp_path: Pa
     assert [(one.subject, one.found) for one in results if not one.ok] == [("nodes", "sh did not answer within 0.5 s")]
     assert [one.subject for one in results] == ["version", "nodes"]
     assert set(made[0].order) == {"check", "nodes", "jobs"}
+
+
+@pytest.mark.parametrize("starts", [True, False])
+async def test_a_placeholder_that_is_not_tried_is_told_of(tmp_path: Path, *, starts: bool) -> None:
+    """Whoever sees no failure there would take it that submissions work."""
+    check, _ = new_check(tmp_path, lambda commands: SilentLrm(commands, starts=starts), lambda _: None)
+    site = load_site_text('[[clusters]]\nname = "a"\nplugin = "local"\n', {"local": koala_local.PLUGIN})
+    center = TrialCenter(site, tmp_path / "trial", state=tmp_path)
+    last = (await replace(check, center=center).run())[-1]
+    assert (last.subject, last.ok) == ("placeholder", False)
+    assert last.found.startswith("not tried, as the batch system does not answer")
 
 
 async def test_what_is_waited_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
