@@ -135,6 +135,7 @@ class Knowledge:
         self._service = service
         self._settled_at = settled_at
         self._chance = random.Random(f"knowledge/{service.faults.seed}")
+        self._probes = random.Random(f"probes/{service.faults.seed}")
         self._names: dict[ClusterName, set[str]] = {name: set() for name in service.lrms}
         self._look()
 
@@ -162,3 +163,7 @@ class Knowledge:
         if self._chance.random() < 0.1:
             bandwidth = self._chance.choice([None, 0.5, 4.0, 50.0])
             service.post(ev.BandwidthKnown(time=service.now, cluster=name, bandwidth=bandwidth))
+        if self._probes.random() < 0.1:
+            connects = service.clock.now >= self._settled_at or self._probes.random() < 0.5
+            other = self._probes.choice([*self._names])
+            service.post(ev.NodesConnect(time=service.now, cluster=name, other=other, connects=connects))
