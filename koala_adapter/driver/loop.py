@@ -165,7 +165,7 @@ class LoopOwner(Protocol):
         """
 
     def settled(self) -> None:
-        """Called after the last received event was handled."""
+        """Called when no event is left to be handled, or all wait for the journal."""
 
     def halted(self) -> None:
         """Called when the journal cannot be written; call :meth:`EventLoop.try_again` later."""

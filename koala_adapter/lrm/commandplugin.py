@@ -274,7 +274,7 @@ class Checks(ABC):
 
     @abstractmethod
     def steps(self) -> tuple[Step, ...]:
-        """Return the checks in a helpful order."""
+        """Return the checks, in the order in which a person would look."""
 
     async def run(self) -> tuple[CheckResult, ...]:
         """Run the checks; those after a decisive failure are left out."""

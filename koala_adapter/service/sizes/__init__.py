@@ -68,7 +68,7 @@ class SizeChanges:
         return any(id_ in jobs and jobs[id_].job.runner is not RunnerName.RANKS for id_ in job_ids)
 
     def warned(self, job_id: JobId) -> str:
-        """Return how many processes know of the near end of their walltime; empty: none."""
+        """Return a sentence on how many processes know of the near end of their walltime; empty: none."""
         return "" if self._made is None else self._made.warned(job_id)
 
     def complaint(self, job_id: JobId) -> str:

@@ -249,7 +249,7 @@ class Sizes:
     # ---- what people are told --------------------------------------------------------------------------------------
 
     def warned(self, job_id: JobId) -> str:
-        """Return how many processes know of the near end of their walltime; empty: none."""
+        """Return a sentence on how many processes know of the near end of their walltime; empty: none."""
         record, job = self._core.state.jobs.get(job_id), self._jobs.get(job_id)
         over = record is None or record.state.final
         told = job.warned if isinstance(job, AdaptiveJob) and not over else 0
