@@ -84,8 +84,11 @@ class LrmHost(ABC):
         """Whether the host is connected, and nothing is asked of it or sent to it at present."""
         return True
 
-    async def measure(self) -> Measurement | None:
-        """Measure the way to the host, with some MiB at most; None: nothing is moved to this host."""
+    async def measure(self, *, bandwidth: bool = True) -> Measurement | None:  # noqa: ARG002 - for other hosts
+        """Measure the way to the host, with some MiB at most; None: nothing is moved to this host.
+
+        ``bandwidth``: else only round trips are made, and the size is 0.
+        """
         return None
 
     async def close(self, *, in_use: bool = False) -> None:  # noqa: B027 - this host keeps nothing

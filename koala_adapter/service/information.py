@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 KEY = "network"
 """Key of the journal under which the estimates are kept, by site."""
-LOOK_INTERVAL = 15.0
+LOOK_INTERVAL = 5.0
 """Seconds between two looks at which sites are to be measured, and at what is to be told to the scheduler."""
 MEASURE_INTERVAL = 3600.0
-"""Seconds between two measurements of a site, at least, and after a transfer before one."""
+"""Seconds between two measurements of a site, at least; a transfer within them stands for one of the bandwidth."""
 MEASURE_SECONDS = 60.0
 """Seconds after which a measurement is given up."""
 
@@ -84,23 +84,22 @@ class Information:
         """Measure the sites that are due, and tell the scheduler and the journal what is new."""
         for site, clusters in self._clusters.items():
             host = self._core.lrm_hosts[clusters[0].name]
-            if host.quiet and self._is_due(site, clusters):
-                await self._measure(site, host)
+            if host.quiet and not self._is_recent(self._tried.get(site), self._estimate(site).latency_at):
+                stated = all(config.parameters.bandwidth is not None for config in clusters)
+                moves = not stated and not self._is_recent(self._estimate(site).moved_at)
+                await self._measure(site, host, bandwidth=moves)
         self._tell()
         self._keep()
 
-    def _is_due(self, site: str, clusters: list[ClusterConfig]) -> bool:
-        """Tell whether a site is to be measured: nothing was observed for a while, and the number would count."""
-        times = (self._estimate(site).moved_at, self._tried.get(site))
-        latest = max((time for time in times if time is not None), default=None)
-        recent = latest is not None and self._core.now() - latest < MEASURE_INTERVAL
-        return not recent and any(config.parameters.bandwidth is None for config in clusters)
+    def _is_recent(self, *times: float | None) -> bool:
+        """Tell whether one of some times was within the interval of measurements."""
+        return any(time is not None and self._core.now() - time < MEASURE_INTERVAL for time in times)
 
-    async def _measure(self, site: str, host: LrmHost) -> None:
+    async def _measure(self, site: str, host: LrmHost, *, bandwidth: bool) -> None:
         self._tried[site] = self._core.now()
         with contained("measuring the network", site=site), anyio.move_on_after(MEASURE_SECONDS):
             try:
-                found = await host.measure()
+                found = await host.measure(bandwidth=bandwidth)
             except (LrmError, OSError) as error:
                 log.info("the network to a site cannot be measured", site=site, error=str(error))
                 return

@@ -44,12 +44,16 @@ class MeasuredHost(LocalHost):
 
     def __init__(self) -> None:
         self.seconds, self.measurements, self.busy, self.fails = 1.0, 0, False, False
+        self.round_trips = 0
 
     @property
     def quiet(self) -> bool:
         return not self.busy
 
-    async def measure(self) -> Measurement:
+    async def measure(self, *, bandwidth: bool = True) -> Measurement:
+        self.round_trips += 1
+        if not bandwidth:
+            return Measurement(size=0, seconds=0.0, latency=0.03)
         self.measurements += 1
         if self.fails:
             raise LrmUnavailableError("the connection to site delft was lost")
@@ -97,6 +101,7 @@ async def test_a_site_is_measured_once_an_hour_and_both_of_its_clusters_are_told
     assert place.told() == {FAR: 4.0, ALSO: 4.0}
     await place.look()
     assert place.host.measurements == 1, "that whose bandwidth is stated is not measured"
+    assert place.information.report(SITE.clusters[2]).latency == 0.03, "but for its latency"
     await place.look(MEASURE_INTERVAL)
     assert place.host.measurements == 2
     assert place.told() == {}, "nothing has changed"
@@ -109,7 +114,11 @@ async def test_a_transfer_counts_and_puts_the_next_measurement_off(place: Place)
     await place.look()
     assert place.told() == {FAR: 8.0, ALSO: 8.0}
     assert place.host.measurements == 0
-    assert place.information.report(SITE.clusters[0]).source == "transfer"
+    report = place.information.report(SITE.clusters[0])
+    assert (report.source, report.latency) == ("transfer", 0.03)
+    place.information.transferred("delft", 512 * MIB, 64.0)
+    await place.look(MEASURE_INTERVAL)
+    assert (place.host.measurements, place.host.round_trips) == (1, 4), "an hour after the transfer"
 
 
 async def test_a_site_to_which_something_goes_is_not_measured(place: Place) -> None:
