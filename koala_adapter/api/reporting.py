@@ -23,6 +23,7 @@ from koala_adapter.report.values import (
     JobReport,
     RankUsage,
     SizeChangeReport,
+    TransferReport,
     UsageReport,
 )
 from koala_adapter.scheduler.claiming.attempts import is_requeued
@@ -34,7 +35,7 @@ from koala_adapter.scheduler.reports import hold_groups
 from koala_adapter.service.results import files_report
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from koala_adapter.lrm.listing import Listing
     from koala_adapter.model import ClusterName, Component, Job, JobId
@@ -142,6 +143,7 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
     put_off: str = "",
     files: Mapping[str, TaskFiles] = MappingProxyType({}),
     sweep: SweepProgress | None = None,
+    transfers: tuple[TransferReport, ...] = (),
     concluded: bool = False,
 ) -> JobReport:
     """Return the report of a job of the scheduler.
@@ -187,6 +189,7 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
         trouble=trouble,
         files=files_report(record, files),
         sweep=sweep,
+        transfers=transfers,
         concluded=concluded,
         usage=_usage(record, now),
         attempts=tuple(
@@ -362,13 +365,29 @@ def live_report(service: Service, job_id: JobId, *, to_keep: bool = False) -> Jo
         wall_offset=service.clock.offset,
         output_directory=str(directory),
         warned=service.sizes.warned(job_id),
-        put_off=_put_off(service, job_id),
+        put_off=" ".join(filter(None, (_put_off(service, job_id), *_obstacles(service, job_id)))),
         trouble=_trouble(service, job_id, journal="" if to_keep else service.trouble),
         negotiated=negotiated(service.journal.negotiations, record, service.now()),
         files=service.applications.results.concluded(directory),
         sweep=service.sweeps.progress(record.job),
+        transfers=tuple(_transfers(service, job_id)),
         concluded=record.state in BY_THEMSELVES and not (record.live and _in_contact(service, record)),
     )
+
+
+def _obstacles(service: Service, job_id: JobId) -> Iterator[str]:
+    """Yield why input files do not go on their way."""
+    for one in service.applications.stager.of_job(job_id):
+        if one.waits_for:
+            yield f"Its input files for {one.cluster} wait: {one.waits_for}."
+
+
+def _transfers(service: Service, job_id: JobId) -> Iterator[TransferReport]:
+    for one in service.applications.stager.of_job(job_id):
+        rate = None if one.waits_for else one.rate(service.now())
+        yield TransferReport(
+            cluster=one.cluster, size=one.size, missing=one.missing, rate=rate, waits_for=one.waits_for
+        )
 
 
 SHORTEST_TOLD = 2.0

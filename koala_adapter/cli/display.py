@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from koala_adapter.cli.listing import Column
     from koala_adapter.cli.session import Session
     from koala_adapter.report.sitevalues import ClusterFiles, ClusterReport
-    from koala_adapter.report.values import ComponentReport, JobReport, UsageReport
+    from koala_adapter.report.values import ComponentReport, JobReport, TransferReport, UsageReport
 
 
 # -- Size of a job over time ---------------------------------------------------------------------------------
@@ -245,6 +245,16 @@ def sweep_lines(report: JobReport) -> list[str]:
     left = f", about {seconds(sweep.seconds_left)} left" if sweep.seconds_left else ""
     counted = f"{sweep.done}/{sweep.total} tasks done, {sweep.failed} failed, {sweep.running} running{left}"
     return [counted, f"results in {sweep.directory}/results.jsonl"]
+
+
+def transfer_line(transfer: TransferReport) -> str:
+    """Return how far input files are on their way to a cluster, with a bar."""
+    arrived = f"{show_size(transfer.size - transfer.missing)} of {show_size(transfer.size)}"
+    rate = f", {show_size(int(transfer.rate))}/s" if transfer.rate else ""
+    left = f", {seconds(transfer.seconds_left)} left" if transfer.seconds_left is not None else ""
+    waits = f"; waits: {escape(transfer.waits_for)}" if transfer.waits_for else ""
+    done = bar(transfer.size - transfer.missing, transfer.size)
+    return f"{done} input files to {escape(transfer.cluster)}: {arrived}{rate}{left}{waits}"
 
 
 def sweep_state(report: JobReport) -> str:
@@ -581,7 +591,8 @@ def _progress(report: JobReport) -> RenderableType:
     name = f"[bold]{report.id}[/] {escape(report.name)}"
     head = Text.from_markup(f"job {name}  {styled(report.state)}  {clock}", emoji=False)
 
-    lines: list[RenderableType] = [Spinner("dots", text=head), *_sweep_bar(report), components_table(report)]
+    files = [Text.from_markup(transfer_line(one), emoji=False) for one in report.transfers]
+    lines: list[RenderableType] = [Spinner("dots", text=head), *_sweep_bar(report), *files, components_table(report)]
     if waits_for := awaited(report):
         lines.append(Text(waits_for, style="dim"))
     return Group(*lines)

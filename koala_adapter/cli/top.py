@@ -33,7 +33,7 @@ from koala_adapter.cli.display import (
     state_style,
 )
 from koala_adapter.cli.session import command_body, pass_session
-from koala_adapter.config.tomlfile import printable
+from koala_adapter.config.tomlfile import printable, show_size
 from koala_adapter.errors import ConfigurationError, KoalaError
 from koala_adapter.model import JobKind
 from koala_adapter.outcome import JobState
@@ -253,6 +253,9 @@ def _progress(report: JobReport, room: int) -> Text:
         holding, wanted = sum(one.held for one in report.components), size_now(report)
         reasons = {hold.reason for one in report.components for hold in one.holds if hold.reason}
         why = f" ({printable(min(reasons))})" if reasons else ""
+        if report.transfers:
+            missing, size = sum(one.missing for one in report.transfers), sum(one.size for one in report.transfers)
+            why = f", files are on the way: {show_size(size - missing)} of {show_size(size)}"
         return Text(f"waits {seconds(waiting_time(report))}{why}" + (f", holds {holding}/{wanted}" if holding else ""))
     if report.sweep is not None:
         done, words = report.sweep.done / max(1, report.sweep.total), f"{report.sweep.done}/{report.sweep.total}"

@@ -25,6 +25,26 @@ MOST_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransferReport:
+    """Large input files of a job on their way to a cluster at another site."""
+
+    cluster: str
+    size: int
+    """Bytes of all files."""
+    missing: int
+    """Bytes that have yet to arrive."""
+    rate: float | None = None
+    """Bytes a second; None: not known yet."""
+    waits_for: str = ""
+    """Why nothing goes at present."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """When the files will probably be there; None: not known."""
+        return self.missing / self.rate if self.rate else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepProgress:
     """Numbers of a sweep's tasks by state."""
 
@@ -274,6 +294,8 @@ class JobReport:
     """The latest of its runs that were not its last, oldest first."""
     sweep: SweepProgress | None = None
     """How far a sweep is."""
+    transfers: tuple[TransferReport, ...] = ()
+    """Large input files that are on their way to other sites."""
     concluded: bool = False
     """Its processes have ended by themselves, and all that they leave has come; its placeholders may go on a little."""
     usage: UsageReport | None = None

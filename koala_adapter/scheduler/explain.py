@@ -377,7 +377,7 @@ def _transfer(name: ClusterName, one: Staging, now: float) -> str:
     ready = one.ready_at()
     rate = "" if not one.rate else f" at {_mib(one.rate)}/s"
     left = "how long that takes is not known yet" if ready is None else f"there in {duration(ready - now)}{rate}"
-    return f"{_mib(one.size - one.missing)} of {_mib(one.size)} on {name}, {left}"
+    return f"{_mib(one.size - one.missing_at(now))} of {_mib(one.size)} on {name}, {left}"
 
 
 def _postponed(state: State, record: JobRecord, claim: Claim, now: float) -> str:

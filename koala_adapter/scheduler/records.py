@@ -664,6 +664,10 @@ class Staging:
     """Bytes a second, as measured or expected; None: not known."""
     done: bool = False
 
+    def missing_at(self, now: float) -> float:
+        """Return the bytes that have probably yet to arrive."""
+        return max(0.0, self.missing - (self.rate or 0.0) * (now - self.heard_at))
+
     def ready_at(self) -> float | None:
         """Return when all files will probably be there; None: not known."""
         if self.done or not self.missing:

@@ -262,16 +262,19 @@ class Stager:
         site.whole = (site.whole - transfer.files.keys()) | found.whole.keys()
         missing = {digest: file.size for digest, file in transfer.files.items() if digest not in found.whole}
         transfer.missing = sum(missing.values()) - sum(found.parts.get(digest, 0) for digest in missing)
-        transfer.waits_for, transfer.began, transfer.moved = "", self._core.now(), 0
-        self._tell(transfer, always=bool(missing))
+        transfer.began, transfer.moved = self._core.now(), 0
+        self._tell(transfer, always=bool(missing) and not transfer.waits_for)
         async with site.room:
             # Files of a job that waits for room are not kept: two of them could wait for each other.
             others = [one for one in self._transfers.values() if one.admitted and self._site_of(one) is site]
             keep = {digest for one in (transfer, *others) for digest in one.files}
             need = transfer.missing + sum(one.missing for one in others)
-            if missing and await site.cache.make_room(need, bound=site.bound, keep=keep):
-                raise _FullError
-            transfer.admitted = True
+            if missing:
+                removed, lacking = await site.cache.make_room(need, bound=site.bound, keep=keep)
+                site.whole -= set(removed)
+                if lacking:
+                    raise _FullError
+            transfer.admitted, transfer.waits_for = True, ""
         async with anyio.create_task_group() as tasks:
             for digest in missing:
                 tasks.start_soon(self._send, transfer, site, digest)

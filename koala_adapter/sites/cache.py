@@ -12,7 +12,7 @@ from anyio import to_thread
 from koala_adapter.errors import LrmUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from koala_adapter.sites.remotesite import RemoteSite
@@ -45,13 +45,17 @@ class SiteCache:
         found = await self._host.ask({"do": "look_into_cache", "path": DIRECTORY, "digests": wanted})
         return Found(whole=self._sizes(found.get("whole")), parts=self._sizes(found.get("parts")))
 
-    async def make_room(self, need: int, *, bound: int, keep: Collection[str]) -> int:
-        """Remove what was used longest ago, but nothing of ``keep``, and return how many bytes are lacking still."""
+    async def make_room(self, need: int, *, bound: int, keep: Collection[str]) -> tuple[Sequence[str], int]:
+        """Remove what was used longest ago, but nothing of ``keep``.
+
+        Return the digests of what was removed, and how many bytes are lacking still.
+        """
         request = {"do": "make_room_in_cache", "path": DIRECTORY, "need": need, "bound": bound, "keep": list(keep)}
-        lacking = (await self._host.ask(request)).get("lacking")
-        if not isinstance(lacking, int):
-            raise LrmUnavailableError(f"site {self._host.name} gave an answer that cannot be used: {lacking!r}")
-        return lacking
+        found = await self._host.ask(request)
+        removed, lacking = found.get("removed"), found.get("lacking")
+        if not isinstance(removed, list) or not isinstance(lacking, int):
+            raise LrmUnavailableError(f"site {self._host.name} gave no answer on the room in its cache")
+        return [str(digest) for digest in removed], lacking
 
     async def put(self, path: Path, digest: str, offset: int, sent: Callable[[int], None]) -> None:
         """Send a content from a file, after its first ``offset`` bytes; ``sent`` is told how many bytes went."""

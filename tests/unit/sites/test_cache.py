@@ -143,13 +143,13 @@ async def test_what_was_used_longest_ago_makes_room(place: Place, cached: Path, 
         path = cached / content.digest if content is not part else cached / f"{part.digest}.part"
         os.utime(path, (now - 100 * age, now - 100 * age))
     keep = {kept.digest}
-    assert await cache.make_room(1000, bound=5000, keep=keep) == 0
+    assert await cache.make_room(1000, bound=5000, keep=keep) == ([], 0)
     assert len((await cache.look()).whole) == 3
-    assert await cache.make_room(1500, bound=4500, keep=keep) == 0
+    assert await cache.make_room(1500, bound=4500, keep=keep) == ([old.digest], 0)
     assert set((await cache.look()).whole) == {kept.digest, young.digest}
-    assert await cache.make_room(1500, bound=3000, keep=keep) == 0
+    assert await cache.make_room(1500, bound=3000, keep=keep) == ([part.digest, young.digest], 0)
     assert set((await cache.look()).whole) == {kept.digest}
-    assert await cache.make_room(1500, bound=2000, keep=keep) == 500
+    assert await cache.make_room(1500, bound=2000, keep=keep) == ([], 500)
     assert set((await cache.look()).whole) == {kept.digest}
 
 
