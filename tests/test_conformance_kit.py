@@ -247,7 +247,7 @@ class Selfish(LocalLrm):
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Paint the users."""
-        return tuple(replace(job, user=self._user) for job in await super().jobs(name_prefix=name_prefix))
+        return tuple(replace(job, user=self._context.user) for job in await super().jobs(name_prefix=name_prefix))
 
 
 class Anonymous(LocalLrm):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from koala_adapter.lrm.commands import THIS_HOST
 from koala_adapter.testing import LrmUnderTest, new_context
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from koala_adapter.lrm import PluginDefinition
+    from koala_adapter.lrm.lrmhost import LrmHost
 
 
 async def start_plugin(
@@ -23,13 +25,15 @@ async def start_plugin(
     directory: Path,
     *,
     processors: int | None = None,
+    host: LrmHost = THIS_HOST,
     **given: Any,  # noqa: ANN401 - fields of LrmUnderTest
 ) -> LrmUnderTest:
     """Start a plugin with a context of its own.
 
-    ``processors``: None: those that are idle now. ``given``: further fields of LrmUnderTest.
+    ``processors``: None: those that are idle now. ``host``: where its batch system is, connected. ``given``: further
+    fields of LrmUnderTest.
     """
-    context = new_context(directory)
+    context = new_context(directory, host=host)
     lrm = definition.factory(context, settings)
     await lrm.start()
     return LrmUnderTest(

@@ -50,6 +50,7 @@ def facts(_request: "Dict[str, Any]") -> "Dict[str, Any]":
         "home": home,
         "variables": dict(os.environ),
         "python": sys.version.split()[0],
+        "interpreter": sys.executable,
     }
 
 

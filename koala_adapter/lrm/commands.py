@@ -18,6 +18,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -149,6 +150,7 @@ class LocalHost(LrmHost):
             home=home,
             variables=dict(os.environ),
             python=platform.python_version(),
+            interpreter=sys.executable,
         )
 
     async def run(

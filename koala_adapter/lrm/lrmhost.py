@@ -28,6 +28,8 @@ class HostFacts:
     """Environment of the user there."""
     python: str
     """Version of the Python that koala uses there."""
+    interpreter: str
+    """Path of that Python."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

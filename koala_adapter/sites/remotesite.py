@@ -348,6 +348,7 @@ def _facts(found: Mapping[str, Any]) -> HostFacts:
         home=str(found["home"]),
         variables={str(name): str(value) for name, value in dict(found["variables"]).items()},
         python=_name(found["python"]),
+        interpreter=_name(found["interpreter"]),
     )
 
 

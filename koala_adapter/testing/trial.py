@@ -16,7 +16,7 @@ import pytest
 
 from koala_adapter.errors import LrmError
 from koala_adapter.lrm import ClusterContext, PinnedStart, Submission
-from koala_adapter.lrm.commands import DEFAULT_TIMEOUT, CommandResult, CommandRunner, login_name
+from koala_adapter.lrm.commands import DEFAULT_TIMEOUT, THIS_HOST, CommandResult, CommandRunner
 from koala_adapter.model import BatchKey, ClusterName, LrmJobId, LrmJobState
 from koala_adapter.slots import PLAIN, Slot
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from koala_adapter.lrm import Lrm, PluginDefinition
+    from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import LrmJob
 
 
@@ -48,9 +49,11 @@ class RecordedCommand:
 class RecordingRunner(CommandRunner):
     """Runs commands like its parent and keeps a list of them."""
 
-    def __init__(self, *, per_minute: int = 60_000, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *, per_minute: int = 60_000, environment: Mapping[str, str] | None = None, host: LrmHost = THIS_HOST
+    ) -> None:
         """The bound is generous, because a test asks far more often than the service does."""
-        super().__init__(per_minute=per_minute, environment=environment)
+        super().__init__(per_minute=per_minute, environment=environment, host=host)
         self.commands: list[RecordedCommand] = []
 
     async def run(
@@ -175,12 +178,15 @@ class LrmUnderTest:
     only an outside scheduler's view."""
 
 
-def new_context(directory: Path, *, cluster: str = "conformance") -> ClusterContext:
-    """Return a context for the cluster under test, with a recording runner and a private state directory."""
+def new_context(directory: Path, *, cluster: str = "conformance", host: LrmHost = THIS_HOST) -> ClusterContext:
+    """Return a context for the cluster under test, with a recording runner and a private state directory.
+
+    ``host``: where its batch system is; another one than this is connected.
+    """
     state = directory / "state"
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     return ClusterContext(
-        cluster=ClusterName(cluster), commands=RecordingRunner(), state_directory=state, user=login_name()
+        cluster=ClusterName(cluster), commands=RecordingRunner(host=host), state_directory=state, user=host.user
     )
 
 

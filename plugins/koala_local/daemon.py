@@ -34,6 +34,7 @@ from koala_local.jobs import (
     LONGEST_MESSAGE,
     QUEUE,
     SOCKET_NAME,
+    UNHEARD,
     Ending,
     Fields,
     JobRecord,
@@ -655,9 +656,32 @@ def _somebody_listens(directory: Path) -> bool:
     return True
 
 
+def ask(directory: Path) -> int:
+    """Pass a request from standard input to the daemon of a directory, and its answer to standard output.
+
+    Return 3 if no daemon has heard it.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(short_path(descriptor))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return UNHEARD
+        if peer_user(connection) not in {0, os.geteuid()}:
+            sys.stderr.write(f"the daemon's socket in {directory} belongs to another user\n")
+            return 1
+        connection.sendall(sys.stdin.buffer.read())
+        connection.shutdown(socket.SHUT_WR)
+        while piece := connection.recv(1 << 20):
+            sys.stdout.buffer.write(piece)
+    return 0
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Start the daemon of the directory that is the only argument, unless one is there already."""
+    """Start the daemon of a directory, unless one is there already; with ``ask`` behind it, ask that one."""
     directory = Path(arguments[0])
+    if arguments[1:] == ["ask"]:
+        return ask(directory)
     status = directory.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:
         sys.stderr.write(f"{directory} must belong to you and be closed to others (chmod 700)\n")

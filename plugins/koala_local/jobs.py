@@ -28,6 +28,8 @@ Json: TypeAlias = Union[bool, int, float, str, "list[Json]", "dict[str, Json]", 
 SOCKET_NAME = "socket"
 LAYOUT_NAME = "layout.json"
 LOG_NAME = "daemon.log"
+UNHEARD = 3
+"""Exit status of the program that passes a request on, where no daemon has heard it."""
 LONGEST_MESSAGE = 64 * 1024 * 1024
 """Bytes; a submission with its script is far below."""
 

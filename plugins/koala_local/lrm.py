@@ -6,45 +6,29 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
-import anyio
-from anyio.abc import SocketAttribute
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-import koala_adapter
-from koala_adapter.errors import ConfigurationError, LrmError, LrmRejectedError, LrmUnavailableError, ProtocolError
-from koala_adapter.host.privatedirectory import make_private_directory
-from koala_adapter.host.sockets import peer_user
+from koala_adapter.errors import ConfigurationError, LrmError, LrmRejectedError
 from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition, RenderedSubmission
-from koala_adapter.lrm.commands import login_name
 from koala_adapter.lrm.contract import oldest_first
 from koala_adapter.model import LrmJobId, Node, NodeGpus, NodeState, Queue
 from koala_local import processes
+from koala_local.client import Daemon, DaemonClient
+from koala_local.elsewhere import DaemonElsewhere
 from koala_local.jobs import (
     KILL_WAIT,
-    LAYOUT_NAME,
-    LOG_NAME,
-    LONGEST_MESSAGE,
     QUEUE,
     JobRecord,
     Layout,
     NodeSlots,
-    decode,
-    encode,
-    raise_failure,
-    short_path,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
-
-    from anyio.abc import SocketStream
+    from collections.abc import Sequence
 
     from koala_adapter.lrm import ClusterContext, PinnedStart, Submission
-    from koala_adapter.lrm.commands import CommandRunner
     from koala_adapter.model import LrmJob
     from koala_local.jobs import Fields, Json
 
@@ -151,106 +135,6 @@ class LocalSettings(BaseModel):
         )
 
 
-# -- Client of the daemon ------------------------------------------------------------------------------------
-# It asks the daemon, and starts it when it does not run.
-
-START_SECONDS = 60.0
-"""Bound on the time in which a new daemon must answer; it takes about 0.2 s, and more where a machine is busy."""
-
-
-class _NoDaemonError(LrmUnavailableError):
-    """No daemon listens: the request was not sent, so it can be sent again without harm."""
-
-
-class DaemonClient:
-    """One cluster's daemon as its plugin sees it. Holds no connection: each request makes its own."""
-
-    def __init__(self, directory: Path, layout: Layout, commands: CommandRunner, *, seconds: float) -> None:
-        """``seconds``: the time within which the daemon must answer."""
-        self._directory = directory
-        self._layout = layout
-        self._commands = commands
-        self._seconds = seconds
-
-    def prepare(self) -> None:
-        """Make the private directory and write down what the daemon must know. Raises LrmUnavailableError."""
-        try:
-            make_private_directory(self._directory)
-            new = self._directory / f"{LAYOUT_NAME}.{os.getpid()}"
-            new.write_bytes(encode(self._layout.to_json()))
-            new.replace(self._directory / LAYOUT_NAME)
-        except OSError as error:
-            hint = "give the state directory to the user who runs koala"
-            raise LrmUnavailableError(f"cannot use {self._directory}: {error.strerror}", hint=hint) from error
-
-    async def ask(self, operation: str, fields: Mapping[str, Json] | None = None, *, urgent: bool = False) -> Fields:
-        """Send one request, to a new daemon when none runs, and return the answer.
-
-        Raises the LrmError that the daemon answers with, and LrmUnavailableError when it does not answer.
-        """
-        await self._commands.admit(urgent=urgent)
-        request = encode({"operation": operation, **(fields or {})})
-        with self._commands.timed(operation):
-            try:
-                answer = await self._exchange(request)
-            except _NoDaemonError:
-                await self._start()
-                answer = await self._exchange(request)
-            raise_failure(answer)
-        return answer
-
-    async def _exchange(self, request: bytes) -> Fields:
-        try:
-            with anyio.fail_after(self._seconds):
-                async with self._connection() as stream:
-                    await stream.send(request)
-                    await stream.send_eof()
-                    return decode(await _receive_all(stream))
-        except TimeoutError:
-            message = f"the daemon of {self._directory} did not answer within {self._seconds:g} s"
-            raise LrmUnavailableError(message, hint="it is asked again later") from None
-        except (OSError, anyio.BrokenResourceError, ProtocolError) as error:
-            message = f"the daemon of {self._directory} does not answer: {error}"
-            raise LrmUnavailableError(message, hint=f"see {self._directory / LOG_NAME}") from error
-
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[SocketStream]:
-        try:
-            descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                stream = await anyio.connect_unix(short_path(descriptor))
-            finally:
-                os.close(descriptor)
-        except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise _NoDaemonError(f"no daemon runs for {self._directory}") from error
-        async with stream:
-            connection = stream.extra_attributes[SocketAttribute.raw_socket]()
-            if peer_user(connection) not in {0, os.geteuid()}:
-                raise PermissionError("the daemon's socket belongs to somebody else")
-            yield stream
-
-    async def _start(self) -> None:
-        self.prepare()
-        roots = dict.fromkeys(str(Path(file or "").parent.parent) for file in (__file__, koala_adapter.__file__))
-        # -P: nothing is imported from the current directory.
-        argv = [sys.executable, "-P", "-m", "koala_local.daemon", str(self._directory)]
-        done = await self._commands.run(argv, environment={"PYTHONPATH": os.pathsep.join(roots)}, timeout=START_SECONDS)
-        if done.returncode != 0:
-            message = f"the daemon of {self._directory} does not start: {done.complaint}"
-            raise LrmUnavailableError(message, hint=f"see {self._directory / LOG_NAME}")
-
-
-async def _receive_all(stream: SocketStream) -> bytes:
-    raw = bytearray()
-    while True:
-        try:
-            raw += await stream.receive(1 << 20)
-        except anyio.EndOfStream:
-            return bytes(raw)
-        if len(raw) > LONGEST_MESSAGE:
-            raise ProtocolError("the answer is too long")
-
-
 # -- The LRM -------------------------------------------------------------------------------------------------
 
 CAPABILITIES = Capabilities(
@@ -280,14 +164,18 @@ class LocalLrm(Lrm):
         self._context = context
         self._settings = settings
         self._layout = settings.layout
-        self._user = context.user or login_name()
-        self._daemon = DaemonClient(
+        here = context.host.here
+        if not here and not (settings.processors or settings.nodes or settings.node_names):
+            message = f"cluster {context.cluster}: the processors of a login node are not all for jobs"
+            raise ConfigurationError(message, hint="say in its settings how many `processors` there are for koala")
+        make = DaemonClient if here else DaemonElsewhere
+        self._daemon: Daemon = make(
             context.state_directory, self._layout, context.commands, seconds=settings.answer_seconds
         )
 
     async def start(self) -> None:
         """Start the cluster's daemon, or tell the running one our settings."""
-        self._daemon.prepare()
+        await self._daemon.prepare()
         await self._daemon.ask("configure", {"layout": self._layout.to_json()})
 
     async def version(self) -> str:
@@ -384,8 +272,7 @@ class LocalLrm(Lrm):
     async def check(self) -> tuple[CheckResult, ...]:
         """Verify the platform, the directory and the daemon."""
         return (
-            _check_platform(),
-            _check_shell(),
+            *((_check_platform(), _check_shell()) if self._context.host.here else ()),
             self._check_directives(),
             await self._check_daemon(),
         )
@@ -405,7 +292,7 @@ class LocalLrm(Lrm):
             raise LrmRejectedError(message, hint="its settings say what there is: features, gpus and gpu_kind")
         return {
             "name": submission.key,
-            "user": self._user,
+            "user": self._context.user or self._context.host.user,
             "count": submission.count,
             "script": submission.script,
             "walltime": submission.walltime,
@@ -455,4 +342,5 @@ PLUGIN = PluginDefinition(
     settings=LocalSettings,
     capabilities=CAPABILITIES,
     factory=LocalLrm,
+    sites=True,
 )

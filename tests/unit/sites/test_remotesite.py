@@ -357,7 +357,8 @@ left = len(first_words())
 while left:
     left -= len(os.read(0, left))
 streams, asked, answers = Streams(gateway=True), {{}}, json.load(open("{answers}"))
-known = {{"facts": dict(name="h", user="u", uid=0, home="/", variables={{}}, python="3.6"), "listen": dict(port=4000)}}
+facts = dict(name="h", user="u", uid=0, home="/", variables={{}}, python="3.6", interpreter="/p")
+known = {{"facts": facts, "listen": dict(port=4000)}}
 while data := os.read(0, 65536):
     for event in streams.receive(data):
         if event.kind == OPEN:

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients of a local cluster's daemon: they ask it, and start it when it does not run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from abc import ABC, abstractmethod
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio.abc import SocketAttribute
+
+import koala_adapter
+from koala_adapter.errors import LrmUnavailableError, ProtocolError
+from koala_adapter.host.privatedirectory import make_private_directory
+from koala_adapter.host.sockets import peer_user
+from koala_local.jobs import LAYOUT_NAME, LOG_NAME, LONGEST_MESSAGE, Layout, decode, encode, raise_failure, short_path
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from anyio.abc import SocketStream
+
+    from koala_adapter.lrm.commands import CommandRunner
+    from koala_local.jobs import Fields, Json
+
+START_SECONDS = 60.0
+"""Bound on the time in which a new daemon must answer; it takes about 0.2 s, and more where a machine is busy."""
+
+
+class NoDaemonError(LrmUnavailableError):
+    """No daemon listens: the request was not sent, so it can be sent again without harm."""
+
+
+class Daemon(ABC):
+    """One cluster's daemon as its plugin sees it. Holds no connection: each request makes its own."""
+
+    def __init__(self, layout: Layout, commands: CommandRunner, *, seconds: float) -> None:
+        """``seconds``: the time within which the daemon must answer."""
+        self._layout = layout
+        self._commands = commands
+        self._seconds = seconds
+
+    @abstractmethod
+    async def prepare(self) -> None:
+        """Make its directory and write down what it must know. Raises LrmUnavailableError."""
+
+    @abstractmethod
+    async def _exchange(self, request: bytes) -> Fields:
+        """Return the answer to a request. Raises LrmUnavailableError, as NoDaemonError if it was not sent."""
+
+    @abstractmethod
+    async def _start(self) -> None:
+        """Start the daemon, and return when it answers. Raises LrmUnavailableError."""
+
+    async def ask(self, operation: str, fields: Mapping[str, Json] | None = None, *, urgent: bool = False) -> Fields:
+        """Send one request, to a new daemon when none runs, and return the answer.
+
+        Raises the LrmError that the daemon answers with, and LrmUnavailableError when it does not answer.
+        """
+        await self._commands.admit(urgent=urgent)
+        request = encode({"operation": operation, **(fields or {})})
+        with self._commands.timed(operation):
+            try:
+                answer = await self._exchange(request)
+            except NoDaemonError:
+                await self._start()
+                answer = await self._exchange(request)
+            raise_failure(answer)
+        return answer
+
+
+class DaemonClient(Daemon):
+    """The daemon of a cluster on this host."""
+
+    def __init__(self, directory: Path, layout: Layout, commands: CommandRunner, *, seconds: float) -> None:
+        """``directory``: where it keeps all that it knows."""
+        super().__init__(layout, commands, seconds=seconds)
+        self._directory = directory
+
+    async def prepare(self) -> None:
+        try:
+            make_private_directory(self._directory)
+            new = self._directory / f"{LAYOUT_NAME}.{os.getpid()}"
+            new.write_bytes(encode(self._layout.to_json()))
+            new.replace(self._directory / LAYOUT_NAME)
+        except OSError as error:
+            hint = "give the state directory to the user who runs koala"
+            raise LrmUnavailableError(f"cannot use {self._directory}: {error.strerror}", hint=hint) from error
+
+    async def _exchange(self, request: bytes) -> Fields:
+        try:
+            with anyio.fail_after(self._seconds):
+                async with self._connection() as stream:
+                    await stream.send(request)
+                    await stream.send_eof()
+                    return decode(await _receive_all(stream))
+        except TimeoutError:
+            message = f"the daemon of {self._directory} did not answer within {self._seconds:g} s"
+            raise LrmUnavailableError(message, hint="it is asked again later") from None
+        except (OSError, anyio.BrokenResourceError, ProtocolError) as error:
+            message = f"the daemon of {self._directory} does not answer: {error}"
+            raise LrmUnavailableError(message, hint=f"see {self._directory / LOG_NAME}") from error
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[SocketStream]:
+        try:
+            descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                stream = await anyio.connect_unix(short_path(descriptor))
+            finally:
+                os.close(descriptor)
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise NoDaemonError(f"no daemon runs for {self._directory}") from error
+        async with stream:
+            connection = stream.extra_attributes[SocketAttribute.raw_socket]()
+            if peer_user(connection) not in {0, os.geteuid()}:
+                raise PermissionError("the daemon's socket belongs to somebody else")
+            yield stream
+
+    async def _start(self) -> None:
+        await self.prepare()
+        roots = dict.fromkeys(str(Path(file or "").parent.parent) for file in (__file__, koala_adapter.__file__))
+        # -P: nothing is imported from the current directory.
+        argv = [sys.executable, "-P", "-m", "koala_local.daemon", str(self._directory)]
+        done = await self._commands.run(argv, environment={"PYTHONPATH": os.pathsep.join(roots)}, timeout=START_SECONDS)
+        if done.returncode != 0:
+            message = f"the daemon of {self._directory} does not start: {done.complaint}"
+            raise LrmUnavailableError(message, hint=f"see {self._directory / LOG_NAME}")
+
+
+async def _receive_all(stream: SocketStream) -> bytes:
+    raw = bytearray()
+    while True:
+        try:
+            raw += await stream.receive(1 << 20)
+        except anyio.EndOfStream:
+            return bytes(raw)
+        if len(raw) > LONGEST_MESSAGE:
+            raise ProtocolError("the answer is too long")
