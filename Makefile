@@ -6,12 +6,13 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 export PYTHON
 
-.PHONY: help demo test test-versions lint docs bundle packages clean
+.PHONY: help demo test test-versions test-packages lint docs bundle packages clean
 
 help:
 	@echo "make demo   one job on three small clusters inside this machine"
 	@echo "make test   all tests and checks; as root on Debian it installs the batch systems they need"
 	@echo "make test-versions   the tests that meet Slurm, on two newer releases of Debian in a folder; as root"
+	@echo "make test-packages   the Debian package, the container image and the conda recipe, as far as their tools are here"
 	@echo "make lint   the style and the types alone"
 	@echo "make docs   the manual, into docs/_build/html"
 	@echo "make bundle koala-adapter and all it needs in one archive in dist/, for hosts without a network"
@@ -40,6 +41,11 @@ test-versions: $(VENV)/.made
 	@.ci/install_debian debootstrap
 	@status=0; $(VENV)/bin/python .ci/test_versions.py || status=$$?; $(VENV)/bin/python .ci/summary.py .tox/reports; exit $$status
 
+# What `make packages` makes is built, installed and run, and removed again.
+test-packages: $(VENV)/.tox-installed
+	@.ci/install_debian build-essential debhelper dh-virtualenv python3-venv buildah debootstrap
+	@$(VENV)/bin/tox run --runner $(RUNNER) -e packages
+
 lint: $(VENV)/.tox-installed
 	@$(VENV)/bin/tox run --runner $(RUNNER) -e lint,types
 
@@ -53,8 +59,8 @@ bundle: $(VENV)/.made
 # For minutes; recipes for conda and Spack are in packaging/, too.
 packages: bundle
 	@if command -v dh_virtualenv >/dev/null; then packaging/deb dist; else echo "no .deb: dh_virtualenv is not installed"; fi
-	@if command -v podman >/dev/null; then podman build --quiet --file packaging/Containerfile --tag koala-adapter .; \
-	    else echo "no image: podman is not installed"; fi
+	@if command -v buildah >/dev/null; then buildah bud --quiet --file packaging/Containerfile --tag koala-adapter .; \
+	    else echo "no image: buildah, on which podman is built, is not installed"; fi
 
 clean:
 	rm -rf $(VENV) .tox build dist docs/_build koala_adapter.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

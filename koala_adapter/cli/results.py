@@ -123,7 +123,7 @@ def _print_task_output(session: Session, report: JobReport, number: int, *, erro
     except FileNotFoundError:
         if (directory / output_file(number, other)).exists():
             session.remark(f"nothing on standard {'error' if errors else 'output'}; it has written to the other one")
-        elif not any(number == one.task or one.parameters == {"index": str(number)} for one in read_results(directory)):
+        elif not any(number == _called(one, progress) for one in read_results(directory)):
             hint = f"`koala results {report.id}` shows which have"
             raise JobNotFoundError(f"task {number} of job {report.id} has not ended", hint=hint) from None
 
@@ -166,7 +166,8 @@ def results(session: Session, job_id: str, failed: bool, limit: int | None, as_c
         _write_csv(islice(found, limit))
     else:
         shown = list(islice(found, limit or MOST_IN_TABLE))
-        session.console.print(results_table(shown) if shown else "no task is over yet" if not failed else "none failed")
+        none = "none failed" if failed else "no task is over yet"
+        session.console.print(results_table(shown, by_index=progress.by_index) if shown else none)
         if limit is None and next(found, None) is not None:
             session.remark(f"these are the first {MOST_IN_TABLE}; --limit shows more, --csv and --json all")
     if not progress.over:
@@ -195,19 +196,25 @@ def _write_csv(found: Iterator[TaskResult]) -> None:
         writer.writerow(row)
 
 
-def results_table(found: Iterable[TaskResult]) -> FittingTable:
-    """Return the table of tasks with their results."""
+def _called(result: TaskResult, progress: SweepProgress) -> int:
+    """Return the number by which a task is asked for."""
+    return int(result.parameters["index"]) if progress.by_index else result.task
+
+
+def results_table(found: Iterable[TaskResult], *, by_index: bool = False) -> FittingTable:
+    """Return the table of tasks with their results. ``by_index``: they have no number but their index."""
     from rich.markup import escape
 
     from koala_adapter.cli.display import FittingTable, seconds
 
     rows = [row_of(one) for one in found]
-    table = FittingTable(*("exit" if name == "status" else name for name in rows[0] if name != "attempt"))
+    left_out = {"attempt", "task"} if by_index else {"attempt"}
+    table = FittingTable(*("exit" if name == "status" else name for name in rows[0] if name not in left_out))
     for row in rows:
         bad = row["status"] != 0
         row["status"] = "[red]lost[/]" if row["status"] is None else f"[red]{row['status']}[/]" if bad else "0"
         row["seconds"] = seconds(row["seconds"])
         cells = {name: escape(str(value)) for name, value in row.items() if name not in {"status", "seconds"}}
         cells["output"] = escape(str(row["output"])[:LONGEST_LINE])
-        table.add_row(*(cells.get(name, str(row[name])) for name in row if name != "attempt"))
+        table.add_row(*(cells.get(name, str(row[name])) for name in row if name not in left_out))
     return table

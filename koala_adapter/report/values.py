@@ -60,6 +60,8 @@ class SweepProgress:
     """Estimated; None: not known."""
     directory: str = ""
     """Where ``results.jsonl`` and the output of the tasks are."""
+    by_index: bool = False
+    """Its tasks are called by their index, as those of an array, in place of their number from 0."""
 
     @property
     def over(self) -> bool:

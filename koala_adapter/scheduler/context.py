@@ -370,7 +370,7 @@ def lack_of(cluster: ClusterRecord, slot: Slot) -> str:
     known = cluster.parameters.slot_keys
     unknown = () if known is None else slot.beyond(frozenset(known))
     if unknown:
-        return f"its batch system cannot be asked for {' or '.join(unknown)}, as its site file has it"
+        return f"its batch system cannot be asked for {' or '.join(unknown)} by what the site file says"
     return cluster.count_of(slot).lack if not slot.is_plain else ""
 
 

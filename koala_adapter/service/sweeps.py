@@ -362,6 +362,7 @@ class RunningSweep:
             first_failed=tuple(self._number(task) for task, _ in zip(book.failed, range(MOST_NAMED), strict=False)),
             seconds_left=self._pace.left(tasks=book.left, launchers=launchers),
             directory=str(self._files.directory),
+            by_index=self._is_array,
         )
 
     # ---- what launchers ask for (Board) -----------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_what_the_plugin_cannot_ask_for_is_refused_by_name() -> None:
     parameters = ClusterParameters(name=A, slot_keys=("threads",))
     site = Site({"a": 8}, None, parameters)
     site.submit(job("1", slotted(GPU, 1)))
-    assert "cannot be asked for gpus or gpu_kind, as its site file has it" in site.outcome("1").detail
+    assert "cannot be asked for gpus or gpu_kind by what the site file says" in site.outcome("1").detail
     counted(site, "a", TWO, most=4, idle=4, processors=2)
     assert submissions(site.submit(job("2", slotted(TWO, 1)))) == {"a": 1}
 

@@ -7,12 +7,14 @@ import csv
 import json
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
 
 from koala_adapter.cli.koala import koala
+from koala_adapter.cli.results import results_table
 from koala_adapter.errors import JobNotFoundError, KoalaError
 from koala_adapter.model import JobId
 from koala_adapter.python.jobs import SweepResults
@@ -139,6 +141,17 @@ def test_the_command_shows_a_table(state: Path) -> None:
     ]
     assert "2 of 9 tasks are done, 1 failed" in done.stderr
     assert len(asked(state, "results", "48", "--limit", "1").stdout.splitlines()) == 2
+
+
+def test_the_tasks_of_an_array_have_no_number_but_their_index(tmp_path: Path) -> None:
+    """By that their output is asked for; a second number, from 0, would be taken for it."""
+    with written(tmp_path) as made:
+        told(made, 0, out=b"one")
+    (found,) = read_results(tmp_path)
+    one = replace(found, parameters={"index": "4"})
+    assert [column.header for column in results_table([one], by_index=True).columns][:2] == ["index", "exit"]
+    assert next(iter(results_table([one], by_index=True).columns[0].cells)) == "4"
+    assert [column.header for column in results_table([one]).columns][:3] == ["task", "index", "exit"]
 
 
 def test_the_command_prints_csv_and_lines_of_json(state: Path) -> None:
