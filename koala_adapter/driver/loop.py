@@ -51,7 +51,7 @@ class Effector(Protocol):
         """Bring input files to a cluster; StagingProgressed, then FilesStaged or StagingFailed."""
 
     def stop_staging(self, action: act.StopStaging) -> None:
-        """Have no more input files of a job brought to a cluster."""
+        """Stop bringing input files of a job to a cluster."""
 
     def launch_job(self, action: act.LaunchJob) -> None:
         """Start an application; reported by RankStarted and RankEnded for each rank."""

@@ -111,7 +111,7 @@ class Watch:
         self.set(source, 0, lambda _mask: None)
 
     def wait(self, seconds: float) -> None:
-        """Wait until sources are ready, at most so long, and do what is to be done."""
+        """Wait until sources are ready, for ``seconds`` at most, and call what was set for each."""
         for key, mask in self._selector.select(seconds):
             # What an earlier one of these has closed may be another descriptor of the same number by now.
             now = self._selector.get_map().get(key.fd)

@@ -84,7 +84,7 @@ class Relays:
         self._tasks = tasks
 
     def plan(self, job: Job) -> RelayPlan | None:
-        """Return how the ranks of a job reach each other, and this host; None: by themselves alone."""
+        """Return what is relayed for a job; None: it asks for no relay and for no port of this host."""
         if not job.relay and not job.host_ports:
             return None
         site = self._core.site
@@ -132,11 +132,11 @@ class Relays:
                 self._tell_all(record, relayed, rank)
 
     def task_ended(self, placeholder: PlaceholderId, task: str) -> None:
-        """Take in that a task listens no more."""
+        """Register that an ended task listens on no port any more."""
         self.listens(placeholder, Listening(task=task, ports=()))
 
     def forwards(self, placeholder: PlaceholderId, done: Forwarded) -> None:
-        """Take in what an agent has done."""
+        """Register up to which number an agent has carried out its Forward orders; log its fault, if any."""
         for record, _ in self._ranks_in(placeholder):
             relayed = self._jobs.get(record.job.id)
             if relayed is not None and record.job.id == done.job:

@@ -221,7 +221,10 @@ class RemoteSite(LrmHost):
             self._port_file.write_text(str(self._port), encoding="ascii")
 
     async def close(self, *, in_use: bool = False) -> None:
-        """End the connection after what was asked for without waiting, and the gateway unless agents need it."""
+        """Finish the requests that were sent without waiting, then close the connection.
+
+        Also end the gateway, unless it is ``in_use`` by agents.
+        """
         if self._link is not None:
             with anyio.move_on_after(LAST_REQUESTS), suppress(LrmUnavailableError, OSError):
                 await self._link.ask({"do": "resolved", "path": "/"})  # files are done in order
@@ -275,7 +278,7 @@ class RemoteSite(LrmHost):
 
     @contextmanager
     def _understood(self) -> Iterator[None]:
-        """Make an answer without what it must have an error of the site: the gateway may be any program."""
+        """Raise LrmUnavailableError when an answer lacks what it must have: the gateway may be any program."""
         try:
             yield
         except (LookupError, TypeError, ValueError) as error:

@@ -58,7 +58,7 @@ class Progress:
     """Shows the progress of a cluster's check."""
 
     def __init__(self, tell: Callable[[str], None], commands: CommandRunner) -> None:
-        """``commands``: whose requests are waited for."""
+        """``commands``: runs the commands of batch systems; progress names those that have not returned."""
         self._tell = tell
         self._commands = commands
         self._step = ""

@@ -81,7 +81,7 @@ SET_OPENPBS = "leave dialect out of the settings of this cluster"
 
 
 def require_release(dialect: Dialect, version: str) -> None:
-    """Raise LrmRejectedError when a server of this version speaks another dialect than it is spoken to."""
+    """Raise LrmRejectedError when a server has the version of OpenPBS, but the site file says Torque."""
     major = version.partition(".")[0]
     if dialect is TORQUE and major.isdecimal() and int(major) >= FIRST_OPENPBS_RELEASE:
         raise LrmRejectedError(f"this is OpenPBS or PBS Professional {version}, not Torque", hint=SET_OPENPBS)

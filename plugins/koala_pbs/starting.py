@@ -39,7 +39,7 @@ class Original:
 
     @property
     def hold_kinds(self) -> str:
-        """The kinds of hold in which it is put again."""
+        """The kinds of hold that the job gets again after its start: those of before, or koala's own."""
         return self.holds if hold_owner(self.holds) is not None else OURS
 
 

@@ -262,7 +262,7 @@ class Carrying:
         self._ready()
 
     def close(self, *, broken: bool = True) -> None:
-        """End it; a ``broken`` one ends with a reset for processes."""
+        """Close the connection; a ``broken`` one ends with a reset for processes."""
         if self._closed:
             return
         self._closed = True
