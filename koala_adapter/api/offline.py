@@ -437,6 +437,7 @@ def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
         network=network_report(
             answer.config,
             record.estimates,
+            record.scheduler.state,
             now=record.now,
             wall_offset=record.clock.offset,
         ),

@@ -435,6 +435,7 @@ def network_table(reports: Sequence[ClusterReport], now: float) -> FittingTable:
     table = FittingTable()
     for heading in ("cluster", "site", "bandwidth", "from", "seen ago", "round trip"):
         table.add_column(heading, no_wrap=True)
+    table.add_column("nodes reach", overflow="fold")
     table.add_column("files known", overflow="fold")
     for report in reports:
         network = report.network
@@ -445,6 +446,7 @@ def network_table(reports: Sequence[ClusterReport], now: float) -> FittingTable:
             network.source or "-",
             "-" if network.observed_at is None else seconds(max(0.0, now - network.observed_at)),
             "-" if network.latency is None else f"{1000 * network.latency:.1f} ms",
+            escape(", ".join(f"{'' if one.connects else 'not '}{one.cluster}" for one in network.connections)) or "-",
             _files_known(report.files),
         )
     return table

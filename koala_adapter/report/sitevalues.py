@@ -76,6 +76,16 @@ class SampleSubmission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConnection:
+    """Whether the nodes of a cluster can connect to those of another one, as agents found out."""
+
+    cluster: str
+    """The other one."""
+    connects: bool
+    seen_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNetwork:
     """What is known of the way from this host to a cluster, as ``koala clusters --network`` shows it."""
 
@@ -90,6 +100,8 @@ class ClusterNetwork:
     latency: float | None = None
     """Seconds of a round trip; None: not known."""
     latency_at: float | None = None
+    connections: tuple[NodeConnection, ...] = ()
+    """To the nodes of other clusters, as far as was found out of late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import structlog
 
 from koala_adapter.errors import JournalBlockedError, LrmError
 from koala_adapter.host.containment import contained
-from koala_adapter.report.sitevalues import ClusterNetwork
+from koala_adapter.report.sitevalues import ClusterNetwork, NodeConnection
 from koala_adapter.scheduler.events import BandwidthKnown
 from koala_adapter.sites.network import MEASURED, TRANSFER, NetworkEstimate, differs
 from koala_adapter.wire.messages import adapter_of
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.lrm.lrmhost import LrmHost
+    from koala_adapter.scheduler.records import State
     from koala_adapter.service.core import Core
 
 KEY = "network"
@@ -69,7 +70,9 @@ class Information:
 
     def report(self, config: ClusterConfig) -> ClusterNetwork:
         """Return what is known of the way to a cluster."""
-        return network_report(config, self._estimates, now=self._core.now(), wall_offset=self._core.clock.offset)
+        return network_report(
+            config, self._estimates, self._core.state, now=self._core.now(), wall_offset=self._core.clock.offset
+        )
 
     async def run(self) -> None:
         """Look again and again until cancelled."""
@@ -138,7 +141,9 @@ def kept_estimates(text: str | None) -> Estimates:
     return {} if text is None else adapter_of(Estimates).validate_json(text)
 
 
-def network_report(config: ClusterConfig, estimates: Estimates, *, now: float, wall_offset: float) -> ClusterNetwork:
+def network_report(
+    config: ClusterConfig, estimates: Estimates, state: State, *, now: float, wall_offset: float
+) -> ClusterNetwork:
     """Return what is known of the way to a cluster."""
     found = estimates.get(config.site or "", NetworkEstimate())
     stated = config.parameters.bandwidth
@@ -154,4 +159,9 @@ def network_report(config: ClusterConfig, estimates: Estimates, *, now: float, w
         observed_at=shown(found.moved_at) if stated is None and bandwidth is not None else None,
         latency=found.latency,
         latency_at=shown(found.latency_at),
+        connections=tuple(
+            NodeConnection(cluster=other, connects=connects, seen_at=seen_at + wall_offset)
+            for name, other, connects, seen_at in state.connections(now)
+            if name == config.name
+        ),
     )

@@ -12,17 +12,18 @@ import pytest
 
 from koala_adapter.api.offline import ClusterAnswer, JournalView, answer_report
 from koala_adapter.api.statedirectory import PIECE, LogPrinter
-from koala_adapter.cli.display import bar, clusters_table, seconds
+from koala_adapter.cli.display import bar, clusters_table, network_table, seconds
 from koala_adapter.cli.plan import plan_table
 from koala_adapter.cli.session import make_console
 from koala_adapter.cli.site import Checked
 from koala_adapter.lrm import CheckResult
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, NodeGpus, NodeState
-from koala_adapter.report.sitevalues import PlannedComponent
+from koala_adapter.report.sitevalues import ClusterFiles, ClusterNetwork, NodeConnection, PlannedComponent
 from koala_adapter.report.values import ComponentReport, JobReport
 from koala_adapter.service.clusters import ClusterReading
 from koala_adapter.sitesetup.checks import Place
 from tests.unit.api.jobreports import job_report
+from tests.unit.cli.test_display import cluster as reported
 from tests.unit.scheduler.scheduler_site import Site
 from tests.unit.service.scripted_lrm import config, node
 
@@ -343,3 +344,33 @@ def test_what_nobody_can_have_is_not_counted_as_that_of_others(tmp_path: Path) -
     assert (report.processors, report.idle, report.others, report.down) == (16, 3, 4, 9)
     assert "open, 9 on nodes that are not up" in printed(clusters_table([report], 1000.0))
     assert "not up" not in printed(clusters_table([replace(report, down=0)], 1000.0))
+
+
+def test_what_is_known_of_the_network_is_a_line_for_each_cluster() -> None:
+    far = ClusterNetwork(
+        site="delft",
+        bandwidth=4.2,
+        source="measured",
+        observed_at=988.0,
+        latency=0.04,
+        connections=(
+            NodeConnection(cluster="near", connects=False, seen_at=0.0),
+            NodeConnection(cluster="b", connects=True, seen_at=0.0),
+        ),
+    )
+    files = ClusterFiles(stated=2, catalogue="/data/files", entries=7, cached=1)
+    unread = ClusterFiles(catalogue="/data/files", trouble="catalogue /data/files: no such file")
+    lines = printed(
+        network_table(
+            [
+                replace(reported("far"), network=far, files=files),
+                replace(reported("near"), files=unread),
+                replace(reported("b"), files=replace(unread, trouble="")),
+            ],
+            1000.0,
+        )
+    )
+    text = " ".join(lines.split())
+    assert "far delft 4.2 MiB/s measured 12 s 40.0 ms not near, b 2 stated, 7 by its" in text
+    assert "near here not known - - - - catalogue /data/files: no such file" in text
+    assert "b here not known - - - - not read yet" in text

@@ -13,7 +13,7 @@ from koala_adapter.host.clock import ServiceClock
 from koala_adapter.lrm.commands import LocalHost
 from koala_adapter.lrm.lrmhost import Measurement
 from koala_adapter.model import ClusterName
-from koala_adapter.scheduler.events import BandwidthKnown, Configured
+from koala_adapter.scheduler.events import BandwidthKnown, Configured, NodesConnect
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.service.information import LOOK_INTERVAL, MEASURE_INTERVAL, Information
 from koala_adapter.service.journal import Journal
@@ -153,3 +153,10 @@ async def test_the_next_service_knows_it(place: Place, journal: Journal) -> None
     await again.look()
     assert again.host.measurements == 0
     assert again.information.report(SITE.clusters[0]).bandwidth == 4.0
+
+
+async def test_which_nodes_connect_is_told_of_each_cluster(place: Place) -> None:
+    place.world.post(NodesConnect(time=place.world.now, cluster=FAR, other=NEAR, connects=False))
+    far, also, *_ = (place.information.report(one) for one in SITE.clusters)
+    assert [(one.cluster, one.connects) for one in far.connections] == [(NEAR, False)]
+    assert also.connections == ()
