@@ -37,6 +37,7 @@ from koala_adapter.gateway.streams import (
     RESET,
     Event,
     Streams,
+    WideWindows,
 )
 
 TYPE_CHECKING = False
@@ -64,6 +65,8 @@ LEAST_CREDIT = 2
 """Bytes of the shortest piece: a mark and one byte of output."""
 ROOM = 1024 * 1024
 """Credit for a command's input and a file's content."""
+MOST_WIDE = 16
+"""Agents whose windows may be wider at the same time."""
 TRANSFER_ROOM = 2 * 1024 * 1024
 """Credit for a content of the cache: as much as OpenSSH has under way on a connection."""
 
@@ -295,6 +298,7 @@ class Connection:
         self._inward, self._outward = pipes
         self._alone = alone
         self._streams = Streams(gateway=True)
+        self._windows = WideWindows(self._streams, MOST_WIDE)
         self._work: "Dict[int, Union[Command, Agent]]" = {}
         self._killed: "List[Command]" = []
         """Commands that may wait for a file system before they end."""
@@ -492,6 +496,7 @@ class Connection:
             work.kill()
             self._killed.append(work)
         elif isinstance(work, Agent):
+            self._windows.forget(number)
             self._agents.drop(work)
 
     def _may_read(self, number: int, go_on: "Callable[[], None]") -> bool:
@@ -618,7 +623,7 @@ class Connection:
             while work.waiting:
                 sent = work.connection.send(bytes(work.waiting[:65536]))
                 del work.waiting[:sent]
-                self._streams.grant(number, sent)
+                self._windows.take(number, sent, time.monotonic())
             if work.ended:
                 work.connection.shutdown(socket.SHUT_WR)
         except BlockingIOError:

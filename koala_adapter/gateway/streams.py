@@ -11,7 +11,7 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
+    from typing import Any, Dict, List, Optional, Set, Tuple
 
 HELLO = b"koala gateway 1 is ready\n"
 """What a gateway says first. All before it is from the login: banners, and what start-up files print."""
@@ -22,6 +22,10 @@ LONGEST_PAYLOAD = 1024 * 1024
 """Bytes of one request or result."""
 PIECE = 32 * 1024
 """Bytes of data in one frame, so that streams take turns."""
+WIDER = 1024 * 1024
+"""Bytes by which the window of a busy stream is wider."""
+BUSY, BUSY_SECONDS = 512 * 1024, 5.0
+"""A stream is busy on which so many bytes come within so many seconds."""
 LARGEST_CREDIT = 64 * 1024 * 1024
 MOST_STREAMS = 8192
 """Open streams at once: a peer that opens more breaks the rules."""
@@ -199,6 +203,33 @@ class Streams:
     def _forget_over(self, number: int, stream: _Stream) -> None:
         if stream.ended and stream.peer_ended:
             del self._streams[number]
+
+
+class WideWindows:
+    """Wider windows for the few streams on which much comes, so that a long way does not slow them down."""
+
+    def __init__(self, streams: Streams, most: int) -> None:
+        """``most``: streams that may have one at the same time, which bounds what may wait here."""
+        self._streams = streams
+        self._most = most
+        self._taken: "Dict[int, Tuple[float, int]]" = {}  # since when, and how many bytes
+        self._wide: "Set[int]" = set()
+
+    def take(self, number: int, size: int, now: float) -> None:
+        """Let the peer send as much again as was handed on, and more on a stream that is busy."""
+        self._streams.grant(number, size)
+        since, taken = self._taken.get(number, (now, 0))
+        if now - since > BUSY_SECONDS:
+            since, taken = now, 0
+        self._taken[number] = since, taken + size
+        if taken + size >= BUSY and number not in self._wide and len(self._wide) < self._most:
+            self._wide.add(number)
+            self._streams.grant(number, WIDER)
+
+    def forget(self, number: int) -> None:
+        """Let another stream have the window of one that is over."""
+        self._taken.pop(number, None)
+        self._wide.discard(number)
 
 
 def _encoded(content: "Dict[str, Any]") -> bytes:

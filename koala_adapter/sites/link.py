@@ -32,6 +32,7 @@ from koala_adapter.gateway.streams import (
     Event,
     Streams,
     ViolationError,
+    WideWindows,
     after_hello,
 )
 
@@ -138,6 +139,8 @@ MOST_AGENTS = 4096
 """Connections of agents at once, or fewer where this process may open fewer files: further ones are refused."""
 FILES_OF_RELAY = 2
 """Descriptors of this process for each: ours, and that of the control center."""
+MOST_WIDE = 32
+"""Agents whose windows may be wider at the same time."""
 MOST_SILENT = 100
 """Connections of agents that have said nothing yet: with one more, the oldest of them has to go."""
 SILENCE = 10.0
@@ -196,6 +199,7 @@ class Link:
         """Where the connections of agents go; None: they are refused."""
         self._argv = argv
         self._streams = Streams(gateway=False)
+        self._windows = WideWindows(self._streams, MOST_WIDE)
         self._calls: dict[int, _Call] = {}
         self._relays: dict[int, _Relay] = {}
         self._silent: dict[int, _Relay] = {}
@@ -372,7 +376,10 @@ class Link:
     def _take_of_agent(self, event: Event, relay: _Relay) -> None:
         if event.kind == DATA:
             self._silent.pop(event.stream, None)
-            relay.sender.send_nowait(event.data)
+            try:
+                relay.sender.send_nowait(event.data)
+            except anyio.WouldBlock:  # no agent says so much in such small pieces
+                relay.scope.cancel()
         elif event.kind == END:
             relay.sender.close()
         elif event.kind == RESET:
@@ -470,6 +477,7 @@ class Link:
         finally:
             self._relays.pop(number, None)
             self._silent.pop(number, None)
+            self._windows.forget(number)
             relay.sender.close()
             relay.pieces.close()
             self._streams.reset(number, "it has ended")
@@ -478,7 +486,7 @@ class Link:
     async def _to_center(self, number: int, relay: _Relay, stream: SocketStream) -> None:
         async for piece in relay.pieces:
             await stream.send(piece)
-            self._streams.grant(number, len(piece))
+            self._windows.take(number, len(piece), anyio.current_time())
             self._to_send.set()
         await stream.send_eof()
 

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.gateway.streams import (
+    BUSY,
+    BUSY_SECONDS,
     DATA,
     END,
     GRANT,
@@ -18,10 +20,12 @@ from koala_adapter.gateway.streams import (
     MOST_STREAMS,
     OPEN,
     RESET,
+    WIDER,
     WINDOW,
     Event,
     Streams,
     ViolationError,
+    WideWindows,
     after_hello,
 )
 
@@ -164,3 +168,27 @@ def test_any_bytes_are_understood_or_refused(noise: bytes) -> None:
     home, _, _ = opened()
     with suppress(ViolationError):
         home.receive(noise)
+
+
+def test_busy_streams_get_wider_windows_as_long_as_there_are_few() -> None:
+    """What comes slowly needs none, and one that is over leaves its own to another."""
+    ours, theirs = Streams(gateway=False), Streams(gateway=True)
+    windows = WideWindows(ours, 1)
+    numbers = [theirs.open({}) for _ in range(3)]
+    ours.receive(bytes(theirs.outgoing))
+    slow, busy, late = numbers
+
+    def credit_after(number: int, *times: float) -> int:
+        for now in times:
+            windows.take(number, WINDOW, now)
+        theirs.receive(bytes(ours.outgoing))
+        ours.outgoing.clear()
+        return theirs.credit(number) - WINDOW * (1 + len(times))
+
+    count = BUSY // WINDOW
+    assert credit_after(slow, *(BUSY_SECONDS * 2 * number for number in range(count))) == 0
+    assert credit_after(busy, *[0.0] * count) == WIDER
+    assert credit_after(late, *[0.0] * count) == 0
+    windows.forget(busy)
+    windows.take(late, WINDOW, 1.0)
+    assert credit_after(late) == WINDOW * (count + 1) + WIDER
