@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import doctest
 import os
+import re
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from parsl.executors import HighThroughputExecutor
+from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
 from parsl.jobs.states import TERMINAL_STATES
 from parsl.jobs.states import JobState as BlockState
 
@@ -26,7 +28,7 @@ from koala_adapter.lrm import load_plugins
 from koala_adapter.model import ClusterName, EndReason, JobKind, RunnerName
 from koala_adapter.model import Job as CheckedJob
 from koala_adapter.outcome import JobOutcome, JobState
-from koala_adapter.parsl import KoalaProvider, block_state
+from koala_adapter.parsl import KoalaProvider, block_state, through_koala
 from koala_adapter.python import description
 from koala_adapter.python.description import SlotKeys
 from koala_adapter.python.jobs import mimebundle, show_reports, text_of
@@ -376,6 +378,17 @@ def test_the_end_of_the_walltime_is_no_failure() -> None:
     assert block_state(report(JobState.FAILED, EndReason.WALLTIME)) is BlockState.TIMEOUT
     assert block_state(report(JobState.FAILED)) is BlockState.FAILED
     assert block_state(report(JobState.LOST, EndReason.NODE_LOST)) is BlockState.FAILED
+
+
+def test_workers_of_parsl_find_its_interchange_through_koala() -> None:
+    """In the command of Parsl's own executor, as it is filled in; another command stays as it is."""
+    filled = {"{addresses}": "10.0.0.1,192.168.1.2", "{worker_port}": "54321"}
+    command = re.sub(r"\{(?:addresses|worker_port)\}", lambda name: filled[name[0]], DEFAULT_LAUNCH_CMD)
+    found, ports = through_koala(command)
+    assert ports == (54321,)
+    assert ' -a "$KOALA_HOST_ADDRESS" -p ' in found
+    assert "10.0.0.1" not in found
+    assert through_koala("sleep 1") == ("sleep 1", ())
 
 
 def test_without_parsl_it_says_what_to_install() -> None:
