@@ -638,8 +638,9 @@ def test_reap_takes_only_what_nobody_owns(koala: Koala) -> None:
 # ---- demo -----------------------------------------------------------------------------------------------------------
 
 
-def test_demo_shows_the_main_job_and_leaves_nothing(koala: Koala) -> None:
-    done = koala.run("demo")
+@pytest.mark.parametrize("which", [pytest.param([], id="here"), pytest.param(["--sites"], id="sites")])
+def test_demo_shows_the_main_job_and_leaves_nothing(koala: Koala, which: list[str]) -> None:
+    done = koala.run("demo", *which)
     assert "pi = 3.14159" in done.stdout
     assert "all 8 are held" in done.stdout
     assert "completed" in done.stdout
@@ -661,7 +662,12 @@ def test_the_malleable_demo_breathes_and_leaves_nothing(koala: Koala) -> None:
 
 
 @pytest.mark.parametrize(
-    "which", [pytest.param([], id="rigid", marks=pytest.mark.nightly), pytest.param(["--malleable"], id="malleable")]
+    "which",
+    [
+        pytest.param([], id="rigid", marks=pytest.mark.nightly),
+        pytest.param(["--sites"], id="sites", marks=pytest.mark.nightly),
+        pytest.param(["--malleable"], id="malleable"),
+    ],
 )
 def test_interrupted_demo_leaves_nothing(koala: Koala, which: list[str]) -> None:
     process = koala.start("demo", *which)

@@ -84,16 +84,17 @@ async def everywhere(
     """Run a coroutine for every cluster of a site at the same time. ``directory``: its state directory."""
 
     async def with_cluster(name: str) -> None:
-        lrm, _ = make_lrm(site.cluster(name), plugins, directory)
+        config = site.cluster(name)
+        lrm, _ = make_lrm(config, plugins, directory, host=hosts.at(config.site))
         try:
             await lrm.start()
             await do(name, lrm)
         finally:
             await close_lrm(lrm)
 
-    async with anyio.create_task_group() as tasks:
-        for config in site.clusters:
-            tasks.start_soon(with_cluster, config.name)
+    async with SiteHosts(site.sites, directory) as hosts, anyio.create_task_group() as tasks:
+        for one in site.clusters:
+            tasks.start_soon(with_cluster, one.name)
 
 
 async def cancel_all(_name: str, lrm: Lrm) -> None:
@@ -103,8 +104,8 @@ async def cancel_all(_name: str, lrm: Lrm) -> None:
 
 
 def end_daemons(state: Path) -> None:
-    """Stop the daemons of local clusters in a state directory."""
-    for cluster in (state / "clusters").glob("*"):
+    """Stop the daemons of local clusters in a state directory, and in those of sites below it."""
+    for cluster in (*(state / "clusters").glob("*"), *(state / "there").glob("*/local/*")):
         end_daemon(cluster)
 
 

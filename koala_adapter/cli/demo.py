@@ -8,8 +8,10 @@ come and go. Their job files and programs are in ``demofiles/``.
 from __future__ import annotations
 
 import secrets
+import subprocess
+import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
@@ -125,6 +127,10 @@ class Story:
     excerpt = slice(2, 7)
     """Lines of the job file that are shown."""
     more = "...and two more like it: [bold]middle[/] on 3 and [bold]right[/] on 2 processors"
+    sites: Mapping[str, str] = {}
+    """The sites at which clusters are, by the names of the clusters."""
+    places = ""
+    """What is told of them."""
     beginning = (
         f"gamma is busy: {OTHERS} is a local user's job. koala submits ordinary jobs of one processor, its "
         f"placeholders, to all three queues. What starts, it holds: {HELD}"
@@ -148,6 +154,8 @@ class Story:
         """Run the demonstration to its result. Raises KoalaError if the service ends first."""
         names = ", ".join(f"[bold]{name}[/]" for name in CLUSTERS)
         self.tell(f"Three clusters of four processors: {names}. Each is a batch system with a queue of its own.")
+        if self.places:
+            self.tell(self.places)
         self.tell(self.introduction)
         text = (DEMO_FILES / self.job_file).read_text(encoding="utf-8")
         excerpt = "\n".join(text.splitlines()[self.excerpt]).strip()
@@ -219,6 +227,19 @@ class Story:
 
     def _print_output(self, data: bytes) -> None:
         self._print_indented(Text(data.decode(errors="replace").rstrip("\n")))
+
+
+class SitesStory(Story):
+    """Runs the job of fixed size on clusters of which two are at other sites."""
+
+    title = "one parallel job over several sites, each reached by one connection alone"
+    sites: Mapping[str, str] = {"alpha": "delft", "beta": "amsterdam"}
+    places = (
+        "gamma is on this host; alpha is at site [bold]delft[/], beta at [bold]amsterdam[/]. koala reaches each by "
+        "one connection to a gateway on its login node: commands, job scripts and all that agents say go through it. "
+        "Here, the connections are `ssh localhost`, or plain processes where that would ask something."
+    )
+    following = "[bold]koala init --ssh HOST[/] finds the clusters at your sites; [bold]koala docs sites[/] tells more."
 
 
 class MalleableStory(Story):
@@ -317,10 +338,36 @@ async def submit_as_local_user(name: str, lrm: Lrm, *, cluster: str, processors:
 # -- The command ---------------------------------------------------------------------------------------------
 
 
+STAND_IN = '#!/bin/sh\nwhile [ "$#" -gt 1 ]; do shift; done\nexec sh -c "$1"\n'
+"""In the place of ssh, where this host lets nobody in without a question: runs the gateway here."""
+
+
+def reaches_itself() -> bool:
+    """Tell whether ssh logs in to this host without a question."""
+    command = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=2", "localhost", "true")
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=5)
+        return done.returncode == 0
+    return False
+
+
 def demo_files(story: type[Story], directory: Path) -> Mapping[str, str]:
     """Return the files of a demonstration by name; ``directory``: where they will be written."""
+    way = {} if not story.sites or reaches_itself() else {"program": str(directory / "ssh")}
+    sites = {
+        cluster: {
+            "name": site,
+            "ssh": "localhost",
+            "python": sys.executable,
+            "directory": str(directory / "state" / "there" / site),
+            "listen": "127.0.0.1",
+            **way,
+        }
+        for cluster, site in story.sites.items()
+    }
     return {
-        "site.toml": local_site_text(directory, CLUSTERS, story.scheduler),
+        "site.toml": local_site_text(directory, CLUSTERS, story.scheduler, sites=sites),
+        **({"ssh": STAND_IN} if way else {}),
         "authkey": secrets.token_hex(32),
         **{file.name: file.read_text(encoding="utf-8") for file in DEMO_FILES.iterdir() if file.is_file()},
     }
@@ -328,20 +375,25 @@ def demo_files(story: type[Story], directory: Path) -> Mapping[str, str]:
 
 @click.command()
 @click.option("--malleable", is_flag=True, help="A job that grows and shrinks as local users come and go.")
+@click.option("--sites", is_flag=True, help="Two of the clusters are at other sites, as if each were reached by ssh.")
 @pass_session
 @command_body
-def demo(session: Session, malleable: bool) -> None:
+def demo(session: Session, malleable: bool, sites: bool) -> None:
     r"""See it work: one job on three clusters at once, in ten seconds.
 
     Needs no batch system, no site file and no rights. Three small clusters run inside this machine, in a temporary
-    directory, and are gone afterwards. With --malleable the job breathes over them, in half a minute.
+    directory, and are gone afterwards. With --malleable the job breathes over them, in half a minute. With --sites two
+    of them are reached through gateways: by `ssh localhost` where that asks nothing, else by plain processes.
 
     \b
     Examples:
       koala demo
       koala demo --malleable
+      koala demo --sites
     """
-    kind = MalleableStory if malleable else Story
+    if malleable and sites:
+        raise click.UsageError("these are two demonstrations: give --malleable or --sites")
+    kind = MalleableStory if malleable else SitesStory if sites else Story
     began = time.monotonic()
     session.console.print(f"[bold]koala[/]: {kind.title}")
     with Interrupts() as interrupts, temporary_site(interrupts, partial(demo_files, kind)) as inner:

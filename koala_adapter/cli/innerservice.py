@@ -153,6 +153,7 @@ def temporary_site(
         state.mkdir(mode=0o700)
         for name, text in files(directory).items():
             (directory / name).write_text(text, encoding="utf-8")
+            (directory / name).chmod(0o700 if text.startswith("#!") else 0o600)
         inner = Session(site_option=directory / "site.toml", state_option=state)
         try:
             yield inner

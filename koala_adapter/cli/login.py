@@ -60,6 +60,6 @@ def log_in(site: RemoteSiteConfig, directory: Path, *, end: bool = False) -> Non
         raise ConfigurationError(f"the path {socket} is too long for a socket", hint="give a shorter one with --state")
     prepare_directory(directory)
     make_private_directory(socket.parent)
-    command = (logout_command if end else login_command)(site.ssh, site.ssh_options, socket)
+    command = (logout_command if end else login_command)(site.ssh, site.ssh_options, socket, site.program)
     if subprocess.run(command, check=False).returncode:
         sys.exit(EXIT_FAILURE)

@@ -519,6 +519,10 @@ class RemoteSiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True)
     ssh_options: tuple[PlainText, ...] = Field(
         default=(), description='Options that ssh is given before it, such as ["-F", "/path/of/config"].'
     )
+    program: PlainText = Field(
+        default="ssh",
+        description="Program that is run in the place of OpenSSH's ssh, with the same arguments, such as gsissh.",
+    )
     python: PlainText = Field(
         default="python3", description="Python 3.6 or newer on the login node: a name in its PATH, or a path."
     )

@@ -51,11 +51,13 @@ def local_site_text(
     clusters: Mapping[str, int],
     scheduler: Mapping[str, str | float] | None = None,
     cluster: Mapping[str, float] | None = None,
+    sites: Mapping[str, Mapping[str, str]] | None = None,
 ) -> str:
     """Return a site file of clusters inside this machine.
 
     ``directory``: for what placeholders print. ``clusters``: the processors of each, by name. ``scheduler`` and
-    ``cluster``: settings of these tables beside, or in place of, the usual ones.
+    ``cluster``: settings of these tables beside, or in place of, the usual ones. ``sites``: the table of the site that
+    a cluster is at, by the name of the cluster; others are here.
     """
     tables = [
         {
@@ -64,6 +66,7 @@ def local_site_text(
             "poll_interval": 0.5,
             "requests_per_minute": 600,
             "output_directory": str(directory),
+            **({"site": sites[name]["name"]} if sites and name in sites else {}),
             **(cluster or {}),
             "settings": {"processors": processors, "idle_seconds": 60},
         }
@@ -73,6 +76,7 @@ def local_site_text(
         {
             "control_center": {"listen": "127.0.0.1", "lease": 60, "heartbeat": 1},
             "scheduler": {"scan_interval": 0.5, "launch_margin": 20, "placeholder_life": 300, **(scheduler or {})},
+            **({"sites": list(sites.values())} if sites else {}),
             "clusters": tables,
         }
     )

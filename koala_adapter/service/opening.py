@@ -117,6 +117,7 @@ def _remote_host(remote: RemoteSiteConfig, directory: Path, *, lasting: bool) ->
         name=remote.name,
         ssh=remote.ssh,
         options=remote.ssh_options,
+        program=remote.program,
         python=remote.python,
         directory=remote.directory,
         listen=remote.listen or "",

@@ -97,7 +97,13 @@ ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
 
 
 def ssh_command(
-    destination: str, options: Sequence[str], python: str, title: str, control: Path | None = None
+    destination: str,
+    options: Sequence[str],
+    python: str,
+    title: str,
+    control: Path | None = None,
+    *,
+    program: str = "ssh",
 ) -> tuple[str, ...]:
     """Return the command line of ssh. ``title``: shown by ``ps`` at the site behind the gateway's command.
 
@@ -105,18 +111,18 @@ def ssh_command(
     """
     remote = shlex.join([python, "-I", "-S", "-c", READ_FIRST_LINE, "koala-gateway", title])
     master = ("-S", str(control)) if control is not None and control.exists() else ()
-    return ("ssh", *options, *NOTHING_LENT, *master, "-T", "-o", "BatchMode=yes", *ALIVE, "--", destination, remote)
+    return (program, *options, *NOTHING_LENT, *master, "-T", "-o", "BatchMode=yes", *ALIVE, "--", destination, remote)
 
 
-def login_command(destination: str, options: Sequence[str], control: Path) -> tuple[str, ...]:
+def login_command(destination: str, options: Sequence[str], control: Path, program: str = "ssh") -> tuple[str, ...]:
     """Return the command line of ssh that logs in in a terminal, and keeps the login for later connections."""
     kept = ("-S", str(control), "-o", "ControlMaster=auto", "-o", "ControlPersist=yes")
-    return ("ssh", *options, *NOTHING_LENT, *kept, *ALIVE, "--", destination, "true")
+    return (program, *options, *NOTHING_LENT, *kept, *ALIVE, "--", destination, "true")
 
 
-def logout_command(destination: str, options: Sequence[str], control: Path) -> tuple[str, ...]:
+def logout_command(destination: str, options: Sequence[str], control: Path, program: str = "ssh") -> tuple[str, ...]:
     """Return the command line of ssh that ends such a login."""
-    return ("ssh", *options, "-S", str(control), "-O", "exit", "--", destination)
+    return (program, *options, "-S", str(control), "-O", "exit", "--", destination)
 
 
 # -- One connection --------------------------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ class SiteAddress:
     """What ssh is given for the host."""
     options: tuple[str, ...] = ()
     """Of ssh, before the host."""
+    program: str = "ssh"
     python: str = "python3"
     directory: str = "~/.koala"
     """Private directory of the user there, for koala."""
@@ -80,7 +81,13 @@ class RemoteSite(LrmHost):
         """
         self.name = address.name
         self._command = partial(
-            ssh_command, address.ssh, address.options, address.python, title or address.name, control
+            ssh_command,
+            address.ssh,
+            address.options,
+            address.python,
+            title or address.name,
+            control,
+            program=address.program,
         )
         self._base = address.directory
         self._listen = address.listen
