@@ -232,6 +232,14 @@ GOES_ON_STATUS = 75
 """Exit status of a rank that has saved its state and is not finished (EX_TEMPFAIL of sysexits(3))."""
 
 
+class Claiming(StrEnum):
+    """How the processors of a job are claimed."""
+
+    PLACEHOLDERS = "placeholders"
+    RESERVE = "reserve"
+    """By a reservation of the batch system, and placeholders in it; by placeholders alone where that is refused."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One parallel job as submitted; nothing in it changes afterwards."""
@@ -248,6 +256,8 @@ class Job:
     """Higher goes first; equal priorities go in order of submission."""
     placement: str = "worst-fit"
     """Name of the placement policy."""
+    claiming: Claiming | None = None
+    """How its processors are claimed; None: as its clusters say."""
     maximum_tries: int | None = None
     """Placement tries after which the submission fails; None: the site's number."""
     environment: tuple[tuple[str, str], ...] = ()

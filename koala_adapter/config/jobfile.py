@@ -729,6 +729,7 @@ def job_as_described(described: DescribedJob, *, user: str, site: SiteConfig | N
         user=user,
         submitted_at=0.0,
         priority=table.priority,
+        claiming=table.claiming,
         placement=table.placement or (site.scheduler.placement if site is not None else "worst-fit"),
         maximum_tries=table.maximum_tries,
         environment=tuple(_exported(table, environment).items()),

@@ -54,7 +54,7 @@ from koala_adapter.config.fields import (
 )
 from koala_adapter.config.slottable import SlotTable
 from koala_adapter.config.tomlfile import LONGEST_SHOWN
-from koala_adapter.model import LOGICAL, JobKind, Launcher, Notified, RetriedEnd, RunnerName
+from koala_adapter.model import LOGICAL, Claiming, JobKind, Launcher, Notified, RetriedEnd, RunnerName
 from koala_adapter.tasks.sweep import array_axis, range_axis
 
 if TYPE_CHECKING:
@@ -461,6 +461,13 @@ class JobHeader(BaseModel, frozen=True, extra="forbid", defer_build=True):
         description="Higher goes first; equal ones go in order of submission. low is -500, normal 0, high 500, "
         "super-high 1000. A job of higher priority that waits in the queue of a cluster gets the processors there that "
         "a lower one of the same user holds while it waits for others.",
+    )
+    claiming: Claiming | None = Field(
+        default=None,
+        description="How processors are claimed. placeholders: by jobs that wait in the queues of batch systems. "
+        "reserve: by reservations on all its clusters for the same time, its estimated start, in which placeholders "
+        "run; where one is refused, by placeholders alone. For slots of one processor. Default: as the site file says "
+        "of its clusters.",
     )
     maximum_tries: Whole | None = Field(
         default=None,

@@ -53,6 +53,12 @@ class Effector(Protocol):
     def stop_staging(self, action: act.StopStaging) -> None:
         """Stop bringing input files of a job to a cluster."""
 
+    def reserve_processors(self, action: act.ReserveProcessors) -> None:
+        """Have processors reserved; ReservationMade or ReservationRefused."""
+
+    def end_reservation(self, action: act.EndReservation) -> None:
+        """Have a reservation removed."""
+
     def launch_job(self, action: act.LaunchJob) -> None:
         """Start an application; reported by RankStarted and RankEnded for each rank."""
 
@@ -98,6 +104,10 @@ def carry_out(action: Action, effector: Effector) -> None:  # noqa: C901, PLR091
             effector.stage_files(action)
         case act.StopStaging():
             effector.stop_staging(action)
+        case act.ReserveProcessors():
+            effector.reserve_processors(action)
+        case act.EndReservation():
+            effector.end_reservation(action)
         case act.LaunchJob():
             effector.launch_job(action)
         case act.OfferProcessors():

@@ -87,6 +87,8 @@ class Capabilities:
     requeue: bool = False
     signal: bool = False
     modify: bool = False
+    reserve: bool = False
+    """``reserve`` can keep processors for us from a time on, and ``submit`` can have placeholders run there."""
     slots: frozenset[str] = frozenset()
     """Keys of a slot that ``render`` and ``submit`` express natively, of ``koala_adapter.slots.SLOT_KEYS``. A job that
     sets another one is refused before anything is submitted, unless the site file says how it is expressed."""
@@ -121,6 +123,8 @@ class Submission:
     """
     held: bool = False
     """Submit in user hold."""
+    reservation: str | None = None
+    """Reservation in which the placeholders run, as ``reserve`` returned it."""
 
     def output_path(self, index: int) -> str:
         """Return the file on its node for stdout and stderr together: ``DIRECTORY/KEY.INDEX.out``, or /dev/null."""
@@ -131,6 +135,21 @@ class Submission:
         if self.output_directory is None:
             return NOWHERE
         return f"{self.output_directory.rstrip('/')}/{self.key}.{index}.out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationRequest:
+    """Processors to be kept for placeholders of one submission."""
+
+    name: str
+    count: int
+    """Processors, on any nodes."""
+    starts_in: float
+    """Seconds from now."""
+    seconds: float
+    """For how long."""
+    queue: str | None = None
+    """Partition or queue; None: the LRM's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,6 +313,24 @@ class Lrm(ABC):
 
         Must not ask the LRM. May be called more than once, and for submissions that an earlier process made.
         """
+
+    async def reserve(self, request: ReservationRequest) -> str:
+        """Reserve processors for the submitter and return what ``Submission.reservation`` is then. Needs ``reserve``.
+
+        Raises LrmRejectedError where they cannot be had, or the user may not reserve.
+        """
+        self._unsupported("reserve", (request.name,))
+
+    async def reservations(self) -> Mapping[str, str]:
+        """Return the reservations of the submitter, by name, as ``reserve`` returns them. Needs ``reserve``."""
+        return {}
+
+    async def unreserve(self, reservation: str) -> None:
+        """Remove a reservation that ``reserve`` returned. Needs ``reserve``.
+
+        One that is not there any more is no error. Raises LrmUnavailableError while jobs run in it.
+        """
+        self._unsupported("unreserve", (reservation,))
 
     async def history(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
         """Return the ends of jobs from accounting, for those of ``ids`` it knows. Needs ``accounting``."""

@@ -203,6 +203,8 @@ class Job(SlotKeywords):
     """``failed``, ``lost``, ``memory``, ``walltime`` and exit statuses. Default: failed and lost."""
     priority: int | str | None = None
     """``low``, ``normal``, ``high``, ``super-high``, or a number: higher goes first."""
+    claiming: str | None = None
+    """``placeholders``, or ``reserve`` where batch systems can."""
     maximum_tries: int | None = None
     working_directory: Word | None = None
     """Directory on the nodes in which the processes start. Default: a private one for each, which is removed."""

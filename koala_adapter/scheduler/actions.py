@@ -28,6 +28,8 @@ class SubmitPlaceholders:
     """Memory of each, where an application has asked for it; 0: what the site says of the cluster."""
     slot: Slot = field(default=PLAIN, repr=False)
     """What each of them is asked for."""
+    reservation: str = field(default="", repr=False)
+    """What the batch system calls the reservation that they run in; empty: in none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,31 @@ class StopStaging:
 
     job_id: JobId
     cluster: ClusterName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReserveProcessors:
+    """Have a batch system reserve processors: ReservationMade or ReservationRefused. Doing it twice is harmless."""
+
+    job_id: JobId
+    name: str
+    """Under which it is found again."""
+    cluster: ClusterName
+    count: int
+    start_at: float
+    seconds: float
+    queue: str = ""
+    """Empty: that of the cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndReservation:
+    """Remove a reservation of which nothing is used any more, if it is there."""
+
+    name: str
+    cluster: ClusterName
+    handle: str
+    """What the batch system calls it; empty: its answer did not come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +240,8 @@ Action: TypeAlias = (
     | EndPlaceholders
     | StageFiles
     | StopStaging
+    | ReserveProcessors
+    | EndReservation
     | LaunchJob
     | OfferProcessors
     | RequestProcessors

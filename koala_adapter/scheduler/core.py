@@ -17,6 +17,7 @@ from koala_adapter.scheduler import ends, reports
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.claiming import attempts, claims, dependencies, exchange, waiting
 from koala_adapter.scheduler.claiming.queue import PlacementQueue
+from koala_adapter.scheduler.claiming.reservations import ask_for_reservations_again
 from koala_adapter.scheduler.claiming.staging import ask_again
 from koala_adapter.scheduler.claiming.waiting import (
     await_first_looks,
@@ -218,6 +219,7 @@ def _configured(context: Context, event: ev.Configured) -> None:
     await_first_looks(context)
     rebuild(context.queue, state)
     ask_again(context)
+    ask_for_reservations_again(context)
     refuse_impossible(context)
     context.scan_wanted = True
 

@@ -25,6 +25,7 @@ from koala_adapter.scheduler.claiming.attempts import correct_attempt, end_attem
 from koala_adapter.scheduler.claiming.claims import drop_if_forgotten, end_placeholder
 from koala_adapter.scheduler.claiming.dependencies import predecessor_ended
 from koala_adapter.scheduler.claiming.exchange import reassign_to_claiming, reassign_to_waiting
+from koala_adapter.scheduler.claiming.reservations import give_back_reservations
 from koala_adapter.scheduler.claiming.staging import end_staging
 from koala_adapter.scheduler.claiming.waiting import leave_queue
 from koala_adapter.scheduler.context import SHORTEST_PAUSE
@@ -330,6 +331,7 @@ def finish(context: Context, record: JobRecord, outcome: JobOutcome) -> None:
         Changes(context, record).drop()
     leave_queue(context, record)
     end_staging(context, record)
+    give_back_reservations(context, record)
     context.effects.add(FinishJob(job_id=record.job.id, outcome=outcome))
     spares = context.state.placeholders_of(record) if record.live else []
     if outcome.state is JobState.COMPLETED and context.state.parameters.reuse and not _running_first(context, spares):

@@ -235,6 +235,25 @@ class StagingFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationMade(Event):
+    """A batch system has reserved what ReserveProcessors asked for."""
+
+    job_id: JobId
+    name: str
+    handle: str
+    """What the batch system calls it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationRefused(Event):
+    """A batch system does not reserve what ReserveProcessors asked for."""
+
+    job_id: JobId
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceholderStarted(Event):
     """The LRM says that a placeholder runs; its agent may not have reported yet."""
 

@@ -350,7 +350,7 @@ def _launched(state: State, record: JobRecord, now: float) -> str:
 def _claiming(state: State, record: JobRecord, now: float) -> str:
     wanted = sum(_wanted(record, claim) for claim in record.claims)
     placeholders = state.placeholders_of(record)
-    files = files_on_the_way(state, record, now)
+    files = files_on_the_way(state, record, now) + reservations(record, now)
     if files and not placeholders:
         where = _joined(f"{claim.processors} on {claim.cluster}" for claim in record.claims if claim.cluster)
         return f"The job is placed ({where}).{files}{_trouble(record)}"
@@ -371,6 +371,20 @@ def files_on_the_way(state: State, record: JobRecord, now: float) -> str:
     asked = [_postponed(state, record, claim, now) for claim in record.claims if claim.postponed is not None]
     processors = f" Processors are asked for so that they are held then: {'; '.join(asked)}." if asked else ""
     return f" Its input files are on the way: {'; '.join(transfers)}.{processors}"
+
+
+def reservations(record: JobRecord, now: float) -> str:
+    """Say for when the processors of a job are reserved, or why they are not; empty: they are not to be."""
+    if record.not_reserved:
+        return f" Its processors are claimed by placeholders alone, as they are not reserved: {record.not_reserved}."
+    if not record.reservations:
+        return ""
+    begins = max(one.start_at for one in record.reservations) - now
+    when = f"from in {duration(begins)} on" if begins > 0 else "now"
+    where = _joined(
+        f"{one.count} on {one.cluster}{'' if one.handle else ' (asked for)'}" for one in record.reservations
+    )
+    return f" Processors are reserved for it {when}: {where}."
 
 
 def _transfer(name: ClusterName, one: Staging, now: float) -> str:

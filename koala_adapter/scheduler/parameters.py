@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from koala_adapter.model import ClusterName, Launcher
+from koala_adapter.model import Claiming, ClusterName, Launcher
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ NOT_IN_SITE_FILES: Mapping[str, str] = {
     "bandwidth_from": "for experiments: a service sends all files from its own host",
     "software": "the names of a table of its own, which says how each is made available",
     "container_runtime": "a key of its own: one of three programs",
+    "reserves": "what the plugin can do",
     "stages": "clusters at other sites do",
     "site_lease": "that of the cluster's site, or of [control_center]",
     "counts_slots": "a service's clusters do, simulated ones need not",
@@ -349,6 +350,15 @@ class ClusterParameters:
     ] = None
     here: bool = False
     """Its batch system is on the submitting host: files need not go to another site."""
+    claiming: Annotated[
+        Claiming,
+        Setting(
+            "How processors are claimed where a job does not say it. placeholders: by jobs that wait in the queue. "
+            "reserve: by a reservation of the batch system for the estimated start, in which placeholders run; by "
+            "placeholders alone where it does not reserve for you. Slurm reserves for operators, Grid Engine for users "
+            "in arusers.",
+        ),
+    ] = Claiming.PLACEHOLDERS
     bandwidth_from: tuple[tuple[ClusterName, float], ...] = ()
     """MiB/s to its nodes from other clusters, where known."""
     software: tuple[str, ...] = ()
@@ -359,6 +369,8 @@ class ClusterParameters:
     """What its batch system can be asked for, of ``koala_adapter.slots.SLOT_KEYS``; None: all, or not known yet."""
     counts_slots: bool = False
     """Polls count slots on its nodes: until one has, nothing is placed by processors alone."""
+    reserves: bool = False
+    """Its batch system can be asked for reservations."""
     stages: bool = False
     """Large input files are brought to it before its processors are wanted."""
     site_lease: float | None = None

@@ -67,6 +67,8 @@ class TimerKind(StrEnum):
     """A malleable job has so little of its walltime left that it grows no more."""
     ATTEMPT = "attempt"
     """Placeholders of the latest attempt of a job that are not gone are not waited for any longer."""
+    RESERVATION = "reservation"
+    """A cluster has not answered whether it reserves processors."""
     STAGING = "staging"
     """Placeholders are of use now, as the files of a job are nearly there; or nothing was heard of these for long."""
     LAST_RANKS = "last ranks"
@@ -646,6 +648,8 @@ class BatchRecord:
     """Why it is unknown whether the submission arrived."""
     live: int = 0
     """Placeholders of it that have not ended."""
+    reserved_until: float | None = None
+    """When they are to have started that run in a reservation; None: they run in none."""
     mixed: bool = False
     """Placeholders of it may belong to other jobs: some were exchanged."""
 
@@ -673,6 +677,20 @@ class Staging:
         if self.done or not self.missing:
             return self.heard_at
         return self.heard_at + self.missing / self.rate if self.rate else None
+
+
+@dataclass(slots=True)
+class Reservation:
+    """Processors that a batch system was asked to reserve for one claim."""
+
+    name: str
+    cluster: ClusterName
+    component: str
+    count: int
+    start_at: float
+    seconds: float
+    handle: str = ""
+    """What the batch system calls it; empty: it has not answered."""
 
 
 @dataclass(slots=True)
@@ -749,6 +767,11 @@ class JobRecord:
     """How often held processors were handed back because others were missing."""
     exchanges: int = 0
     """Held processors that it gave to other jobs for their places in LRM queues, instead of handing them back."""
+    reservations: list[Reservation] = field(default_factory=list)
+    """Those that were asked for, and are not given back."""
+    reservations_asked: int = 0
+    not_reserved: str = ""
+    """Why its processors are claimed by placeholders, although they were to be reserved; empty: they may be."""
     staging: dict[ClusterName, Staging] = field(default_factory=dict)
     """Input files that are brought, or were, to clusters where its components are placed, or were."""
     refused_answer: str = ""
@@ -828,6 +851,11 @@ class JobRecord:
     def attempt_decided_at(self) -> float | None:
         """Latest time of the decision whether another attempt follows."""
         return self._due(TimerKind.ATTEMPT)
+
+    @property
+    def awaits_reservation(self) -> bool:
+        """Tell whether a cluster has yet to answer whether it reserves processors."""
+        return not self.not_reserved and any(not one.handle for one in self.reservations)
 
     @property
     def between_attempts(self) -> bool:
@@ -1073,6 +1101,9 @@ class State:
 
         A submission is one entry: a parallel job waits for the last of its processors.
         """
+        batch = self.batches.get(placeholder.id.batch)
+        if batch is not None and batch.reserved_until is not None:
+            return  # it did not wait in the queue
         waits = self.clusters[placeholder.cluster].waits
         seconds = max(0.0, now - placeholder.submitted_at)
         for wait in reversed(waits):

@@ -36,6 +36,7 @@ AWAITS_AGENTS = frozenset(
         TimerKind.CHANGE,
         TimerKind.LAST_RANKS,
         TimerKind.STAGING,
+        TimerKind.RESERVATION,
     }
 )
 """Timers that judge by what agents, and transfers of files, have not said."""

@@ -122,6 +122,7 @@ class ScriptMaker:
             queue=action.slot.queue or config.queue,
             memory_mib=action.memory_mib or action.slot.memory_mib or config.memory_mib,
             slot=action.slot,
+            reservation=action.reservation or None,
         )
 
 
@@ -533,6 +534,19 @@ class LiveEffector:
         self._core.post(
             ev.PlaceholderSaid(time=self._core.now(), cluster=action.cluster, job_id=action.job_id, text=text)
         )
+
+    # ---- reservations ---------------------------------------------------------------------------------------------
+
+    @_contained
+    def reserve_processors(self, action: act.ReserveProcessors) -> None:
+        """Ask the batch system of a cluster for a reservation."""
+        self._clusters[action.cluster].reservations.ask(action)
+
+    @_contained
+    def end_reservation(self, action: act.EndReservation) -> None:
+        """Have the reservation removed."""
+        if action.cluster in self._clusters:
+            self._clusters[action.cluster].reservations.end(action.name)
 
     # ---- files ----------------------------------------------------------------------------------------------------
 

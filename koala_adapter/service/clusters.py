@@ -49,6 +49,7 @@ from koala_adapter.scheduler.events import (
 )
 from koala_adapter.service.listings import ClusterObservation, ListingJudge, processors_held
 from koala_adapter.service.opening import remove_token, token_path
+from koala_adapter.service.reservations import Reservations
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -237,6 +238,7 @@ class ClusterDriver:
         """Name and version of the LRM, once it answered."""
         self._passed_over = False
         self.poller = Poller(core, config, lrm, self, commands.host)
+        self.reservations = Reservations(core, config, lrm)
 
     def slots_counted(self, job: Job) -> SlotsCounted | None:
         """Count slots for a new job by the latest poll; None: they are known, or there was no poll."""
@@ -281,6 +283,7 @@ class ClusterDriver:
             await self._start(task_status)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self.poller.run)
+                tasks.start_soon(self.reservations.run)
                 tasks.start_soon(self._submit_all)
                 tasks.start_soon(self._cancel_all)
                 tasks.start_soon(self._refine_all)
@@ -290,6 +293,7 @@ class ClusterDriver:
             for receiver in (self._submissions, self._cancels, self._lost):
                 receiver.close()
             with anyio.CancelScope(shield=True), anyio.move_on_after(5), suppress(LrmError), answering(self.name):
+                await self.reservations.conclude()
                 await self.lrm.close()
 
     async def _start(self, task_status: TaskStatus[None]) -> None:

@@ -92,6 +92,7 @@ def configuration(
             config.parameters,
             slot_keys=keys,
             counts_slots=True,
+            reserves=able is not None and able.reserve,
             here=config.site is None,
             stages=stages,
             site_lease=lease,

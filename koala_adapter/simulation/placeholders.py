@@ -477,6 +477,16 @@ class SimulatedService:
 
     # ---- files ----------------------------------------------------------------------------------------------------
 
+    def reserve_processors(self, action: act.ReserveProcessors) -> None:
+        """Refuse: a simulated batch system has a queue alone."""
+        refused = ev.ReservationRefused(
+            time=self.engine.now, job_id=action.job_id, name=action.name, reason="simulated clusters do not reserve"
+        )
+        self._post(refused)
+
+    def end_reservation(self, action: act.EndReservation) -> None:
+        """Do nothing: none is made."""
+
     def stage_files(self, action: act.StageFiles) -> None:
         """Send what a cluster lacks, at the bandwidth that is known of it; where none is, it is there at once."""
         transfer = (action.job_id, action.cluster)

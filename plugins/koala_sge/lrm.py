@@ -55,12 +55,22 @@ from koala_sge.slots import (
     show_environment,
     show_host,
 )
-from koala_sge.submission import CHANGES, native_options, parse_refusals, parse_submitted, qsub_command
+from koala_sge.submission import (
+    CHANGES,
+    native_options,
+    parse_granted,
+    parse_refusals,
+    parse_reservations,
+    parse_submitted,
+    qrsub_command,
+    qsub_command,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.lrm import CheckResult, ClusterContext, PinnedStart, Submission
+    from koala_adapter.lrm.contract import ReservationRequest
     from koala_adapter.lrm.drmaa.protocol import Refusal
     from koala_adapter.model import LrmJob, LrmJobId, Node, Queue
     from koala_sge.settings import SgeSettings
@@ -75,6 +85,7 @@ CAPABILITIES = Capabilities(
     suspend=True,
     slots=NATIVE,
     accounting=True,
+    reserve=True,
 )
 """No requeue: placeholders are not restartable (-r n). No signal: only SIGSTOP and SIGCONT can be sent. No modify: a
 running job keeps the walltime it started with."""
@@ -362,6 +373,32 @@ class SgeLrm(CommandPlugin):
             if ids := parse_submitted(result.text):
                 return ids
             raise error_of(kind_of_text(result.complaint), f"qsub: {result.complaint or 'no output'}")
+
+    # -- reservations --------------------------------------------------------------------------------------------
+
+    async def reserve(self, request: ReservationRequest) -> str:
+        """Reserve slots of a parallel environment that spreads over hosts; for the users of the list arusers."""
+        queues = (await self._commands.run(heldjobs.SHOW_QUEUES)).text
+        names = environments_of_queues(queues, request.queue or self._settings.queue)[:MOST_ENVIRONMENTS]
+        for name in names:
+            if not is_on_one_host((await self._commands.run(show_environment(name))).text):
+                break
+        else:
+            raise LrmRejectedError("no parallel environment of its queue spreads over hosts, which a reservation needs")
+        command = qrsub_command(request, name, time.time() + request.starts_in)
+        result = await self._commands.run(command, environment={"TZ": "UTC0"})
+        if number := parse_granted(result.text):
+            return number
+        raise LrmRejectedError(f"qrsub: {result.complaint or 'no output'}")
+
+    async def reservations(self) -> Mapping[str, str]:
+        return parse_reservations((await self._commands.run(("qrstat", "-xml"))).text, self._user)
+
+    async def unreserve(self, reservation: str) -> None:
+        """Remove a reservation; Grid Engine ends the jobs in it with it."""
+        result = await self._commands.run(("qrdel", reservation))
+        if "does not exist" not in result.complaint and "delet" not in result.complaint:
+            raise LrmRejectedError(f"reservation {reservation}: {result.complaint}")
 
     # -- control -------------------------------------------------------------------------------------------------
 

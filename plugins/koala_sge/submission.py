@@ -6,8 +6,11 @@ They make the same jobs as DRMAA, and the placeholder's script is the same file 
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from dataclasses import replace
+from html import unescape
 from typing import TYPE_CHECKING
 
 from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, FailureKind, error_of, is_ending, kind_of_text
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.lrm import Submission
     from koala_adapter.lrm.commands import CommandResult
-    from koala_adapter.lrm.contract import Directives
+    from koala_adapter.lrm.contract import Directives, ReservationRequest
     from koala_adapter.lrm.drmaa.protocol import Template
     from koala_sge.settings import SgeSettings
     from koala_sge.slots import Complexes
@@ -38,6 +41,8 @@ CHANGES: Mapping[ControlAction, tuple[str, ...]] = {
 """The command that does what a DRMAA action does."""
 
 _SUBMITTED = re.compile(r"^([0-9]+)(?:\.([0-9]+)-([0-9]+):1)?\s*$", re.MULTILINE)
+_GRANTED = re.compile(r"advance reservation ([0-9]+) has been granted")
+_RESERVED = re.compile(r"<id>([0-9]+)</id>\s*<name>([^<]*)</name>\s*<owner>([^<]*)</owner>")
 _NAMED = re.compile(r"\b([0-9]+(?:\.[0-9]+)?)\b")
 
 
@@ -60,10 +65,36 @@ def native_options(
     options += slot_options(divided, settings, complexes, threads=threads)
     if queue:
         options.append(f"-q {queue}")
+    if submission.reservation:
+        options.append(f"-ar {submission.reservation}")
     if settings.native_specification:
         options.append(settings.native_specification)
     divided = replace(divided, arguments=mapped_options(divided, complexes, threads=threads))
     return apply_directives(options, divided.directives, GRID_ENGINE)
+
+
+def qrsub_command(request: ReservationRequest, environment: str, begins_at: float) -> tuple[str, ...]:
+    """Return the command line that reserves slots from a time on, which it is told in UTC."""
+    seconds = math.ceil(request.seconds)
+    return (
+        "qrsub",
+        *("-a", time.strftime("%Y%m%d%H%M.%S", time.gmtime(begins_at))),
+        *("-d", f"{seconds // 3600}:{seconds // 60 % 60}:{seconds % 60}"),
+        *("-pe", environment, str(request.count)),
+        *("-N", request.name),
+        *(("-q", request.queue) if request.queue else ()),
+    )
+
+
+def parse_granted(output: str) -> str:
+    """Return the number in what qrsub prints of a reservation that it has made; empty: it has made none."""
+    found = _GRANTED.search(output)
+    return found[1] if found else ""
+
+
+def parse_reservations(document: str, user: str) -> Mapping[str, str]:
+    """Return the numbers of a user's reservations, by name, from ``qrstat -xml``."""
+    return {unescape(name): number for number, name, owner in _RESERVED.findall(document) if owner == user}
 
 
 def qsub_command(template: Template, count: int) -> tuple[str, ...]:

@@ -40,7 +40,14 @@ from koala_slurm.listing import (
 )
 from koala_slurm.outside import OutsideReader
 from koala_slurm.pinning import make_pin, original_text, parse_original
-from koala_slurm.reserving import CoreReservation, Reserved
+from koala_slurm.reserving import (
+    SHOW_RESERVATIONS,
+    CoreReservation,
+    Reserved,
+    parse_reservations,
+    reserve_ahead_command,
+    unreserve_command,
+)
 from koala_slurm.starting import Starting, hold_verb
 from koala_slurm.submission import SBATCH, SLOTS, long_name, native_specification, obstacle_to_drmaa, sbatch_command
 from koala_slurm.words import (
@@ -59,10 +66,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.lrm import CheckResult, ClusterContext, Submission
+    from koala_adapter.lrm.contract import ReservationRequest
     from koala_adapter.model import BatchKey, LrmJob, Node, Queue
     from koala_slurm.settings import SlurmSettings
 
 log = structlog.get_logger()
+
+RESERVATION_USED, RESERVATION_GONE = "is in use", "reservation is invalid"
+"""Slurm's complaints about a reservation in which jobs run, and one that is not there."""
 
 
 CAPABILITIES = Capabilities(
@@ -74,6 +85,7 @@ CAPABILITIES = Capabilities(
     modify=True,
     slots=SLOTS,
     accounting=True,
+    reserve=True,
 )
 """What Slurm can do. Without accounting, and for users who may not suspend, :class:`SlurmLrm` says less."""
 
@@ -121,7 +133,7 @@ class SlurmLrm(CommandPlugin):
         """Processors of a core, by node, where they are given together."""
         self.library: LibraryAccess | None = None
         """pyslurm, and whether it is used; None where it is not, or all users' jobs were not asked for yet."""
-        self.capabilities = replace(CAPABILITIES, accounting=False, suspend=False)
+        self.capabilities = replace(CAPABILITIES, accounting=False, suspend=False, reserve=False)
         # Of all users' jobs there are details to be asked for now and then.
         self.requests_per_poll = self._reader.requests + 1
         self.requests_per_listing = 1 + LISTING_REQUESTS
@@ -140,9 +152,11 @@ class SlurmLrm(CommandPlugin):
 
         self._config = None
         await self._submitter.start(nodes_are_here=self._nodes_are_here, misfit=misfit)
+        operator = config.may_suspend(user=self._user, uid=(await self._context.host.facts()).uid)
         self.capabilities = replace(
             CAPABILITIES,
-            suspend=config.may_suspend(user=self._user, uid=(await self._context.host.facts()).uid),
+            suspend=operator,
+            reserve=operator,
             accounting=config.accounting and await self._accounting_works(),
         )
         self._config = config
@@ -274,6 +288,25 @@ class SlurmLrm(CommandPlugin):
             raise LrmRejectedError(
                 message, hint="MaxArraySize in slurm.conf; ask for fewer processors of this cluster in one component"
             )
+
+    # -- reservations ------------------------------------------------------------------------------------------------
+
+    async def reserve(self, request: ReservationRequest) -> str:
+        """Reserve cores on any nodes; needs an operator's rights."""
+        self.require_operator("reserve", (), may=self.capabilities.reserve)
+        await self._commands.change(reserve_ahead_command(request, user=self._user), action="reserve")
+        return request.name
+
+    async def reservations(self) -> Mapping[str, str]:
+        return parse_reservations((await self._commands.run(SHOW_RESERVATIONS)).text, self._user)
+
+    async def unreserve(self, reservation: str) -> None:
+        """Remove a reservation: Slurm refuses while jobs run in it, and does so by itself soon after them."""
+        result = await self._commands.run(unreserve_command(reservation))
+        if RESERVATION_USED in result.complaint:
+            raise LrmUnavailableError(f"reservation {reservation}: {result.complaint}")
+        if result.returncode and RESERVATION_GONE not in result.complaint.lower():
+            raise LrmRejectedError(f"reservation {reservation}: {result.complaint}")
 
     # -- control -----------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ wanted number over all the nodes, which leaves Slurm no choice; then the others 
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from koala_slurm.words import minutes, waiting_elements
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 
+    from koala_adapter.lrm.contract import ReservationRequest
     from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import LrmJob
     from koala_slurm.client import SlurmCommands
@@ -46,6 +48,7 @@ WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD, LrmJobState.UNKNOWN})
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]*", re.ASCII)
 SHOW_RESERVATIONS = ("scontrol", "--oneliner", "show", "reservation")
 _NAME = re.compile(r"^ReservationName=(\S+)", re.MULTILINE)
+_USERS = re.compile(r"\sUsers=(\S+)")
 _NODES = re.compile(r"(?:^|\s)Nodes=(\S+)")
 _CORES = re.compile(r"\sNodeName=(?P<nodes>\S+) CoreIDs=(?P<cores>[0-9,-]+)")
 
@@ -101,6 +104,30 @@ def reserve_command(
         # If we are killed before we delete it, Slurm does.
         "Flags=PURGE_COMP=00:00:30",
     )
+
+
+def reserve_ahead_command(request: ReservationRequest, *, user: str) -> tuple[str, ...]:
+    """Return the command line that reserves cores for placeholders from a time on. Raises LrmRejectedError."""
+    if not (_USER.fullmatch(user) and _USER.fullmatch(request.name) and _USER.fullmatch(request.queue or "default")):
+        raise LrmRejectedError(f"cannot reserve cores for user {user!r} in partition {request.queue!r}")
+    return (
+        "scontrol",
+        "create",
+        "reservation",
+        f"ReservationName={request.name}",
+        f"StartTime=now+{math.ceil(request.starts_in)}",
+        f"Duration={minutes(math.ceil(request.seconds))}",
+        f"Users={user}",
+        *((f"PartitionName={request.queue}",) if request.queue else ()),
+        f"CoreCnt={request.count}",
+        "Flags=PURGE_COMP=00:00:30",
+    )
+
+
+def parse_reservations(output: str, user: str) -> Mapping[str, str]:
+    """Return the reservations for a user by name, each with the word by which sbatch is told of it."""
+    lines = (line for line in output.splitlines() if user in (_USERS.search(line) or ("", ""))[1].split(","))
+    return {found[1]: found[1] for line in lines if (found := _NAME.search(line))}
 
 
 def unreserve_command(name: str) -> tuple[str, ...]:

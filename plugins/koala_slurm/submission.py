@@ -168,7 +168,9 @@ def _options(divided: Divided, settings: SlurmSettings) -> Iterator[Option]:
     if submission.held:
         yield ("--hold",)
     yield from _slot_options(submission.slot)
-    for name, asked in (("account", submission.slot.account), ("qos", submission.slot.qos), ("reservation", "")):
+    reservation = submission.reservation or ""
+    slot = submission.slot
+    for name, asked in (("account", slot.account), ("qos", slot.qos), ("reservation", reservation)):
         value = asked or getattr(settings, name)
         if value is not None and name not in divided.mapped:
             yield (f"--{name}", value)

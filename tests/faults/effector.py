@@ -143,6 +143,14 @@ class SimulatedEffector:
 
         service.later(self._faults.delay(), said)
 
+    # ---- reservations ----------------------------------------------------------------------------------------------
+
+    def reserve_processors(self, action: act.ReserveProcessors) -> None:
+        self.transfers.reserve(action)
+
+    def end_reservation(self, action: act.EndReservation) -> None:
+        self.transfers.reserved.pop(action.name, None)
+
     # ---- files -----------------------------------------------------------------------------------------------------
 
     def stage_files(self, action: act.StageFiles) -> None:

@@ -57,6 +57,8 @@ class Transfers:
         self._under_way: dict[tuple[JobId, ClusterName], Transfer] = {}
         self._left: dict[tuple[JobId, ClusterName], int] = {}
         """Bytes of earlier transfers that had yet to arrive."""
+        self.reserved: dict[str, str] = {}
+        """Reservations that batch systems have made, by name."""
         self.begun = self.stopped = self.failed = 0
 
     def of(self, job_id: JobId) -> list[Transfer]:
@@ -104,6 +106,19 @@ class Transfers:
             )
         else:
             event = ev.FilesStaged(time=service.now, job_id=job_id, cluster=cluster)
+        service.later(service.faults.delay(), lambda: service.post(replace(event, time=service.now)))
+
+    def reserve(self, action: act.ReserveProcessors) -> None:
+        """Answer, often late, and sometimes not at all."""
+        service, name = self._service, action.name
+        reason = "refused" if self._chance.random() < 0.3 else ""
+        if not reason:
+            self.reserved[name] = action.cluster
+        if self._chance.random() < 0.1:
+            return
+        event: ev.Event = ev.ReservationMade(time=service.now, job_id=action.job_id, name=name, handle=name)
+        if reason:
+            event = ev.ReservationRefused(time=service.now, job_id=action.job_id, name=name, reason=reason)
         service.later(service.faults.delay(), lambda: service.post(replace(event, time=service.now)))
 
     def _fail(self, key: tuple[JobId, ClusterName], transfer: Transfer) -> None:

@@ -48,6 +48,7 @@ OVER_CLUSTERS = (0, 2, 4, 7, 15, 23)
 """Seeds of schedules in which wishes are met on several clusters."""
 OF_MALLEABLE_JOBS = {ev.OfferAnswered, ev.ProcessorsReleased, ev.MoreRequested, ev.SizeWanted}
 OF_FILES = {ev.StagingProgressed, ev.FilesStaged, ev.StagingFailed, ev.FilesFound, ev.BandwidthKnown, ev.NodesConnect}
+OF_RESERVATIONS = {ev.ReservationMade, ev.ReservationRefused}
 OF_ADAPTIVE_JOBS = {ev.LessRequested, ev.PointReached, ev.ChangeMade, ev.ChangeGivenUp}
 
 
@@ -204,7 +205,7 @@ def test_when_nothing_goes_wrong_every_job_runs_to_its_end(kind: str, seed: int)
 def test_schedules_contain_what_they_are_for() -> None:
     """Over some seeds every kind of event occurs, jobs end in most ways, and processors are handed back."""
     stories = [story(seed, "rigid") for seed in (*range(RIGID), EXCHANGING)]
-    of_others = {ev.HoldsSeen, ev.SuspensionsSeen} | OF_MALLEABLE_JOBS | OF_ADAPTIVE_JOBS | OF_FILES
+    of_others = {ev.HoldsSeen, ev.SuspensionsSeen} | OF_MALLEABLE_JOBS | OF_ADAPTIVE_JOBS | OF_FILES | OF_RESERVATIONS
     assert {kind for one in stories for kind in one.kinds} >= set(ev.EVENT_TYPES) - of_others
     expected = {JobState.COMPLETED, JobState.FAILED, JobState.LOST, JobState.CANCELLED, JobState.REFUSED}
     assert {state for one in stories for state in one.states} >= expected
@@ -219,7 +220,7 @@ def test_schedules_contain_what_they_are_for() -> None:
 def test_schedules_of_files_contain_what_they_are_for() -> None:
     """Over some seeds files arrive, are refused and are stopped; processors that came too early are handed back."""
     stories = [story(seed, "files") for seed in range(FILES)]
-    assert {kind for one in stories for kind in one.kinds} >= OF_FILES
+    assert {kind for one in stories for kind in one.kinds} >= OF_FILES | OF_RESERVATIONS
     assert sum(one.transfers for one in stories) > 50
     assert sum(one.stopped for one in stories) > 20
     assert sum(one.crashes for one in stories) > 2

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import DefectError, JobRefusedError, JournalBlockedError
-from koala_adapter.model import ClusterName, EndReason, JobId, JobKind, RunnerName, TaskEnd
+from koala_adapter.model import Claiming, ClusterName, EndReason, JobId, JobKind, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN
@@ -103,7 +103,14 @@ class World:
         if files:
             far = random.Random(f"{seed}:far")
             clusters = tuple(
-                replace(one, stages=far.random() < 0.8, bandwidth=far.choice([None, 0.5, 4.0])) for one in clusters
+                replace(
+                    one,
+                    stages=far.random() < 0.8,
+                    bandwidth=far.choice([None, 0.5, 4.0]),
+                    reserves=far.random() < 0.8,
+                    claiming=far.choice(list(Claiming)),
+                )
+                for one in clusters
             )
         self._files = files
         self.capacity = {one.name: self.lrms[one.name].processors - one.threshold for one in clusters}
@@ -417,6 +424,7 @@ class World:
         assert all(e.live for e in strange if e.index % 2 == 0), "a stranger's job was cancelled"
         records = self.records
         assert not self.service.state.batches
+        assert not self.service.effector.transfers.reserved, "a reservation is left"
         assert all(record.state.final for record in records.values())
         for id_, (outcome,) in self.service.outcomes.items():
             completed = outcome.state is JobState.COMPLETED
@@ -460,7 +468,8 @@ def check_claims(state: State, record: JobRecord) -> None:
         known = f"{id_}: missing {missing}, reclaim {record.reclaim_at}"
         assert missing == (record.reclaim_at is not None), known
     travels = any(not one.done for one in record.staging.values())
-    assert not (postponed or travels) or TimerKind.STAGING in record.timers, f"{id_} waits for files for ever"
+    timers = {TimerKind.STAGING, TimerKind.RESERVATION} & record.timers.keys()
+    assert not (postponed or travels) or timers, f"{id_} waits for files for ever"
     if record.held:
         assert record.life_ends_at is not None, f"{id_} holds for ever"
     if not (missing or postponed or travels):

@@ -142,6 +142,7 @@ def _begin_anew(record: JobRecord) -> None:
     record.started, record.ends, record.departed, record.measured = set(), {}, set(), set()
     record.launcher_over = record.life_extended = record.reclaim_with_room = False
     record.tries = record.failed_claims = 0
+    record.not_reserved = ""
 
 
 JOB_TIMERS: JobTimers = {TimerKind.ATTEMPT: attempt_timer}

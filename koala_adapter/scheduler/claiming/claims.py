@@ -15,6 +15,13 @@ from koala_adapter.model import BatchKey, LrmJobId, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.actions import LaunchJob, Rank, ReadPlaceholderOutput, SubmitPlaceholders
 from koala_adapter.scheduler.claiming.queue import position_of
+from koala_adapter.scheduler.claiming.reservations import (
+    SLACK,
+    give_back_reservations,
+    reservation_for,
+    reserve,
+    wants_reservation,
+)
 from koala_adapter.scheduler.claiming.staging import (
     is_staged,
     leave_staging,
@@ -42,6 +49,8 @@ from koala_adapter.scheduler.events import (
     BatchSubmitted,
     BatchUncertain,
     FilesStaged,
+    ReservationMade,
+    ReservationRefused,
     StagingFailed,
     StagingProgressed,
 )
@@ -61,7 +70,7 @@ if TYPE_CHECKING:
 # The records of a batch, and the one request that brings it into its LRM's queue.
 
 
-def submit_batch(  # noqa: PLR0917 - what a batch consists of
+def submit_batch(  # noqa: PLR0913, PLR0917 - what a batch consists of
     context: Context,
     record: JobRecord,
     component: str,
@@ -71,6 +80,7 @@ def submit_batch(  # noqa: PLR0917 - what a batch consists of
     *,
     stub: bool = False,
     memory_mib: int = 0,
+    reservation: str = "",
 ) -> list[PlaceholderId]:
     """Submit ``count`` placeholders with a walltime, or the longest that the cluster allows.
 
@@ -109,7 +119,13 @@ def submit_batch(  # noqa: PLR0917 - what a batch consists of
     context.ledger.add_batch(batch, placeholders)
     context.effects.add(
         SubmitPlaceholders(
-            batch=key, cluster=cluster_name, count=count, walltime=walltime, memory_mib=memory_mib, slot=slot
+            batch=key,
+            cluster=cluster_name,
+            count=count,
+            walltime=walltime,
+            memory_mib=memory_mib,
+            slot=slot,
+            reservation=reservation,
         )
     )
     return [placeholder.id for placeholder in placeholders]
@@ -155,6 +171,7 @@ def forget_placeholder(context: Context, placeholder: PlaceholderRecord) -> None
     if placeholder.stub:
         context.lost_stubs.append(placeholder)
     context.ledger.remove(placeholder)
+    give_back_reservations(context, record)
     drop_if_forgotten(context, record)
     context.scan_wanted = True
 
@@ -180,6 +197,9 @@ def claim_failed(context: Context, record: JobRecord, reason: str, *, pause: boo
     if record.state is not JobState.CLAIMING:
         return
     record.last_trouble = reason
+    if record.reservations and not record.not_reserved:
+        record.not_reserved = f"a claim of reserved processors has failed: {reason}"
+        give_back_reservations(context, record)
     if record.reclaim_at is None:
         record.failed_claims += 1
         record.tries += 1
@@ -200,6 +220,7 @@ def _requeue(context: Context, record: JobRecord) -> None:
     at = context.now if record.reclaim_at is None else record.reclaim_at
     record.timers.clear()
     leave_staging(context, record)
+    give_back_reservations(context, record)
     for claim in record.claims:
         claim.unplace()
     join_pieces(record, record.claims)
@@ -256,6 +277,10 @@ def kept_timer(context: Context, placeholder: PlaceholderRecord) -> None:
     """
     record = context.state.jobs[placeholder.job_id]
     if not (placeholder.waiting and placeholder.hold_lasts):
+        return
+    reserved_until = context.state.batches[placeholder.id.batch].reserved_until
+    if reserved_until is not None and context.now < reserved_until:
+        watch_kept(context, placeholder)
         return
     reason = f"its batch system keeps placeholders waiting: {placeholder.hold_reason}"
     if record.state is JobState.RUNNING and placeholder.stub:
@@ -356,6 +381,7 @@ def batch_failed(context: Context, event: BatchRejected | BatchAbsent) -> None:
         forget_placeholder(context, placeholder)
     if record.state is not JobState.CLAIMING or claim is None:  # what was given up meanwhile is not missed
         return
+    rejected = rejected and batch.reserved_until is None  # it may take them without the reservation
     said = f"{batch.cluster} refused the placeholders of {claim.component!r}: {reason}"
     if rejected and not _exclude(context, record, claim, batch.cluster, reason, said):
         return
@@ -507,25 +533,37 @@ def _fill(
 def _submit(context: Context, record: JobRecord, claims: list[Claim], life: float) -> None:
     """Submit what claims miss on their clusters; what is of no use yet, while files travel, is postponed."""
     stage(context, record)
-    for claim in claims:
-        if claim.missing <= 0 or claim.cluster is None:
-            continue
-        if submission_at(context.state, record, claim, context.now) > context.now:
+    seconds = record.job.walltime + context.state.parameters.launch_margin + life
+    short = [claim for claim in claims if claim.missing > 0 and claim.cluster is not None]
+    waits = bool(short) and reserve(context, record, short, seconds)
+    for claim in short:
+        one = reservation_for(record, claim)
+        useful = one is not None or submission_at(context.state, record, claim, context.now) <= context.now
+        if waits or not useful or claim.cluster is None:
             claim.postponed = context.now
             continue
-        seconds = record.job.walltime + context.state.parameters.launch_margin + life
-        placed = submit_batch(context, record, claim.component, claim.cluster, claim.missing, seconds)
+        lasting, handle = (seconds, "") if one is None else (one.seconds - SLACK, one.handle)
+        placed = submit_batch(
+            context, record, claim.component, claim.cluster, claim.missing, lasting, reservation=handle
+        )
+        if one is not None:
+            context.state.batches[placed[0].batch].reserved_until = one.start_at + SLACK
         claim.placeholders, claim.postponed = [*claim.placeholders, *placed], None
-    if record.staging:
+    if record.staging or any(claim.postponed is not None for claim in record.claims):
         watch(context, record)
 
 
 def submit_postponed(context: Context, record: JobRecord) -> None:
     """Submit what is of use now of the placeholders that were postponed while files travel."""
+    if record.awaits_reservation:
+        watch(context, record)
+        return
+    reserved = any(wants_reservation(context.state, record, claim) for claim in record.claims)
     due = [
         claim
         for claim in record.claims
-        if claim.postponed is not None and submission_at(context.state, record, claim, context.now) <= context.now
+        if claim.postponed is not None
+        and (reserved or submission_at(context.state, record, claim, context.now) <= context.now)
     ]
     views = context.views()
     _leave_kept(context, record, views)
@@ -710,6 +748,39 @@ def _staging(
     return record, staging
 
 
+def reservation_made(context: Context, event: ReservationMade) -> None:
+    """Submit the placeholders of a job when all of its clusters have reserved."""
+    record = context.state.jobs.get(event.job_id)
+    for one in () if record is None else record.reservations:
+        if one.name == event.name:
+            one.handle = event.handle
+    if record is not None and record.state is JobState.CLAIMING and all(one.handle for one in record.reservations):
+        record.timers.pop(TimerKind.RESERVATION, None)
+        submit_postponed(context, record)
+
+
+def reservation_refused(context: Context, event: ReservationRefused) -> None:
+    """Give the reservations of a job back, and claim its processors by placeholders alone."""
+    record = context.state.jobs.get(event.job_id)
+    if record is None or not any(one.name == event.name and not one.handle for one in record.reservations):
+        return
+    _claim_without(context, record, event.reason)
+
+
+def reservation_timer(context: Context, record: JobRecord) -> None:
+    """Claim by placeholders where a cluster has not answered."""
+    silent = ", ".join(dict.fromkeys(one.cluster for one in record.reservations if not one.handle))
+    _claim_without(context, record, f"no answer from {silent}")
+
+
+def _claim_without(context: Context, record: JobRecord, reason: str) -> None:
+    record.not_reserved = reason
+    record.timers.pop(TimerKind.RESERVATION, None)
+    give_back_reservations(context, record)
+    if record.state is JobState.CLAIMING:
+        submit_postponed(context, record)
+
+
 def staging_timer(context: Context, record: JobRecord) -> None:
     """Submit the placeholders that are of use now, and ask for files of which nothing was heard."""
     look(context, record)
@@ -717,6 +788,8 @@ def staging_timer(context: Context, record: JobRecord) -> None:
 
 
 HANDLERS: Handlers = {
+    ReservationMade: reservation_made,
+    ReservationRefused: reservation_refused,
     StagingProgressed: staging_progressed,
     FilesStaged: files_staged,
     StagingFailed: staging_failed,
@@ -724,7 +797,11 @@ HANDLERS: Handlers = {
     BatchAbsent: batch_failed,
     BatchUncertain: batch_uncertain,
 }
-JOB_TIMERS: JobTimers = {TimerKind.RECLAIM: reclaim, TimerKind.STAGING: staging_timer}
+JOB_TIMERS: JobTimers = {
+    TimerKind.RECLAIM: reclaim,
+    TimerKind.STAGING: staging_timer,
+    TimerKind.RESERVATION: reservation_timer,
+}
 PLACEHOLDER_TIMERS: PlaceholderTimers = {
     TimerKind.REGISTRATION: registration_timer,
     TimerKind.KEPT: kept_timer,

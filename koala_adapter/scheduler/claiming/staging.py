@@ -132,7 +132,7 @@ def expected_hold(state: State, cluster: ClusterRecord, slots: int, slot_process
 
 def submission_at(state: State, record: JobRecord, claim: Claim, now: float) -> float:
     """Return from when on the placeholders that a claim misses are of use; infinite where that is not known."""
-    if claim.cluster is None:
+    if claim.cluster is None or record.awaits_reservation:
         return inf
     earliest = now if claim.postponed is None else claim.postponed
     if is_staged(record):

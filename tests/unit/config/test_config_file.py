@@ -527,6 +527,7 @@ def test_every_parameter_can_be_set_or_it_is_said_why_not() -> None:
         "slot_keys",
         "counts_slots",
         "stages",
+        "reserves",
         "site_lease",
     }
 

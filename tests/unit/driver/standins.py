@@ -83,6 +83,7 @@ class RecordingEffector:
     submit_placeholders = end_placeholders = launch_job = offer_processors = request_processors = _do
     take_processors = withdraw_offer = grant_processors = read_output = finish_job = correct_outcome = _do
     report_refused_answer = end_attempt = stage_files = stop_staging = _do
+    reserve_processors = end_reservation = _do
 
 
 class RecordingOwner:

@@ -23,7 +23,7 @@ from koala_adapter.lrm import (
     PluginDefinition,
     load_plugins,
 )
-from koala_adapter.lrm.contract import Directives, Submission, expressible
+from koala_adapter.lrm.contract import Directives, ReservationRequest, Submission, expressible
 from koala_adapter.lrm.mapping import MAP_KEYS, arguments_of, braces_problem, divide, sample
 from koala_adapter.model import BatchKey, LrmJobId
 from koala_adapter.slots import PLAIN, SLOT_KEYS, Slot
@@ -187,6 +187,7 @@ class Bare(Lrm):
 
 JOB = LrmJobId("1")
 START = PinnedStart(job=JOB, nodes=("n1",))
+RESERVATION = ReservationRequest(name="r", count=1, starts_in=10.0, seconds=60.0)
 CALLS: dict[str, Callable[[Lrm], Any]] = {
     "history": lambda lrm: lrm.history([JOB]),
     "hold": lambda lrm: lrm.hold([JOB]),
@@ -197,6 +198,8 @@ CALLS: dict[str, Callable[[Lrm], Any]] = {
     "requeue": lambda lrm: lrm.requeue([JOB]),
     "signal": lambda lrm: lrm.signal([JOB], 10),
     "modify": lambda lrm: lrm.modify(JOB, walltime=60),
+    "reserve": lambda lrm: lrm.reserve(RESERVATION),
+    "unreserve": lambda lrm: lrm.unreserve("r"),
     "notify": lambda lrm: lrm.notify(JOB, "text"),
 }
 
@@ -226,13 +229,21 @@ async def test_defaults_do_no_harm() -> None:
     assert await lrm.confirm_starts([START]) == {}
     assert await lrm.original_request(JOB) == ""
     assert await lrm.jobs_to_schedule() == ()
+    assert await lrm.reservations() == {}
     with pytest.raises(LrmUnsupportedError, match="Bare cannot release"):
         await lrm.give_back([JOB])
     assert await lrm.held_by_hook() == ()
     harmless = {"start", "close", "check", "check_outside", "undo_start", "confirm_start", "confirm_starts"}
     await lrm.look_for_obstacle()
     assert lrm.submission_obstacle == lrm.submission_way == ""
-    harmless |= {"held_by_hook", "give_back", "look_for_obstacle", "original_request", "jobs_to_schedule"}
+    harmless |= {
+        "held_by_hook",
+        "give_back",
+        "look_for_obstacle",
+        "original_request",
+        "jobs_to_schedule",
+        "reservations",
+    }
     assert optional - harmless == set(CALLS)
 
 

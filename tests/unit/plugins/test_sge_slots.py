@@ -10,7 +10,7 @@ import pytest
 
 from koala_adapter.errors import LrmRejectedError
 from koala_adapter.lrm import Submission
-from koala_adapter.lrm.contract import Directives
+from koala_adapter.lrm.contract import Directives, ReservationRequest
 from koala_adapter.model import BatchKey, NodeGpus
 from koala_adapter.slots import PLAIN, Slot
 from koala_sge.listing import parse_jobs, parse_left, parse_nodes
@@ -26,7 +26,7 @@ from koala_sge.slots import (
     parse_complexes,
     shared,
 )
-from koala_sge.submission import native_options
+from koala_sge.submission import native_options, parse_granted, parse_reservations, qrsub_command
 
 PLACEHOLDERS = Submission(key=BatchKey("koala-1"), count=3, script="#!/bin/sh\n", walltime=60)
 SETTINGS = SgeSettings(root=Path("/sge"))
@@ -201,3 +201,20 @@ def test_a_cell_is_kept(tmp_path: Path) -> None:
     assert kept(path, SETTINGS) == CELL
     own = SETTINGS.model_copy(update={"parallel_environment": "own"})
     assert kept(path, own) == replace(CELL, environment="own")
+
+
+# -- Reservations
+
+
+def test_reservations_are_asked_for_and_read() -> None:
+    request = ReservationRequest(name="koala-x-r-1-1", count=2, starts_in=0.0, seconds=3700.0, queue="all.q")
+    command = qrsub_command(request, "spread", 1_800_000_000.0)
+    assert command == (
+        *("qrsub", "-a", "202701150800.00", "-d", "1:1:40", "-pe", "spread", "2"),
+        *("-N", "koala-x-r-1-1", "-q", "all.q"),
+    )
+    assert parse_granted("Your advance reservation 12 has been granted\n") == "12"
+    assert parse_granted("advance_reservation: no suitable queues\n") == ""
+    shown = "<ar_summary><id>12</id><name>koala-x-r-1-1</name><owner>ann</owner></ar_summary>"
+    assert parse_reservations(shown, "ann") == {"koala-x-r-1-1": "12"}
+    assert parse_reservations(shown, "bob") == {}

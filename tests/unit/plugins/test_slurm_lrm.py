@@ -17,12 +17,13 @@ from koala_adapter.errors import (
 )
 from koala_adapter.lrm import PinnedStart, Submission
 from koala_adapter.lrm.commands import CommandResult, child_environment
-from koala_adapter.lrm.contract import Directives
+from koala_adapter.lrm.contract import Directives, ReservationRequest
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
 from koala_adapter.testing import RecordingRunner, eventually, new_context
 from koala_slurm import PLUGIN, SlurmSettings
 from koala_slurm.listing import parse_config
 from koala_slurm.lrm import SlurmLrm
+from koala_slurm.reserving import parse_reservations, reserve_ahead_command
 from tests.fakes.slurm import FakeSlurm
 
 if TYPE_CHECKING:
@@ -32,6 +33,22 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import ClusterContext
 
 pytestmark = pytest.mark.anyio
+
+RESERVATIONS = """\
+ReservationName=koala-x-r-1-1 StartTime=2026-11-26T19:05:46 Nodes=n1 CoreCnt=2 Users=root,ann Groups=(null)
+ReservationName=maintenance StartTime=2026-11-26T19:05:46 Nodes=n1 CoreCnt=2 Users=rooter Groups=(null)
+"""
+"""As scontrol of 22.05.8 shows them, shortened."""
+
+
+def test_reservations_are_asked_for_and_read() -> None:
+    request = ReservationRequest(name="koala-x-r-1-1", count=2, starts_in=14.2, seconds=290.0, queue="main")
+    command = reserve_ahead_command(request, user="ann")
+    assert {"StartTime=now+15", "Duration=5", "Users=ann", "PartitionName=main", "CoreCnt=2"} <= set(command)
+    assert parse_reservations(RESERVATIONS, "ann") == {"koala-x-r-1-1": "koala-x-r-1-1"}
+    with pytest.raises(LrmRejectedError, match="cannot reserve cores for user 'a b'"):
+        reserve_ahead_command(request, user="a b")
+
 
 HELD = Submission(key=BatchKey("koala-unit"), count=3, script="#!/bin/sh\nexit 0\n", walltime=60, held=True)
 

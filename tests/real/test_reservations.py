@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processors reserved by real batch systems for one job over both: used, found again after a kill, and given back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.outcome import JobState
+from tests.real.systems.processes import PATIENCE, wait_until
+from tests.real.user import part
+
+if TYPE_CHECKING:
+    from tests.real.conftest import NewGridEngine, NewUser
+    from tests.real.systems import GridEngineCell, SlurmCluster
+
+pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster"), pytest.mark.timeout(300)]
+
+
+def reserved(slurm: SlurmCluster, cell: GridEngineCell) -> tuple[bool, bool]:
+    """Tell on which of both something of koala is reserved."""
+    return "koala-" in slurm.run("scontrol", "-o", "show", "reservation"), "koala-" in cell.run("qrstat")
+
+
+def test_one_job_in_reservations_of_slurm_and_grid_engine(
+    slurm_a: SlurmCluster, new_grid_engine: NewGridEngine, new_user: NewUser
+) -> None:
+    """The service is killed while both are reserved; the next one goes on, and leaves no reservation."""
+    cell = new_grid_engine("reserving")
+    cell.add_environment("spread", rule="$fill_up")
+    user = new_user(slurm_a, cell)
+    user.wait_available(8, 4)
+    file = user.job_file(part(slurm_a.name, 2, "hostname"), part(cell.name, 2, "hostname"), claiming="reserve")
+    job = user.submit(file)
+    wait_until(lambda: reserved(slurm_a, cell) == (True, True), seconds=PATIENCE, what="both reserve")
+    user.kill()
+    assert reserved(slurm_a, cell) == (True, True)
+    user.serve()
+    report = user.wait_over(job)
+    assert report.state is JobState.COMPLETED, report
+    assert "are not reserved" not in user.run("explain", job).text
+    wait_until(lambda: reserved(slurm_a, cell) == (False, False), seconds=PATIENCE, what="nothing is reserved")
+
+
+def test_where_one_batch_system_refuses_the_job_runs_in_placeholders(
+    slurm_a: SlurmCluster, new_grid_engine: NewGridEngine, new_user: NewUser
+) -> None:
+    """Without a parallel environment Grid Engine reserves one processor alone: Slurm's reservation is given back."""
+    cell = new_grid_engine("refusing")
+    user = new_user(slurm_a, cell)
+    user.wait_available(8, 4)
+    file = user.job_file(part(slurm_a.name, 2, "hostname"), part(cell.name, 2, "hostname"), claiming="reserve")
+    job = user.submit(file)
+    report = user.wait_over(job)
+    assert report.state is JobState.COMPLETED, report
+    assert "no parallel environment of its queue spreads over hosts" in user.run("explain", job).text
+    wait_until(lambda: reserved(slurm_a, cell) == (False, False), seconds=PATIENCE, what="nothing is reserved")

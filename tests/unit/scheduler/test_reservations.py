@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reservations of batch systems: on all clusters for one time, or on none; and when they are given back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.model import Claiming, EndReason, JobId
+from koala_adapter.outcome import JobState
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.actions import Action, EndReservation, ReserveProcessors, SubmitPlaceholders
+from koala_adapter.scheduler.claiming.reservations import LEAD, PATIENCE
+from koala_adapter.scheduler.parameters import ClusterParameters
+from koala_adapter.slots import Slot
+from tests.unit.scheduler.scheduler_site import A, B, Site, component, job, launches, of_kind, submissions
+
+if TYPE_CHECKING:
+    from koala_adapter.model import Job
+
+NAMES = ["koala-k-r-1-1", "koala-k-r-1-2"]
+
+
+def two_clusters() -> Job:
+    one = job("1", component("x", 2, cluster="a"), component("y", 1, cluster="b"))
+    return replace(one, claiming=Claiming.RESERVE)
+
+
+class ReservingSite(Site):
+    """Clusters a and b that reserve."""
+
+    def __init__(self, *, reserves: bool = True, claiming: Claiming = Claiming.PLACEHOLDERS) -> None:
+        super().__init__(
+            {"a": 4, "b": 4},
+            None,
+            ClusterParameters(name=A, reserves=True, claiming=claiming),
+            ClusterParameters(name=B, reserves=reserves, claiming=claiming),
+        )
+
+    def made(self, name: str) -> list[Action]:
+        return self.post(ev.ReservationMade(time=self.now, job_id=JobId("1"), name=name, handle=f"at {name}"))
+
+    def refused(self, name: str, reason: str) -> list[Action]:
+        return self.post(ev.ReservationRefused(time=self.now, job_id=JobId("1"), name=name, reason=reason))
+
+
+def test_all_clusters_reserve_for_the_same_time_before_placeholders_are_submitted() -> None:
+    site = ReservingSite()
+    actions = site.submit(two_clusters())
+    asked = of_kind(ReserveProcessors, actions)
+    assert [(one.name, one.cluster, one.count) for one in asked] == [(NAMES[0], A, 2), (NAMES[1], B, 1)]
+    assert {one.start_at for one in asked} == {site.now + LEAD}
+    assert not submissions(actions)
+    assert not site.made(NAMES[0])
+    assert "2 on a and 1 on b (asked for)" in site.explained()
+    submitted = of_kind(SubmitPlaceholders, site.made(NAMES[1]))
+    assert [(one.cluster, one.reservation) for one in submitted] == [(A, f"at {NAMES[0]}"), (B, f"at {NAMES[1]}")]
+    assert all(one.walltime < ask.seconds for one, ask in zip(submitted, asked, strict=True))
+
+
+def test_reservations_are_given_back_when_the_last_placeholder_is_gone() -> None:
+    site = ReservingSite()
+    site.submit(two_clusters())
+    site.made(NAMES[0])
+    site.made(NAMES[1])
+    site.run("1")
+    done = site.complete("1")
+    assert not of_kind(EndReservation, done)
+    before = len(site.actions)
+    site.end_ending()
+    assert [one.name for one in of_kind(EndReservation, site.actions[before:])] == NAMES
+    assert not site.record("1").reservations
+
+
+@pytest.mark.parametrize("how", ["refused", "silent"])
+def test_where_one_is_refused_all_are_given_back_and_placeholders_go_into_the_queues(how: str) -> None:
+    site = ReservingSite()
+    site.submit(two_clusters())
+    site.made(NAMES[0])
+    actions = site.refused(NAMES[1], "Access denied") if how == "refused" else site.pass_time(PATIENCE)
+    assert [one.name for one in of_kind(EndReservation, actions)] == NAMES
+    actions += site.pass_time(1.0)
+    assert submissions(actions) == {"a": 2, "b": 1}
+    assert not any(one.reservation for one in of_kind(SubmitPlaceholders, actions))
+    why = "Access denied" if how == "refused" else "no answer from b"
+    assert f"claimed by placeholders alone, as they are not reserved: {why}." in site.explained()
+    site.take_all()
+    assert launches(site.hold_all("1")) == ["1"]
+
+
+@pytest.mark.parametrize("case", ["cannot", "slots", "not wanted"])
+def test_what_is_not_reserved_is_claimed_at_once(case: str) -> None:
+    site = ReservingSite(reserves=case != "cannot")
+    one = two_clusters()
+    if case == "slots":
+        one = replace(one, components=(replace(one.components[0], slot=Slot(threads=2)), one.components[1]))
+    if case == "not wanted":
+        one = replace(one, claiming=None)
+    actions = site.submit(one)
+    assert not of_kind(ReserveProcessors, actions)
+    assert submissions(actions) == {"a": 2, "b": 1}
+    told = {
+        "cannot": "b takes no reservations by its plugin, or from this user",
+        "slots": "'x' needs more than a processor for each rank",
+    }
+    assert told.get(case, "") in site.record("1").not_reserved
+
+
+def test_a_cluster_may_say_it_for_its_jobs() -> None:
+    site = ReservingSite(claiming=Claiming.RESERVE)
+    assert of_kind(ReserveProcessors, site.submit(replace(two_clusters(), claiming=None)))
+    other = replace(two_clusters(), id=JobId("2"), claiming=Claiming.PLACEHOLDERS)
+    assert submissions(site.submit(other)) == {"a": 2, "b": 1}
+
+
+def test_cancelled_while_a_cluster_has_not_answered() -> None:
+    site = ReservingSite()
+    site.submit(two_clusters())
+    site.made(NAMES[0])
+    assert [one.name for one in of_kind(EndReservation, site.cancel("1"))] == NAMES
+    assert not site.made(NAMES[1])
+
+
+def test_asked_again_after_a_restart() -> None:
+    site = ReservingSite()
+    site.submit(two_clusters())
+    site.made(NAMES[0])
+    again = site.post(ev.Configured(time=site.now, parameters=site.parameters, clusters=site.clusters))
+    assert [one.name for one in of_kind(ReserveProcessors, again)] == [NAMES[1]]
+
+
+def test_a_submission_that_the_batch_system_refuses_in_the_reservation_goes_without() -> None:
+    site = ReservingSite()
+    site.submit(two_clusters())
+    site.made(NAMES[0])
+    first, _ = of_kind(SubmitPlaceholders, site.made(NAMES[1]))
+    site.post(ev.BatchRejected(time=site.now, batch=first.batch, reason="too long for it"))
+    assert site.record("1").state is JobState.CLAIMING
+    assert submissions(site.pass_time(200.0)) == {"a": 2}
+    assert not site.actions[-1].reservation  # type: ignore[union-attr]
+
+
+def test_lost_processors_are_claimed_again_without_a_reservation() -> None:
+    site = ReservingSite()
+    site.submit(two_clusters())
+    site.made(NAMES[0])
+    site.made(NAMES[1])
+    site.take_all()
+    site.ended(site.claimed("1")[0].id, EndReason.NODE_LOST)
+    again = of_kind(SubmitPlaceholders, site.pass_time(200.0))
+    assert [(one.cluster, one.count, one.reservation) for one in again] == [(A, 1, "")]
