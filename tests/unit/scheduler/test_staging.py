@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from koala_adapter.model import ClusterName, EndReason, InputFile, JobId
+from koala_adapter.model import BatchKey, ClusterName, EndReason, InputFile, JobId
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Action, StageFiles, StopStaging
@@ -229,3 +232,48 @@ def test_held_processors_of_another_job_are_not_left_idle_for_files() -> None:
     site.submit(genome_job("1", 4, where))
     site.complete("0")
     assert not site.record("1").live
+
+
+# -- Whatever is foreseen
+
+
+@given(
+    size=st.integers(21, 2000),
+    bandwidth=st.one_of(st.none(), st.floats(0.1, 100.0)),
+    news=st.lists(st.tuples(st.floats(0.0, 200.0), st.floats(0.0, 1.0), st.floats(0.1, 100.0)), max_size=6),
+    idle=st.integers(0, 4),
+    waited=st.lists(st.floats(0.0, 500.0), max_size=3),
+)
+def test_no_placeholder_is_submitted_before_it_is_of_use(
+    size: int,
+    bandwidth: float | None,
+    news: list[tuple[float, float, float]],
+    idle: int,
+    waited: list[float],
+) -> None:
+    """They come when the files are nearly there, as far as is known; and each transfer ends, or is stopped."""
+    site = Site({"a": 4}, None, ClusterParameters(name=A, stages=True, bandwidth=bandwidth))
+    site.poll("a", 4, idle=idle)
+    cluster = site.state.clusters[A]
+    cluster.waits = [Wait(batch=BatchKey(f"earlier-{n}"), seconds=one) for n, one in enumerate(waited)]
+    file = replace(GENOME, size=size * MIB)
+    actions = site.submit(job("1", replace(component("c", 2, cluster="a"), input_files=(file,))))
+    foreseen = site.now + size / bandwidth if bandwidth else inf
+    most = max(STARTS_IN, *waited, 0.0)
+    for pause, part, rate in news:
+        if submissions(actions):
+            assert site.now >= foreseen - most - MARGIN - 1e-6
+            break
+        site.now += pause
+        foreseen = site.now + part * size / rate
+        missing = round(part * size * MIB)
+        event = ev.StagingProgressed(
+            time=site.now, job_id=JobId("1"), cluster=A, missing_bytes=missing, rate=rate * MIB
+        )
+        actions = [*site.pass_time(0.0), *site.post(event)]
+        foreseen = min(foreseen, site.now + missing / rate / MIB)
+    site.post(ev.FilesStaged(time=site.now, job_id=JobId("1"), cluster=A))
+    site.run("1")
+    stopped = of_kind(StopStaging, site.complete("1"))
+    assert [one.cluster for one in stopped] == [A]
+    assert not site.record("1").staging

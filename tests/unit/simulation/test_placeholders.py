@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.model import ClusterName, Component, EndReason, Job, JobId, JobKind
+from koala_adapter.model import ClusterName, Component, EndReason, InputFile, Job, JobId, JobKind
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
+from koala_adapter.scheduler.claiming import staging
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
 from koala_adapter.simulation.applications import Application, Interpolated, SimulatedJob
 from koala_adapter.simulation.multicluster import Multicluster, Settings
@@ -155,6 +158,45 @@ def test_job_runs_as_live() -> None:
     assert found.ended_at == pytest.approx(1.0 + 3.0 + 0.5 + 100.0 + 0.5)
     assert all(system.idle == 4 for system in service.systems.values())
     assert service.held_seconds == pytest.approx(6 * (2.0 + 0.5 + 100.0 + 0.5 + 0.5), abs=6 * 0.6)
+
+
+@pytest.mark.parametrize("late", [1.0, 1.5])
+def test_processors_do_not_idle_while_files_travel(late: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 MiB at 1 MiB/s to one of two clusters: held idle for seconds, where it was for minutes without the claimer.
+
+    ``late``: how much longer than foreseen they travel.
+    """
+    launched: list[float] = []
+
+    def held_idle() -> float:
+        engine = Engine()
+        service = SimulatedService(
+            engine,
+            [BatchSystem(engine, A, 4), BatchSystem(engine, B, 4)],
+            Parameters(placeholder_life=3000.0),
+            [ClusterParameters(name=A, stages=True, bandwidth=1.0), ClusterParameters(name=B)],
+            program_of=lambda _: Rigid(100.0),
+            delays=Delays(transfer=late),
+        )
+        engine.run(until=1.0)
+        one = job("1", 3, 3, at=1.0)
+        genome = InputFile(source="/data/genome", target="genome", size=300 * 1024 * 1024)
+        far, near = one.components
+        service.submit(replace(one, components=(replace(far, input_files=(genome,)), near)))
+        assert run_to_end(engine, [service], until=5000.0)
+        found = service.jobs[JobId("1")]
+        assert found.outcome is not None
+        assert found.outcome.state is JobState.COMPLETED
+        assert found.launched_at is not None
+        launched.append(found.launched_at - 1.0)
+        return service.state.jobs[JobId("1")].held_before_launch
+
+    with_claimer = held_idle()
+    monkeypatch.setattr(staging, "MARGIN", inf)  # everything is submitted at once
+    at_once = held_idle()
+    assert launched[0] == pytest.approx(300.0 * late, abs=1.0)
+    assert with_claimer < 6 * (15.0 + 300.0 * (late - 1.0)) + 1.0
+    assert at_once > with_claimer + 6 * 200.0
 
 
 def test_local_users_make_placeholders_wait() -> None:
