@@ -271,7 +271,12 @@ def explain(
         said = _claiming(state, record, now)
     else:
         said = _launched(state, record, now)
-    return said + _attempts(record)
+    return said + _not_reserved(record) + _attempts(record)
+
+
+def _not_reserved(record: JobRecord) -> str:
+    why = record.not_reserved
+    return f" Its processors are claimed by placeholders alone, as they are not reserved: {why}." if why else ""
 
 
 def _attempts(record: JobRecord) -> str:
@@ -374,10 +379,8 @@ def files_on_the_way(state: State, record: JobRecord, now: float) -> str:
 
 
 def reservations(record: JobRecord, now: float) -> str:
-    """Say for when the processors of a job are reserved, or why they are not; empty: they are not to be."""
-    if record.not_reserved:
-        return f" Its processors are claimed by placeholders alone, as they are not reserved: {record.not_reserved}."
-    if not record.reservations:
+    """Say for when the processors of a job are reserved; empty: they are not."""
+    if not record.reservations or record.not_reserved:
         return ""
     begins = max(one.start_at for one in record.reservations) - now
     when = f"from in {duration(begins)} on" if begins > 0 else "now"
