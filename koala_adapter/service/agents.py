@@ -546,7 +546,7 @@ class LiveEffector:
     def end_reservation(self, action: act.EndReservation) -> None:
         """Have the reservation removed."""
         if action.cluster in self._clusters:
-            self._clusters[action.cluster].reservations.end(action.name)
+            self._clusters[action.cluster].reservations.remove_unowned()
 
     # ---- files ----------------------------------------------------------------------------------------------------
 

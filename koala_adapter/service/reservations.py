@@ -46,8 +46,8 @@ class Reservations:
         self._asked.append(action)
         self._more.set()
 
-    def end(self, name: str) -> None:  # noqa: ARG002 - whatever belongs to no job is removed
-        """Have a reservation removed that belongs to no job any more."""
+    def remove_unowned(self) -> None:
+        """Have the reservations removed that belong to no job any more."""
         self._over = self._ended = True
         self._more.set()
 
@@ -58,10 +58,11 @@ class Reservations:
             while self._asked:
                 action = self._asked.pop(0)
                 self._core.post(await self._reserve(action))
-            if self._over and self._lrm.capabilities.reserve:
+            able = self._lrm.capabilities.reserve
+            if self._over and able:
                 # Whether an earlier process has left some is asked once, and again only while one is in use.
                 self._over = self._ended = not await self._remove()
-            with anyio.move_on_after(PAUSE if self._over else None):
+            with anyio.move_on_after(PAUSE if self._over and able else None):
                 await self._more.wait()
 
     async def conclude(self) -> None:

@@ -549,6 +549,8 @@ class Service:
         else:
             self._asking_again.ask(set_aside[0], tellers(self.state, set_aside[0]))
         self._doubt("an event was set aside", in_contact=self.core.in_contact)
+        for driver in self.clusters.values():
+            driver.reservations.remove_unowned()
         self.sizes.follow(self.state.jobs)
 
     def failed(self, error: KoalaError) -> None:

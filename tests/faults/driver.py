@@ -326,6 +326,7 @@ class SimulatedService:
     def state_rebuilt(self, set_aside: Sequence[ev.Event]) -> None:
         """See LoopOwner: as the service does."""
         self.rebuilt_often += 1
+        self.effector.transfers.remove_reservations()
         self._disturb(self.clock.now)
         asked = tellers(self.state, set_aside[0]) if len(set_aside) == 1 else list(self.connected)
         self._disconnecting = True

@@ -148,8 +148,8 @@ class SimulatedEffector:
     def reserve_processors(self, action: act.ReserveProcessors) -> None:
         self.transfers.reserve(action)
 
-    def end_reservation(self, action: act.EndReservation) -> None:
-        self.transfers.reserved.pop(action.name, None)
+    def end_reservation(self, _action: act.EndReservation) -> None:
+        self.transfers.remove_reservations()
 
     # ---- files -----------------------------------------------------------------------------------------------------
 
@@ -234,6 +234,7 @@ class SimulatedEffector:
     def resume(self) -> None:
         """Take up what the records say is under way, as the service does when it begins."""
         self.sized.resume()
+        self.transfers.remove_reservations()
 
     def stir(self) -> None:
         self.applications.stir()

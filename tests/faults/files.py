@@ -121,6 +121,11 @@ class Transfers:
             event = ev.ReservationRefused(time=service.now, job_id=action.job_id, name=name, reason=reason)
         service.later(service.faults.delay(), lambda: service.post(replace(event, time=service.now)))
 
+    def remove_reservations(self) -> None:
+        """Remove what belongs to no job, as the service does when one is given back, and when it begins."""
+        wanted = {one.name for record in self._service.state.jobs.values() for one in record.reservations}
+        self.reserved = {name: cluster for name, cluster in self.reserved.items() if name in wanted}
+
     def _fail(self, key: tuple[JobId, ClusterName], transfer: Transfer) -> None:
         if self._under_way.get(key) is transfer:
             self.failed += 1

@@ -48,7 +48,7 @@ OVER_CLUSTERS = (0, 2, 4, 7, 15, 23)
 """Seeds of schedules in which wishes are met on several clusters."""
 OF_MALLEABLE_JOBS = {ev.OfferAnswered, ev.ProcessorsReleased, ev.MoreRequested, ev.SizeWanted}
 OF_FILES = {ev.StagingProgressed, ev.FilesStaged, ev.StagingFailed, ev.FilesFound, ev.BandwidthKnown, ev.NodesConnect}
-OF_RESERVATIONS = {ev.ReservationMade, ev.ReservationRefused}
+OF_RESERVATIONS: set[type[ev.Event]] = {ev.ReservationMade, ev.ReservationRefused}
 OF_ADAPTIVE_JOBS = {ev.LessRequested, ev.PointReached, ev.ChangeMade, ev.ChangeGivenUp}
 
 
