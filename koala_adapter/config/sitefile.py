@@ -207,14 +207,14 @@ class ControlCenterConfig(BaseModel, frozen=True, extra="forbid", defer_build=Tr
         description="Time between two signs of life of an agent.",
     )
     output_files_per_rank_mib: Whole = Field(
-        default=100,
+        default=10_240,
         ge=0,
         le=16_777_216,
         json_schema_extra={"x-unit": "MiB"},
         description="Bound of the output_files that are fetched from one rank. Those beyond it are named.",
     )
     output_files_per_job_mib: Whole = Field(
-        default=1024,
+        default=51_200,
         ge=0,
         le=16_777_216,
         json_schema_extra={"x-unit": "MiB"},

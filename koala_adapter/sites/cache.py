@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from koala_adapter.sites.remotesite import RemoteSite
 
 DIRECTORY = "cache"
-BLOCK = 256 * 1024
+BLOCK = 1024 * 1024
 """Bytes that are read, and handed to the connection, at once."""
 
 

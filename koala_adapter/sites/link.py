@@ -323,8 +323,8 @@ class Link:
                 piece = bytes(outgoing[:65536])
                 del outgoing[:65536]
                 await stdin.send(piece)
-            self._sent.set()
-            self._sent = anyio.Event()
+                self._sent.set()
+                self._sent = anyio.Event()
             await self._to_send.wait()
             self._to_send = anyio.Event()
 

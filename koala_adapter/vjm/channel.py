@@ -137,8 +137,6 @@ class Hello:
     version: int = VERSION
     resends: bool = False
     """Understands Resend; agents of earlier versions do not."""
-    fetches: bool = False
-    """Gets files with a digest by itself; agents of earlier versions do not."""
     kind: Literal["hello"] = "hello"
 
 

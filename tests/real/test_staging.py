@@ -45,9 +45,8 @@ class Staging(Home):
 
     def __init__(self, directory: Path, there: OtherSite) -> None:
         super().__init__(directory, there)
-        text = self.site.read_text().replace("[[clusters]]", f"cache_mib = {CACHE_MIB}\n[[clusters]]", 1)
-        bounds = "output_files_per_rank_mib = 1024\noutput_files_per_job_mib = 2048\n"
-        self.site.write_text(text.replace("[control_center]\n", f"[control_center]\n{bounds}", 1))
+        text = self.site.read_text()
+        self.site.write_text(text.replace("[[clusters]]", f"cache_mib = {CACHE_MIB}\n[[clusters]]", 1))
         self.cache = directory / "there" / "cache"
 
     def start(self) -> subprocess.Popen[bytes]:

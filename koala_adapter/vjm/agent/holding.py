@@ -167,7 +167,7 @@ class Agent:
             "token": settings.token, "session": self._session, "lrm_id": settings.lrm_id,
             "host": word(socket.gethostname()), "address": word(self._channel.own_address()), "pid": os.getpid(),
             "ends_in": self._ends_in(), "python": ".".join(map(str, sys.version_info[:3])),
-            "tasks": self._tasks.reports() if self._tasks else [], "resends": True, "fetches": True,
+            "tasks": self._tasks.reports() if self._tasks else [], "resends": True,
         })  # fmt: skip
 
     def in_contact(self) -> None:
