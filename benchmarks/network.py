@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What koala knows of the network and of files: how near its measurement is to a transfer, and what catalogues cost.
 
-python -m benchmarks.network measured [--repeat 5] [--mib 64]
+python -m benchmarks.network measured [--repeat 5] [--mib 64] [--delay 0]
 python -m benchmarks.network catalogues [--repeat 7] [--entries 50000]
 """
 
@@ -22,10 +22,13 @@ from tests.real.systems.othersite import ADDRESS, OtherSite
 MIB = 1024**2
 
 
-def measured(*, repeat: int = 5, mib: int = 64) -> list[Row]:
-    """Bandwidth to a site as koala measures it with 6 MiB at most, over that of ``ssh SITE 'cat > /dev/null'``."""
+def measured(*, repeat: int = 5, mib: int = 64, delay: float = 0.0) -> list[Row]:
+    """Bandwidth to a site as koala measures it with 6 MiB at most, over that of ``ssh SITE 'cat > /dev/null'``.
+
+    ``delay``: seconds that each way takes.
+    """
     content = os.urandom(mib * MIB)
-    with OtherSite() as there:
+    with OtherSite(delay=delay) as there:
         ssh = ["ssh", "-F", str(there.ssh_config), "site"]
         address = SiteAddress(name="site", ssh="site", options=("-F", str(there.ssh_config)), listen=ADDRESS)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from tests.nbody import ALONE, sizes_and_digest, write_nbody
 from tests.real.systems.othersite import OtherSite, missing_for_other_site
-from tests.real.systems.processes import PATIENCE, base_environment, run_command
+from tests.real.systems.processes import PATIENCE, base_environment, run_command, wait_until
 from tests.real.systems.requirements import missing_for_grid_engine, missing_for_slurm, require
 
 if TYPE_CHECKING:
@@ -94,3 +95,31 @@ def test_programs_of_mpi_and_adaptive_ones(koala: Callable[..., str], allreduce:
     assert digest == ALONE
     assert sizes[0] == 4
     assert max(sizes) > 4
+
+
+def test_files_go_where_they_are_soonest(koala: Callable[..., str], tmp_path: Path) -> None:
+    """Of sites with equal room a job gets the one to which the measured bandwidth is best."""
+    (tmp_path / "data").write_bytes(bytes(5 * 1024**2))
+    job = tmp_path / "job.toml"
+    job.write_text(
+        'walltime = "5m"\nplacement = "close-to-files"\n[[components]]\ncommand = ["true"]\nprocessors = 4\n'
+        'input_files = ["data"]\n'
+    )
+    # Begins a service.
+    submitted = json.loads(koala("submit", "--json", "-n", "1", "--cluster", "here", "--", "sleep", "600"))
+    try:
+        wait_until(
+            lambda: koala("clusters", "--network").count(" measured ") == 3,
+            seconds=2 * PATIENCE,
+            what="each site is measured",
+        )
+        found = {one["name"]: one["network"] for one in json.loads(koala("clusters", "--json"))}
+        (planned,) = json.loads(koala("plan", str(job), "--json"))["components"]
+        far = {name: network for name, network in found.items() if network["site"]}
+        assert planned["cluster"] == max(far, key=lambda name: far[name]["bandwidth"])
+        assert planned["transfer_seconds"] == pytest.approx(5 / far[planned["cluster"]]["bandwidth"])
+        (delayed,) = (network for network in far.values() if network["site"] == "delft")
+        assert delayed["latency"] >= 2 * DELAY
+    finally:
+        koala("cancel", str(submitted["id"]))
+        koala("serve", "--stop")
