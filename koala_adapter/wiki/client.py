@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.errors import ConfigurationError, LrmUnavailableError, LrmUnreachableError, WikiError
-from koala_adapter.wiki.codec.frames import LARGEST_SIZE, REPLY_SKEW, FrameReader, open_reply, read_key, seal
+from koala_adapter.lrm.commands import THIS_HOST
+from koala_adapter.wiki.codec.frames import (
+    HEADER_SIZE,
+    LARGEST_SIZE,
+    REPLY_SKEW,
+    FrameReader,
+    open_reply,
+    read_key,
+    seal,
+)
 from koala_adapter.wiki.codec.verbs import Reply, build_request, parse_reply
 
 if TYPE_CHECKING:
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import ByteStream
 
+    from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.wiki.codec.frames import Key
     from koala_adapter.wiki.codec.verbs import Request
     from koala_adapter.wiki.codec.words import Dialect
@@ -103,14 +113,37 @@ class Peer:
         return f"{self.host}:{self.port}"
 
 
-async def exchange(peer: Peer, request: Request) -> Reply:
-    """Send one request and return the reply, which may be a refusal.
+UNCONNECTED = 3
+"""Exit status of the program below where the peer accepts no connection."""
+ASK_THERE = f"""import socket, sys
+try:
+    stream = socket.create_connection((sys.argv[1], int(sys.argv[2])), float(sys.argv[3]))
+except OSError as error:
+    sys.stderr.write(str(error))
+    sys.exit({UNCONNECTED})
+stream.sendall(sys.stdin.buffer.read())
+wanted, found = {HEADER_SIZE}, b""
+while len(found) < wanted:
+    piece = stream.recv(65536)
+    if not piece:
+        break
+    found += piece
+    if wanted == {HEADER_SIZE} <= len(found):
+        wanted += int(found[:{HEADER_SIZE}])
+sys.stdout.buffer.write(found)"""
+"""Makes the exchange from the login node of another site: address, port and seconds are its arguments."""
+
+
+async def exchange(peer: Peer, request: Request, host: LrmHost = THIS_HOST) -> Reply:
+    """Send one request and return the reply, which may be a refusal. ``host``: from where the peer is connected to.
 
     Raises WikiError when the request cannot be expressed, LrmUnreachableError when it certainly did not arrive, and
     LrmUnavailableError when it may have arrived but the reply did not, or cannot be believed.
     """
     message = build_request(request, peer.dialect)
     frame = seal(message, key=peer.key, timestamp=int(time.time()), user=peer.user, limit=LARGEST_SIZE)
+    if not host.here:
+        return _believed(await _asked_there(host, frame, peer, verb=str(request.verb)), peer)
     deadline = anyio.current_time() + peer.timeout
     stream = await _connect(peer, deadline)
     try:
@@ -125,6 +158,32 @@ async def exchange(peer: Peer, request: Request) -> Reply:
             hint="it serves one connection after the other: another client may keep it busy",
         )
     return _believed(payload, peer)
+
+
+async def _asked_there(host: LrmHost, frame: bytes, peer: Peer, *, verb: str) -> bytes:
+    """Return the payload of the reply to a frame that is sent from another site."""
+    command = ((await host.facts()).interpreter, "-I", "-S", "-c", ASK_THERE, peer.host, str(peer.port))
+    try:
+        with anyio.fail_after(peer.timeout):
+            status, output, complaint = await host.run((*command, str(peer.timeout)), stdin=frame)
+    except TimeoutError:
+        raise LrmUnavailableError(f"{peer} did not answer {verb} within {peer.timeout:g} s") from None
+    except OSError as error:
+        raise LrmUnavailableError(f"{peer} cannot be asked from the site: {error}") from error
+    if status == UNCONNECTED:
+        said = complaint.decode("utf-8", "replace")
+        message = f"the site cannot connect to {peer}: {said}"
+        raise LrmUnreachableError(message, hint="is it running, and does it listen there for WIKI?")
+    reader = FrameReader(limit=peer.largest_reply)
+    try:
+        payload = reader.feed(output)
+        if payload is None:
+            reader.end()
+    except WikiError as error:
+        raise LrmUnavailableError(f"{peer} gave no answer to {verb}: {error.message}") from error
+    if payload is None:
+        raise LrmUnavailableError(f"{peer} gave no answer to {verb}")
+    return payload
 
 
 async def _connect(peer: Peer, deadline: float) -> ByteStream:

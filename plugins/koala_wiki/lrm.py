@@ -25,7 +25,6 @@ from koala_adapter.errors import (
     WikiError,
 )
 from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition
-from koala_adapter.lrm.commands import login_name
 from koala_adapter.lrm.contract import oldest_first
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.wiki.client import Peer, exchange, load_key
@@ -337,7 +336,7 @@ class WikiLrm(Lrm):
             port=settings.port,
             key=None,
             dialect=settings.dialect,
-            user=context.user or login_name(),
+            user=context.user,
             timeout=settings.answer_seconds,
             largest_reply=settings.largest_reply_mib << 20,
         )
@@ -485,10 +484,11 @@ class WikiLrm(Lrm):
 
     async def _exchange(self, request: Request, *, urgent: bool = False) -> Reply:
         await self._commands.admit(urgent=urgent)
-        peer = replace(self._peer, timeout=self._commands.bounded(self._peer.timeout))
+        user = self._peer.user or (await self._commands.host.facts()).user
+        peer = replace(self._peer, user=user, timeout=self._commands.bounded(self._peer.timeout))
         with self._commands.timed(str(request.verb)):
             try:
-                return await exchange(peer, request)
+                return await exchange(peer, request, self._commands.host)
             except WikiError as error:
                 raise LrmRejectedError(error.message, hint=error.hint) from error
 
@@ -547,4 +547,5 @@ PLUGIN = PluginDefinition(
     capabilities=CAPABILITIES,
     factory=WikiLrm,
     identified_by=("host", "port"),
+    sites=True,
 )

@@ -151,7 +151,10 @@ SERVING_SITES = ("koala_pbs", "koala_sge", "koala_slurm")
 """Plugins whose clusters may be at other sites: ``sites`` in their definitions."""
 RUNNING_HERE = ("koala_slurm.library", "koala_slurm.library_helper")
 """What they use on this host alone: the helper process of pyslurm."""
-PAST_THE_DOOR = (*("os.environ", "os.getenv", "os.open", "grp", "pwd", "shutil", "socket", "subprocess", "tempfile"),)
+PAST_THE_DOOR = (
+    *("os.environ", "os.geteuid", "os.getenv", "os.open"),
+    *("grp", "pwd", "shutil", "socket", "subprocess", "tempfile"),
+)
 """What reaches the host of koala, not that of the batch system."""
 
 OF_EXTRAS = {

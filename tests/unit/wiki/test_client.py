@@ -26,6 +26,7 @@ from koala_adapter.errors import (
     LrmUnsupportedError,
     WikiError,
 )
+from koala_adapter.lrm.commands import LocalHost
 from koala_adapter.lrm.starts import OriginalRequest, Pin, StartLog
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.testing import new_context
@@ -112,6 +113,36 @@ async def test_a_reply_in_small_pieces_is_read(key: Key | None) -> None:
         reply = await exchange(peer(port, key=key), GetNodes())
     assert seen == [b"CMD=GETNODES ARG=0:ALL"]
     assert (reply.status, reply.argument) == (0, "0#")
+
+
+class Elsewhere(LocalHost):
+    """This host, as if it were the login node of a site."""
+
+    here = False
+
+
+async def test_a_request_is_made_from_another_site() -> None:
+    """A program there connects to the peer; what it cannot connect to is told from what does not answer."""
+    seen = []
+
+    async def answer(stream: SocketStream) -> None:
+        seen.append(await read_request(stream))
+        frame = with_nul(sealed(b"SC=0 ARG=0#"))
+        await stream.send(frame[:5])
+        await stream.send(frame[5:])
+
+    async def silence(stream: SocketStream) -> None:
+        await read_request(stream)
+
+    async with serving(answer) as port:
+        reply = await exchange(peer(port), GetNodes(), Elsewhere())
+    assert seen == [b"CMD=GETNODES ARG=0:ALL"]
+    assert (reply.status, reply.argument) == (0, "0#")
+    with pytest.raises(LrmUnreachableError, match="the site cannot connect to"):
+        await exchange(peer(port), GetNodes(), Elsewhere())
+    async with serving(silence) as port:
+        with pytest.raises(LrmUnavailableError, match="gave no answer to"):
+            await exchange(peer(port), GetNodes(), Elsewhere())
 
 
 async def test_a_refusal_is_a_reply() -> None:
