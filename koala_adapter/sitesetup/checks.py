@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import stat
@@ -387,7 +388,7 @@ class ClusterCheck:
         config, each = self.config, lrm.requests_per_poll
         shortest = shortest_poll_interval(config.requests_per_minute, each)
         found = f"a poll costs up to {each}, every {config.poll_interval:g} s, of {config.requests_per_minute} a minute"
-        remedy = f"set poll_interval to {shortest:g} s or more, or raise requests_per_minute"
+        remedy = f"set poll_interval to {math.ceil(10 * shortest) / 10:g} s or more, or raise requests_per_minute"
         return CheckResult(subject="requests", ok=config.poll_interval >= shortest, found=found, remedy=remedy)
 
     def _rate_of_starts(self, lrm: Lrm) -> CheckResult:
