@@ -27,7 +27,7 @@ from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.containment import contained
 from koala_adapter.lrm.contract import expressible
 from koala_adapter.model import JobId
-from koala_adapter.outcome import JobState
+from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.claiming.dependencies import WORDS, fulfils
@@ -758,7 +758,8 @@ class Service:
                 tasks.start_soon(self.replicas.run)
                 task_status.started()
         finally:
-            on = {one.cluster for one in self.state.placeholders.values()}
+            needing = (one for one in self.state.placeholders.values() if one.state is not PlaceholderState.ENDING)
+            on = {one.cluster for one in needing}
             await self._hosts.close(in_use={str(one.config.site) for one in self.clusters.values() if one.name in on})
             try:
                 with suppress(JournalBlockedError):
