@@ -65,8 +65,8 @@ LEAST_CREDIT = 2
 """Bytes of the shortest piece: a mark and one byte of output."""
 ROOM = 1024 * 1024
 """Credit for a command's input and a file's content."""
-MOST_WIDE = 16
-"""Agents whose windows may be wider at the same time."""
+MOST_WIDE = 8
+"""Agents whose windows may be wider at the same time. A thousand that take nothing then cost less than 40 MiB."""
 TRANSFER_ROOM = 2 * 1024 * 1024
 """Credit for a content of the cache: as much as OpenSSH has under way on a connection."""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 HELLO = b"koala gateway 1 is ready\n"
 """What a gateway says first. All before it is from the login: banners, and what start-up files print."""
 
-WINDOW = 32 * 1024
+WINDOW = 16 * 1024
 """Bytes that each side may send on a new stream before the other grants more."""
 LONGEST_PAYLOAD = 1024 * 1024
 """Bytes of one request or result."""
@@ -24,7 +24,7 @@ PIECE = 32 * 1024
 """Bytes of data in one frame, so that streams take turns."""
 WIDER = 1024 * 1024
 """Bytes by which the window of a busy stream is wider."""
-BUSY, BUSY_SECONDS = 512 * 1024, 5.0
+BUSY, BUSY_SECONDS = 256 * 1024, 5.0
 """A stream is busy on which so many bytes come within so many seconds."""
 LARGEST_CREDIT = 64 * 1024 * 1024
 MOST_STREAMS = 8192

@@ -156,8 +156,8 @@ COMPLAINT_SECONDS = 1.0
 LONGEST_NOISE = 64 * 1024
 """Bytes that a login may print before the gateway is ready."""
 PIECE = 32 * 1024
-ENDING = 2.0
-"""Seconds for ssh to end when it is told to."""
+ENDING, ENDING_KILLED = 2.0, 10.0
+"""Seconds for ssh to end when it is told to, and when it is killed."""
 ASKING = b"koala "
 """How a program begins that asks for another port than the control center's. An agent begins with TLS."""
 LONGEST_ASKING = 16
@@ -222,13 +222,14 @@ class Link:
     async def connect(self) -> None:
         """Start ssh and wait for the gateway. Raises LrmUnreachableError with what to do."""
         try:
-            self._process = process = await anyio.open_process(
-                list(self._argv),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+            with anyio.CancelScope(shield=True):  # one that is not known here would not be ended
+                self._process = process = await anyio.open_process(
+                    list(self._argv),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                )
         except OSError as error:
             message = f"site {self.site}: cannot run {self._argv[0]}: {error.strerror or error}"
             raise LrmUnreachableError(message, hint="install OpenSSH's client") from error
@@ -306,11 +307,11 @@ class Link:
         process = self._process
         if process is not None:
             with anyio.CancelScope(shield=True):
-                for number in (signal.SIGTERM, signal.SIGKILL):
+                for number, patience in ((signal.SIGTERM, ENDING), (signal.SIGKILL, ENDING_KILLED)):
                     with suppress(ProcessLookupError):
                         os.killpg(process.pid, number)
-                    with anyio.move_on_after(ENDING):
-                        await process.wait()
+                    with anyio.move_on_after(patience):
+                        await _ended(process)
                         # One that did not end would be waited for without bound.
                         await process.aclose()
                         return
@@ -516,6 +517,23 @@ class Link:
 def may_ask(first: bytes) -> bool:
     """Tell whether what a program says first could yet become the name of a port: it may come in pieces."""
     return first[: len(ASKING)] == ASKING[: len(first)] and b"\n" not in first and len(first) < LONGEST_ASKING
+
+
+async def _ended(process: Process) -> None:
+    """Return when a process has ended: for asyncio, one whose output was not read to its end has not."""
+
+    async def read(output: ByteReceiveStream | None) -> None:
+        if output is not None:
+            # A RuntimeError says that somebody else reads it already.
+            with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, RuntimeError):
+                while True:
+                    await output.receive()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read, process.stdout)
+        tasks.start_soon(read, process.stderr)
+        await process.wait()
+        tasks.cancel_scope.cancel()
 
 
 def _pipes(process: Process) -> tuple[ByteSendStream, ByteReceiveStream]:

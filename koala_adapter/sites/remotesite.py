@@ -106,6 +106,8 @@ class RemoteSite(LrmHost):
                 self._port = int(port_file.read_text(encoding="ascii"))
         self._trouble: LrmUnreachableError | None = None
         self._task: asyncio.Task[None] | None = None
+        self._kept = anyio.CancelScope()
+        """What is shielded within it is not cut off, as it would be where the task is cancelled."""
         self._tried = anyio.Event()
         """Set when the connection that is being made is there, or has failed."""
         self._to_remove: set[str] = set()
@@ -135,12 +137,17 @@ class RemoteSite(LrmHost):
     async def _connected(self) -> Link:
         """Return the connection, made now if none was tried. Raises LrmUnreachableError."""
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._keep())
+            self._kept = anyio.CancelScope()
+            self._task = asyncio.get_running_loop().create_task(self._keep_until_closed())
         if self._link is None and self._trouble is None:
             await self._tried.wait()
         if self._link is None:
             raise self._trouble or LrmUnreachableError(f"site {self.name} is not connected")
         return self._link
+
+    async def _keep_until_closed(self) -> None:
+        with self._kept:
+            await self._keep()
 
     async def _keep(self) -> None:
         """Keep a connection until cancelled."""
@@ -238,7 +245,7 @@ class RemoteSite(LrmHost):
                 if not in_use:
                     await self._link.ask({"do": "end"})
         if self._task is not None:
-            self._task.cancel()
+            self._kept.cancel()
             with anyio.CancelScope(shield=True), suppress(asyncio.CancelledError):
                 await self._task
             self._task = None
