@@ -117,16 +117,18 @@ def _planned(
     slot, view = component.slot_on(placed.cluster), views[placed.cluster]
     missing = missing_files(component, view)
     seconds = transfer_seconds(missing, view, views)
+    idle = clusters[placed.cluster].room_for(slot).available
     return PlannedComponent(
         component=placed.component,
         cluster=placed.cluster,
         processors=placed.processors,
-        idle=clusters[placed.cluster].room_for(slot).available,
+        idle=idle,
         slot=slot,
         input_files=len(component.input_files),
         missing=tuple(file.source for file in missing),
         missing_mib=sum(size_mib(file) for file in missing),
         transfer_seconds=None if seconds == inf else seconds,
+        expected_wait=None if placed.processors <= idle else view.expected_wait,
     )
 
 

@@ -114,7 +114,7 @@ def show_plan(report: PlanReport, job: Job, console: Console) -> None:
             if not one.slot.is_plain:
                 console.print(escape(f"{one.component} on {one.cluster}: {ranks_of(one.processors, one.slot)}"))
             if one.input_files:
-                console.print(escape(f"{one.component} on {one.cluster}: {files_said(one)}"))
+                console.print(escape(f"{one.component} on {one.cluster}: {files_said(one)}; {wait_said(one)}"))
     elif report.result == "insufficient":
         console.print(f"{name} [yellow]would wait in the queue:[/] {escape(report.reason)}")
     else:
@@ -133,6 +133,14 @@ def files_said(one: PlannedComponent) -> str:
     names = ", ".join([*one.missing[:FILES_NAMED], *["…"][: len(one.missing) - FILES_NAMED]])
     time = "for a time that is not known" if one.transfer_seconds is None else f"for {one.transfer_seconds:.1f} s"
     return f"{len(one.missing)} of {one.input_files} input files travel {time}, {one.missing_mib:.1f} MiB: {names}"
+
+
+def wait_said(one: PlannedComponent) -> str:
+    """Say when processors of a component are expected."""
+    if one.processors <= one.idle:
+        return "processors at once"
+    wait = "an unknown wait" if one.expected_wait is None else f"{one.expected_wait:.0f} s"
+    return f"processors after {wait}"
 
 
 def plan_table(components: tuple[PlannedComponent, ...]) -> FittingTable:

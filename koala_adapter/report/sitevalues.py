@@ -187,6 +187,8 @@ class PlannedComponent:
     """Their size."""
     transfer_seconds: float | None = None
     """How long they take to get there; None: not known."""
+    expected_wait: float | None = None
+    """Seconds for which its processors are expected to be waited for; None: they are idle, or nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
