@@ -388,10 +388,10 @@ plugin = "slurm"
 site = "delf"
 [[clusters]]
 name = "b"
-plugin = "local"
+plugin = "drmaa"
 site = "delft"
 token_directory = "/home/ann"
-settings.processors = 1
+settings.library = "/lib/libdrmaa.so"
 """
 
 
@@ -402,7 +402,7 @@ def test_sites_and_their_clusters_fit(ours: dict[str, PluginDefinition]) -> None
         'site.toml:6: sites[1].name: found "delft" twice',
         "site.toml:7: sites[1].ssh: ",
         'site.toml:11: clusters[0].site: found "delf", allowed is a site: "delft"',
-        'site.toml:15: clusters[1].site: the plugin "local" serves this host alone',
+        'site.toml:15: clusters[1].site: the plugin "drmaa" serves this host alone',
         "site.toml:16: clusters[1].token_directory: allowed is no token_directory with a site",
     )
     for line, text in zip(refusal.value.message.splitlines(), expected, strict=True):
