@@ -38,7 +38,6 @@ from koala_adapter.service.agents import ScriptMaker, sample_submissions
 from koala_adapter.service.clusters import read_cluster
 from koala_adapter.service.information import KEY, Estimates, kept_estimates, network_report
 from koala_adapter.service.journal import Journal, SetAside, sentences
-from koala_adapter.service.leftovers import Cleaning
 from koala_adapter.service.listings import processors_held
 from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
 from koala_adapter.service.replicas import Read, files_report, place_of, read_at
@@ -464,6 +463,8 @@ def clean(directory: Path, policies: Policies, *, older: float, dry_run: bool) -
 
 
 def _clean(directory: Path, policies: Policies, *, older: float, dry_run: bool) -> CleanReport:
+    from koala_adapter.service.leftovers import Cleaning
+
     record = recorded(directory, policies)
     state = record.scheduler.state
     log = directory / LOG_NAME

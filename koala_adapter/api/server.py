@@ -44,7 +44,6 @@ from koala_adapter.report.sitevalues import ClusterReport, NegotiationReport, Pl
 from koala_adapter.report.values import JobReport, as_kept, in_order
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.agents import sample_submissions
-from koala_adapter.service.leftovers import Cleaning
 from koala_adapter.service.service import Service
 from koala_adapter.wire.messages import adapter_of
 
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import PluginDefinition
     from koala_adapter.model import Job
     from koala_adapter.report.sitevalues import CleanReport
-    from koala_adapter.service.leftovers import Seen
+    from koala_adapter.service.leftovers import Cleaning, Seen
 
 
 # -- The socket in the state directory -----------------------------------------------------------------------
@@ -398,6 +397,8 @@ class Server:
 
     async def _clean(self, request: Request) -> CleanReport:
         """Clean in a thread, so that other requests are served meanwhile."""
+        from koala_adapter.service.leftovers import Cleaning
+
         service = self._service
         async with self._cleaning:
             await service.ready()
