@@ -391,7 +391,7 @@ name = "b"
 plugin = "drmaa"
 site = "delft"
 token_directory = "/home/ann"
-settings.library = "/lib/libdrmaa.so"
+settings.processors = 1
 """
 
 
