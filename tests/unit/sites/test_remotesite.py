@@ -538,7 +538,7 @@ async def staying(place: Place) -> AsyncIterator[Place]:
     await place.site.close()
     for process in gateway_processes(place.title):
         with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+            os.kill(process, signal.SIGTERM)  # so that they remove their sockets
 
 
 @contextmanager
