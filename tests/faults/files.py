@@ -155,7 +155,7 @@ class Knowledge:
         self._service = service
         self._settled_at = settled_at
         self._chance = random.Random(f"knowledge/{service.faults.seed}")
-        self._probes = random.Random(f"probes/{service.faults.seed}")
+        self._probes = random.Random(f"reach/{service.faults.seed}")
         self._names: dict[ClusterName, set[str]] = {name: set() for name in service.lrms}
         self._look()
 
