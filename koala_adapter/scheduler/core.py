@@ -15,7 +15,7 @@ from koala_adapter.model import EndReason, JobId
 from koala_adapter.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler import ends, reports
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.claiming import attempts, claims, dependencies, exchange, waiting
+from koala_adapter.scheduler.claiming import attempts, claims, dependencies, exchange, results, waiting
 from koala_adapter.scheduler.claiming.queue import PlacementQueue
 from koala_adapter.scheduler.claiming.reservations import ask_for_reservations_again
 from koala_adapter.scheduler.claiming.staging import ask_again
@@ -336,7 +336,7 @@ HANDLERS: Handlers = {
     ev.NodesConnect: _nodes_connect,
     ev.FilesFound: _files_found,
     ev.ClusterUnavailable: _cluster_unavailable,
-    **claims.HANDLERS,
+    **results.HANDLERS,
     **exchange.HANDLERS,
     **reports.HANDLERS,
     **ends.HANDLERS,
@@ -347,6 +347,7 @@ JOB_TIMERS: JobTimers = {
     **attempts.JOB_TIMERS,
     **waiting.JOB_TIMERS,
     **claims.JOB_TIMERS,
+    **results.JOB_TIMERS,
     **exchange.JOB_TIMERS,
     **ends.JOB_TIMERS,
     **changes.JOB_TIMERS,

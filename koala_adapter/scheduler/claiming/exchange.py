@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import JobKind, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.claiming.claims import (
-    batch_submitted,
     check_complete,
     claim_failed,
     end_placeholder,
     start_life,
 )
 from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER, position_of
+from koala_adapter.scheduler.claiming.results import batch_submitted
 from koala_adapter.scheduler.claiming.staging import is_staged, must_be_staged, watch
 from koala_adapter.scheduler.claiming.waiting import leave_queue
 from koala_adapter.scheduler.context import backoff, grace

@@ -18,7 +18,7 @@ from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import Scheduler, ends, records, reports
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import LaunchJob
-from koala_adapter.scheduler.claiming import claims, exchange
+from koala_adapter.scheduler.claiming import exchange, results
 from koala_adapter.scheduler.core import HANDLERS, JOB_TIMERS, PLACEHOLDER_TIMERS
 from koala_adapter.scheduler.events import EVENT_TYPES
 from koala_adapter.scheduler.malleable import changes, requests
@@ -202,7 +202,7 @@ def test_every_state_is_in_the_tables() -> None:
 def test_every_event_and_timer_has_a_handler() -> None:
     """The tables of the chapters, put together, have each kind once."""
     assert set(HANDLERS) == set(EVENT_TYPES)
-    chapters = (claims, exchange, reports, ends, changes, requests)
+    chapters = (results, exchange, reports, ends, changes, requests)
     assert sum(len(chapter.HANDLERS) for chapter in chapters) + 11 == len(HANDLERS)
     handled_in_place = {TimerKind.SCAN, TimerKind.PAUSE, TimerKind.CHANGE}
     assert set(JOB_TIMERS) | set(PLACEHOLDER_TIMERS) | handled_in_place == set(TimerKind)
