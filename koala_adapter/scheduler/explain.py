@@ -336,7 +336,8 @@ def _launched(state: State, record: JobRecord, now: float) -> str:
     since = duration(now - (record.launched_at if record.launched_at is not None else now))
     if record.state is JobState.LAUNCHING:
         started = len(record.started - record.departed)
-        text = f"All {slots} are held on {where}; {started} of {total} processes have started."
+        held_slots = f"{slots} is held" if slots.startswith("1 ") else f"All {slots} are held"
+        text = f"{held_slots} on {where}; {started} of {total} processes have started."
     else:
         left = record.job.walltime - (now - (now if record.launched_at is None else record.launched_at))
         text = (

@@ -215,6 +215,13 @@ def test_backing_off() -> None:
     )
 
 
+def test_launching_on_one_processor() -> None:
+    site = Site({"a": 4}, PARAMETERS)
+    site.submit(job("1", 1))
+    site.hold_all("1", "a")
+    assert site.explained() == "1 processor is held on a (1); 0 of 1 processes have started."
+
+
 def test_running() -> None:
     site = claiming()
     site.hold_all("1", "b")
