@@ -221,10 +221,23 @@ def _end(task: Task, error: KoalaError) -> None:
 # -- The executor --------------------------------------------------------------------------------------------
 
 PROGRAM = "taskworker.py"
+
 """What a worker runs."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def require_known_to_workers(function: Callable[..., object]) -> None:
+    """Raise KoalaError for a function of the program itself where cloudpickle is missing.
+
+    pickle would send its name alone, by which a worker finds nothing.
+    """
+    if not taskworker.BY_VALUE and getattr(function, "__module__", None) == "__main__":
+        raise KoalaError(
+            f"the function {getattr(function, '__name__', function)} is of the program itself, which workers have not",
+            hint="pip install cloudpickle, here and for the Python of the nodes, or define it in a module they find",
+        )
 
 
 PRIVATE = "executors"
@@ -352,6 +365,7 @@ class Executor(AnyExecutor):
             self._futures.add(future)
         future.add_done_callback(self._forget)
         try:
+            require_known_to_workers(fn)
             payload = dumps((fn, args, kwargs))
         except Exception as error:  # noqa: BLE001 - whatever the methods of arguments raise
             future.set_exception(error)

@@ -26,6 +26,8 @@ try:
     import cloudpickle as pickler
 except ModuleNotFoundError:
     pickler = pickle
+BY_VALUE = pickler is not pickle
+"""Whether functions of a program itself are sent as what they are, and not by their names alone."""
 
 state = {"sending": False, "at work": False, "leaving": False}
 

@@ -23,14 +23,15 @@ from koala_adapter.config.jobfile import job_of_values
 from koala_adapter.config.jobtables import ComponentTable, JobTable
 from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.config.slottable import SlotTable
-from koala_adapter.errors import ConfigurationError, JobNotFoundError
+from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError
 from koala_adapter.lrm import load_plugins
 from koala_adapter.model import ClusterName, EndReason, JobKind, RunnerName
 from koala_adapter.model import Job as CheckedJob
 from koala_adapter.outcome import JobOutcome, JobState
 from koala_adapter.parsl import KoalaProvider, block_state, through_koala
-from koala_adapter.python import description
+from koala_adapter.python import description, taskworker
 from koala_adapter.python.description import SlotKeys
+from koala_adapter.python.executor import require_known_to_workers
 from koala_adapter.python.jobs import mimebundle, show_reports, text_of
 from koala_adapter.python.localsite import local_site_text
 from koala_adapter.report.values import ComponentReport
@@ -403,3 +404,16 @@ def test_a_missing_site_file_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv(name, str(tmp_path))
     with pytest.raises(ConfigurationError, match=r"no site file found.*; no batch system (was found|can be used)"):
         KoalaProvider()
+
+
+def test_a_function_of_the_program_itself_needs_cloudpickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By pickle, a worker would look for it in its own program."""
+
+    def square(number: int) -> int:
+        return number * number
+
+    square.__module__ = "__main__"
+    monkeypatch.setattr(taskworker, "BY_VALUE", False)
+    require_known_to_workers(abs)
+    with pytest.raises(KoalaError, match="the function square is of the program itself"):
+        require_known_to_workers(square)
