@@ -169,6 +169,7 @@ class JobArguments:
     checkpoint_signal: str | None = None
     requeue_on_walltime: bool | None = None
     priority: str | None = None
+    name: str | None = None
 
     def job(self, session: Session) -> CheckedJob:
         """Return the job. Raises ConfigurationError and UsageError."""
@@ -213,8 +214,9 @@ class JobArguments:
 
     @property
     def _keys(self) -> dict[str, Any]:
-        """Options for priority and further attempts, by the keys of a job file."""
+        """Options for name, priority and further attempts, by the keys of a job file."""
         given = {
+            "name": self.name,
             "retries": self.retries,
             "retry_on": [whole(one) for one in self.retry_on] or None,
             "checkpoint_signal": self.checkpoint_signal,
@@ -306,6 +308,7 @@ def job_arguments(function: Callable[..., R]) -> Callable[..., R]:
     @click.option("--retry-on", multiple=True, metavar="END", help="failed, lost, memory, walltime or an exit status.")
     @click.option("--checkpoint-signal", metavar="NAME", help="Send it a minute before the walltime is over.")
     @click.option("--requeue-on-walltime", is_flag=True, help="Run it again until it ends before its walltime.")
+    @click.option("--name", metavar="NAME", help="Name of the job. Default: that of PROGRAM.")
     @click.option("--priority", metavar="P", help="low, normal, high, super-high or -1000 to 1000: higher goes first.")
     @slot_options
     @environment_options

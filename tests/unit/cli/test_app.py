@@ -166,6 +166,7 @@ def test_everything_that_can_be_said() -> None:
     (component,) = found.components
     assert (component.command, component.minimum, component.cluster) == (tuple(words), 7, "alpha")
     assert component.slot.ranks == 2
+    assert job_of(arguments(words, name="ocean")._description()).name == "ocean"
 
 
 @pytest.mark.parametrize(
