@@ -339,7 +339,7 @@ async def submit_as_local_user(name: str, lrm: Lrm, *, cluster: str, processors:
 
 
 STAND_IN = '#!/bin/sh\nwhile [ "$#" -gt 1 ]; do shift; done\nexec sh -c "$1"\n'
-"""In the place of ssh, where this host lets nobody in without a question: runs the gateway here."""
+"""Program of a site in place of ssh, for hosts whose sshd asks for a password: runs the gateway here."""
 
 
 def reaches_itself() -> bool:

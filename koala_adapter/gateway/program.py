@@ -560,7 +560,7 @@ class Connection:
         self._follow_command(number, work)
 
     def reap(self) -> None:
-        """See which commands have ended."""
+        """Send the exit statuses of the commands that have ended since the last call."""
         self._killed = [work for work in self._killed if work.process.poll() is None]
         for number, work in list(self._work.items()):
             if isinstance(work, Command):

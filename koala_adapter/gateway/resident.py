@@ -226,7 +226,7 @@ def hand_over(gateway: socket.socket, told: "Dict[str, Any]") -> bool:
 
 
 def start_gateway(path: str, told: "Dict[str, Any]") -> None:
-    """Start the gateway as a process that is nobody's child and has no terminal. Raises OSError."""
+    """Start the gateway in a session of its own, without a terminal, detached from this process. Raises OSError."""
     place = Place(path)
     child = os.fork()
     if child:

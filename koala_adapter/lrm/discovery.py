@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 COMMAND_TIME = 10.0
-"""Seconds that a command may take: somebody waits for the answer."""
+"""Seconds that a command may take: the user of ``koala init`` waits for the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

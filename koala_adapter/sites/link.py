@@ -524,7 +524,7 @@ async def _ended(process: Process) -> None:
 
     async def read(output: ByteReceiveStream | None) -> None:
         if output is not None:
-            # A RuntimeError says that somebody else reads it already.
+            # Another task may read it already: RuntimeError.
             with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, RuntimeError):
                 while True:
                     await output.receive()

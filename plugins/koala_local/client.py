@@ -118,7 +118,7 @@ class DaemonClient(Daemon):
         async with stream:
             connection = stream.extra_attributes[SocketAttribute.raw_socket]()
             if peer_user(connection) not in {0, os.geteuid()}:
-                raise PermissionError("the daemon's socket belongs to somebody else")
+                raise PermissionError("the daemon's socket belongs to another user")
             yield stream
 
     async def _start(self) -> None:

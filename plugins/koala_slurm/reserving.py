@@ -315,7 +315,7 @@ class CoreReservation:
 
 
 async def _findable(host: LrmHost, user: str) -> str:
-    """Return a user's name as Slurm finds it: 25.11 finds "nobody" only by number."""
+    """Return a user's name, or the number of the user ``nobody``, whom Slurm 25.11 finds only by that."""
     if user == "nobody":
         status, output, _ = await host.run(("id", "-u", "--", user))
         return output.decode("ascii").strip() if status == 0 else user

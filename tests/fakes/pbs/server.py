@@ -62,7 +62,7 @@ class FakePbs(FakeSystem):
         self.conf.write_text(json.dumps(self._settings))
 
     def run(self, *command: str, stdin: str = "", user: str = "nobody") -> str:
-        """Return what a command prints as somebody else runs it, without the end of its last line."""
+        """Return what a command prints when another user runs it, without the end of its last line."""
         return super().run(*command, stdin=stdin, user=user).strip()
 
     def set_scheduling(self, *, on: bool) -> None:
