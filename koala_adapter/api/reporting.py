@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from koala_adapter.model import RunnerName
 from koala_adapter.outcome import JobState, PlaceholderState
@@ -255,7 +255,7 @@ def _usage(record: JobRecord, now: float) -> UsageReport | None:
 def _memory_of(record: JobRecord, rank: int) -> int:
     """Return the memory in bytes that was requested for a rank; 0: none."""
     where = record.ranks[rank]
-    slot = record.job.component(where.component).slot_on(cast("ClusterName", where.cluster))
+    slot = record.job.component(where.component).slot_on(where.cluster)
     return slot.memory_mib * 2**20 // slot.ranks
 
 
@@ -265,8 +265,8 @@ def _component(state: State, record: JobRecord, claim: Claim, now: float, former
     ours = (PlaceholderState.HELD, PlaceholderState.LAUNCHED)
     waiting = (PlaceholderState.SUBMITTED, PlaceholderState.QUEUED)
     held = [p for p in placeholders if p.state in ours]
-    where = ("", claim.cluster)  # pieces of one component are on several clusters
-    ranks = [rank for rank in record.ranks if rank.component == claim.component and rank.cluster in where]
+    # Pieces of one component are on several clusters.
+    ranks = [one for one in record.ranks if (one.component, one.cluster) == (claim.component, claim.cluster)]
     on = Counter(rank.host for rank in ranks if rank.rank not in record.departed)
     on = on if ranks else Counter(p.host for p in held if p.host)
     hosts = tuple(sorted({rank.host for rank in ranks} or on))

@@ -130,17 +130,16 @@ def membership_of(record: JobRecord, component: str, relay: RelayPlan | None = N
     # there, and a later change may have its own first.
     order = {rank: place for place, rank in enumerate(record.joined)}
     members = sorted((one for one in ranks if one.rank not in not_members), key=lambda one: order.get(one.rank, -1))
-    clusters = {claim.component: claim.cluster or "" for claim in reversed(record.claims)}
     head = next((one for one in record.ranks if record.job.is_head(one.component)), None)
     limits = record.job.component(component)
     return Membership(
         members=tuple(one.rank for one in members),
-        places={one.rank: _place(one, clusters) for one in ranks},
+        places={one.rank: _place(one) for one in ranks},
         wanted=tuple(_wanted(record, change, members) for change in changes),
         ended=frozenset(one.rank for one in ranks if one.rank in record.ends),
         minimum=limits.minimum,
         maximum=limits.maximum,
-        head=None if head is None else _place(head, clusters),
+        head=None if head is None else _place(head),
         relay=relay,
         first_only=record.job.launcher is Launcher.MPI,
     )
@@ -175,10 +174,8 @@ def _wanted(record: JobRecord, change: Change, members: Sequence[Rank]) -> Wante
     )
 
 
-def _place(rank: Rank, clusters: dict[str, str]) -> Place:
-    return Place(
-        rank=rank.rank, cluster=rank.cluster or clusters.get(rank.component, ""), address=rank.address or rank.host
-    )
+def _place(rank: Rank) -> Place:
+    return Place(rank=rank.rank, cluster=rank.cluster, address=rank.address or rank.host)
 
 
 # -- The runner ----------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.runners.adaptive import AdaptiveRunner
-from koala_adapter.runners.runner import LAUNCHER_TASK, AddressedLaunch, Reaction, Runner
+from koala_adapter.runners.runner import LAUNCHER_TASK, AddressedLaunch, Reaction, Runner, task_id
 from koala_adapter.scheduler.events import Event, RankEnded
 from koala_adapter.vjm.channel import Launch
 
@@ -118,7 +118,7 @@ class MpiRunner(Runner):
         ranks = (first,) if self._spawns else self.application.ranks
         setup = self.application.setup(first)
         launch = Launch(
-            task=f"{self.application.job.id}:{LAUNCHER_TASK}",
+            task=task_id(self.application.job.id, LAUNCHER_TASK),
             argv=mpiexec_command(ranks, SPAWNING_RANK_SHELL if self._spawns else RANK_SHELL),
             setup=setup,
             # The lines do the same here as before the first rank. mpiexec hands nothing of it on (-genvnone).

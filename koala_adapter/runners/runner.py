@@ -53,6 +53,13 @@ def job_ends_at(record: JobRecord, placeholders: Mapping[PlaceholderId, Placehol
 
 
 LAUNCHER_TASK = "launcher"
+
+
+def task_id(job_id: JobId, of: int | str) -> str:
+    """Return the id of a job's task: that of a rank, or LAUNCHER_TASK."""
+    return f"{job_id}:{of}"
+
+
 """Name of the task that is the launcher of an MPI program."""
 OPENMP_THREADS = "OMP_NUM_THREADS"
 """Set to the threads of each rank, unless the job sets it: OpenMP would use all processors of the node."""
@@ -102,8 +109,6 @@ class Application:
 
     job: Job
     ranks: tuple[Rank, ...]
-    clusters: Mapping[str, str]
-    """Component name to cluster name."""
     files: Mapping[str, tuple[LaunchFile, ...]]
     """Component name to its input files."""
     replicas: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -125,7 +130,7 @@ class Application:
 
     @cached_property
     def _addresses(self) -> Mapping[str, str]:
-        clusters = dict.fromkeys(self._cluster(rank) for rank in self.ranks)
+        clusters = dict.fromkeys(rank.cluster for rank in self.ranks)
         return {
             cluster: ",".join(self.address_for(cluster, rank) for rank in self.ranks)
             for cluster in (clusters if self.relay is not None else [""])
@@ -134,7 +139,7 @@ class Application:
     def address_for(self, cluster: str, rank: Rank) -> str:
         """Return the address by which processes on a cluster reach a rank."""
         own = rank.address or rank.host
-        return own if self.relay is None else self.relay.address_for(cluster, rank.rank, self._cluster(rank), own)
+        return own if self.relay is None else self.relay.address_for(cluster, rank.rank, rank.cluster, own)
 
     @cached_property
     def _sizes(self) -> Mapping[str, int]:
@@ -166,15 +171,15 @@ class Application:
             "KOALA_COMPONENT": rank.component,
             "KOALA_COMPONENT_RANK": str(rank.component_rank),
             "KOALA_COMPONENT_SIZE": str(self._sizes[rank.component]),
-            "KOALA_CLUSTER": self._cluster(rank),
+            "KOALA_CLUSTER": rank.cluster,
             "KOALA_THREADS": threads,
-            "KOALA_ADDRESSES": self._addresses["" if self.relay is None else self._cluster(rank)],
+            "KOALA_ADDRESSES": self._addresses["" if self.relay is None else rank.cluster],
             "KOALA_ATTEMPT": str(self.attempt),
         }
         if self._head is not None:
-            own["KOALA_HEAD_ADDRESS"] = self.address_for(self._cluster(rank), self._head)
+            own["KOALA_HEAD_ADDRESS"] = self.address_for(rank.cluster, self._head)
         if self.relay is not None and self.job.host_ports:
-            own["KOALA_HOST_ADDRESS"] = self.relay.host_address(self._cluster(rank))
+            own["KOALA_HOST_ADDRESS"] = self.relay.host_address(rank.cluster)
         if self.relay is not None and self.job.relay:
             own["KOALA_RELAY_ADDRESS"] = self.relay.common_address(rank)
         given = {OPENMP_THREADS: threads, **dict(self.job.environment), **dict(component.environment)}
@@ -182,7 +187,7 @@ class Application:
 
     def forwards(self, rank: Rank) -> tuple[Forward, ...]:
         """Return what a rank's agent listens at before the rank starts."""
-        host = "" if self.relay is None else self.relay.host_address(self._cluster(rank))
+        host = "" if self.relay is None else self.relay.host_address(rank.cluster)
         if self.relay is None or not self.job.host_ports or host != self.relay.address(HOST):
             return ()
         return (Forward(job=self.job.id, number=0, peer=HOST, address=host, ports=self.job.host_ports),)
@@ -215,7 +220,7 @@ class Application:
 
     def files_of(self, rank: Rank) -> tuple[LaunchFile, ...]:
         """Return the input files of a rank."""
-        replicas = self.replicas.get(self._cluster(rank), {})
+        replicas = self.replicas.get(rank.cluster, {})
         links = [
             LaunchFile(target=file.target, mode=0, link=replicas[file.source])
             for file in self.component(rank).input_files
@@ -226,7 +231,7 @@ class Application:
     def check_files(self) -> None:
         """Raise ConfigurationError when a cluster does not have a file of its ranks any more."""
         for rank in {(one.cluster, one.component): one for one in self.ranks}.values():
-            cluster, component = self._cluster(rank), self.component(rank)
+            cluster, component = rank.cluster, self.component(rank)
             for file in component.input_files:
                 if file.logical and file.source not in self.replicas.get(cluster, {}):
                     raise ConfigurationError(f"the catalogue of cluster {cluster} has {file.source} no more")
@@ -237,13 +242,10 @@ class Application:
             component, found = self.component(rank), self._software(rank)
             lack = lacking(component, found.software, found.container_runtime)
             if lack is not None:
-                raise ConfigurationError(f"cluster {self._cluster(rank)}, component {component.name!r}: {lack}")
-
-    def _cluster(self, rank: Rank) -> str:
-        return rank.cluster or self.clusters[rank.component]
+                raise ConfigurationError(f"cluster {rank.cluster}, component {component.name!r}: {lack}")
 
     def _software(self, rank: Rank) -> ClusterSoftware:
-        return self.software.get(self._cluster(rank), ClusterSoftware())
+        return self.software.get(rank.cluster, ClusterSoftware())
 
 
 class Runner(ABC):
@@ -291,7 +293,7 @@ class Runner(ABC):
 
     def task_of(self, rank: int) -> str:
         """Return the task id of a rank."""
-        return f"{self.application.job.id}:{rank}"
+        return task_id(self.application.job.id, rank)
 
     def rank_of(self, task: str) -> int | None:
         """Return the rank of a task; None for the application's launcher."""

@@ -245,13 +245,8 @@ class WorkersRunner(GrowingRunner):
         return [
             rank
             for rank in self.application.ranks
-            if (rank.component, self.cluster_of(rank)) == (request.component, request.cluster)
-            and rank.rank not in self._over
+            if (rank.component, rank.cluster) == (request.component, request.cluster) and rank.rank not in self._over
         ]
-
-    def cluster_of(self, rank: Rank) -> str:
-        """Return the cluster of a rank."""
-        return rank.cluster or self.application.clusters[rank.component]
 
     def _ask(self, rank: Rank) -> Sequence[Order]:
         component = self.application.component(rank)

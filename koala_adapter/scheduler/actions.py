@@ -101,7 +101,7 @@ class Rank:
     placeholder: PlaceholderId
     host: str
     address: str
-    cluster: str = ""
+    cluster: ClusterName
     """Where it runs: the pieces of a flexible component are on several clusters."""
 
 

@@ -27,6 +27,7 @@ from koala_adapter.runners.runner import (
     Runner,
     Sending,
     by_placeholder,
+    task_id,
 )
 from koala_adapter.runners.software import ClusterSoftware
 from koala_adapter.runners.workers import SweepRunner, WorkersRunner
@@ -347,7 +348,7 @@ class Applications:
         return any(
             rank.rank in record.started
             and record.job.component(rank.component).output_files
-            and self.results.under_way(placeholder, f"{record.job.id}:{rank.rank}")
+            and self.results.under_way(placeholder, task_id(record.job.id, rank.rank))
             for rank in self._ranks_in(record).get(placeholder, ())
         )
 
@@ -400,7 +401,7 @@ class Applications:
                 if not isinstance(error, OSError | KoalaError):
                     report_defect("launching a job", error, job=job.id)
                 self._runners.pop(job.id, None)
-                self._cannot_launch(f"{job.id}:{LAUNCHER_TASK if job.launcher is Launcher.MPI else 0}", str(error))
+                self._cannot_launch(task_id(job.id, LAUNCHER_TASK if job.launcher is Launcher.MPI else 0), str(error))
                 return None
         return self._runners[job.id]
 
@@ -417,7 +418,6 @@ class Applications:
         else:
             files = former.files
         library = self._library(job) if former is None else former.library
-        clusters = {claim.component: claim.cluster or "" for claim in record.claims}
         ranks = tuple(rank for rank in record.ranks if rank.rank not in record.departed)
         software = {
             one.name: ClusterSoftware(
@@ -428,7 +428,6 @@ class Applications:
         application = Application(
             job=job,
             ranks=ranks,
-            clusters=clusters,
             files=files,
             replicas={name: one.found for name, one in self._core.state.clusters.items()},
             library=library,
@@ -469,7 +468,7 @@ class Applications:
         try:
             self._send(runner.grow(self._application(record, runner.application), ranks))
         except (OSError, KoalaError) as error:
-            self._cannot_launch(f"{record.job.id}:{min(ranks)}", str(error))
+            self._cannot_launch(task_id(record.job.id, min(ranks)), str(error))
 
     def order(self, orders: Iterable[Order]) -> None:
         """Send orders to agents; those out of contact get them when they register."""
@@ -483,7 +482,9 @@ class Applications:
         """Let a new runner parse the launcher's earlier output, after a restart."""
         printed = self.directory / job_id / f"{LAUNCHER_TASK}.out"
         if printed.exists():
-            self._react(runner.output_of(f"{job_id}:{LAUNCHER_TASK}", "out", 0, printed.read_bytes(), self._core.now()))
+            self._react(
+                runner.output_of(task_id(job_id, LAUNCHER_TASK), "out", 0, printed.read_bytes(), self._core.now())
+            )
 
     def _library(self, job: Job) -> tuple[LaunchFile, ...]:
         """Return the library files that are put beside a process. Raises OSError, KoalaError."""

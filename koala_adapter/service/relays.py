@@ -23,6 +23,7 @@ from anyio.abc import SocketAttribute
 from koala_adapter.host.accepting import serve_streams
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.runners.relayed import HOST, RelayPlan
+from koala_adapter.runners.runner import task_id
 from koala_adapter.vjm.agent.sockets import user_at
 from koala_adapter.vjm.channel import Forward, Forwarded, Listening
 from koala_adapter.vjm.listener import Route
@@ -124,7 +125,7 @@ class Relays:
         """Take in at which ports a task listens; of tasks that are not its own an agent has nothing to say."""
         for record, rank in self._ranks_in(placeholder):
             relayed = self._of(record)
-            if relayed is None or not relayed.plan.ranks or listening.task != _task(record, rank):
+            if relayed is None or not relayed.plan.ranks or listening.task != task_id(record.job.id, rank.rank):
                 continue
             ports = tuple(sorted(set(listening.ports)))
             if relayed.listening.get(rank.rank, ()) != ports:
@@ -162,7 +163,9 @@ class Relays:
         if port not in relayed.listening.get(number, ()):
             return None
         rank = record.ranks[number]
-        return Route(job_id=record.job.id, port=port, placeholder=rank.placeholder, task=_task(record, rank))
+        return Route(
+            job_id=record.job.id, port=port, placeholder=rank.placeholder, task=task_id(record.job.id, rank.rank)
+        )
 
     async def _settled(self, relayed: _Relayed) -> None:
         """Wait, for a bounded time, until all that are in contact listen where they were told."""
@@ -208,7 +211,6 @@ class Relays:
         address = relayed.plan.address(peer.rank)
         if not address or peer.rank not in relayed.listening:
             return
-        cluster, its_cluster = _cluster(record, rank), _cluster(record, peer)
         relayed.number += 1
         forward = Forward(
             job=record.job.id,
@@ -216,7 +218,7 @@ class Relays:
             peer=peer.rank,
             address=address,
             ports=relayed.listening[peer.rank],
-            direct=(peer.address or peer.host) if relayed.plan.reaches(cluster, its_cluster) else "",
+            direct=(peer.address or peer.host) if relayed.plan.reaches(rank.cluster, peer.cluster) else "",
         )
         if self._core.center.forward(rank.placeholder, forward):
             relayed.told[rank.placeholder] = relayed.number
@@ -268,7 +270,7 @@ class Relays:
             reset(stream)
             return
         rank = record.ranks[number]
-        if _cluster(record, rank) in relayed.plan.host_addresses:
+        if rank.cluster in relayed.plan.host_addresses:
             await join_directly(stream, rank.address or rank.host, port)
         else:
             await self._core.center.tunnels.reach(route, stream)
@@ -282,13 +284,3 @@ def is_of_this_host(address: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _task(record: JobRecord, rank: Rank) -> str:
-    return f"{record.job.id}:{rank.rank}"
-
-
-def _cluster(record: JobRecord, rank: Rank) -> str:
-    if rank.cluster:
-        return rank.cluster
-    return next((claim.cluster or "" for claim in record.claims if claim.component == rank.component), "")

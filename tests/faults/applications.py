@@ -221,7 +221,6 @@ def application_of(record: JobRecord) -> Application:
     return Application(
         job=record.job,
         ranks=tuple(rank for rank in record.ranks if rank.rank not in record.departed),
-        clusters={claim.component: claim.cluster or "" for claim in record.claims},
         files={},
     )
 

@@ -36,6 +36,7 @@ from koala_adapter.negotiation.templates import (
     RMS,
     SHRINK,
 )
+from koala_adapter.runners.runner import task_id
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.records import ChangePhase
@@ -169,7 +170,7 @@ class SizedJob(ABC):
         record = self._core.state.jobs.get(self.id)
         if record is not None and rank < len(record.ranks):
             placeholder = record.ranks[rank].placeholder
-            self._core.center.tell_application(placeholder, f"{self.id}:{rank}", nt.frame(payload))
+            self._core.center.tell_application(placeholder, task_id(self.id, rank), nt.frame(payload))
 
 
 # -- Bargaining of one job -----------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 
 NOW = 1000.0
+CLUSTERS = {"a": ClusterName("east"), "b": ClusterName("west")}
 WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
 FILE = LaunchFile(target="data", mode=0o600, content=b"data")
 
@@ -80,10 +81,11 @@ def application(launcher: Launcher, *, working_directory: str | None = None) -> 
             placeholder=placeholder(number),
             host=f"n{number}",
             address=f"10.0.0.{number + 1}",
+            cluster=CLUSTERS[component],
         )
         for number, (component, component_rank) in enumerate((("a", 0), ("a", 1), ("b", 0)))
     )
-    return Application(job=job, ranks=ranks, clusters={"a": "east", "b": "west"}, files={"a": (FILE,)})
+    return Application(job=job, ranks=ranks, files={"a": (FILE,)})
 
 
 def test_each_rank_is_the_command_of_its_component() -> None:
@@ -172,7 +174,7 @@ def test_ranks_find_the_threads_of_their_slot(of_job: dict[str, str], of_compone
 
 def test_ranks_of_a_split_component_know_their_own_cluster() -> None:
     one = application(Launcher.PROCESS)
-    ranks = tuple(replace(rank, cluster=f"cluster{rank.rank}") for rank in one.ranks)
+    ranks = tuple(replace(rank, cluster=ClusterName(f"cluster{rank.rank}")) for rank in one.ranks)
     launches = ProcessRunner(replace(one, ranks=ranks)).launches()
     found = [dict(launch.launch.environment)["KOALA_CLUSTER"] for launch in launches]
     assert found == ["cluster0", "cluster1", "cluster2"]

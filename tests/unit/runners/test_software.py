@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.model import Launcher
+from koala_adapter.model import ClusterName, Launcher
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.mpi import AdaptiveMpiRunner, MpiRunner
 from koala_adapter.runners.restartedmpi import RestartedMpiRunner
@@ -136,7 +136,7 @@ def test_what_the_site_file_has_no_more_is_refused(changes: dict[str, Any], lack
     """It may have been changed between the placement of a job and its launch."""
     one = application(**changes)
     if "container" in changes:
-        one = replace(one, clusters={"a": "east", "b": "north"})
+        one = replace(one, ranks=(*one.ranks[:-1], replace(one.ranks[-1], cluster=ClusterName("north"))))
     with pytest.raises(ConfigurationError, match=lack):
         one.check_software()
     application(software=("gromacs",), container="x").check_software()

@@ -51,7 +51,7 @@ def rank(number: int, cluster: str = "beta", component: str = "worker") -> Rank:
         placeholder=PlaceholderId(batch=BatchKey("koala-k-1"), index=number + 1),
         host="n1",
         address=f"10.0.0.{number}",
-        cluster=cluster,
+        cluster=ClusterName(cluster),
     )
 
 
@@ -80,7 +80,7 @@ def application(*workers: Rank, sizes: str = "any", retirement: Retirement | Non
         runner=RunnerName.WORKERS,
     )
     ranks = (rank(0, "alpha", "head"), *workers)
-    return Application(job=job, ranks=ranks, clusters={"head": "alpha", "worker": "beta"}, files={})
+    return Application(job=job, ranks=ranks, files={})
 
 
 def request(processors: int, size: int = 3) -> ShrinkRequest:

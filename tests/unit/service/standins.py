@@ -272,9 +272,7 @@ class Stage(Center):
 
     def start(self) -> None:
         record = self.site.record("1")
-        self.runner = AdaptiveRunner(
-            Application(job=record.job, ranks=record.ranks, clusters={"m": "a"}, files={"m": ()})
-        )
+        self.runner = AdaptiveRunner(Application(job=record.job, ranks=record.ranks, files={"m": ()}))
         self.job = AdaptiveJob(around(self, self, keeper=self), self.runner)
         self.manager = self.job.bargaining
         self.runner.follow(record, self.site.now)

@@ -64,7 +64,7 @@ class OneRunner:
     def __init__(self, site: AdaptiveSite) -> None:
         """``site``: where the job runs."""
         record = site.record("1")
-        application = Application(job=record.job, ranks=record.ranks, clusters={"m": "a"}, files={"m": ()})
+        application = Application(job=record.job, ranks=record.ranks, files={"m": ()})
         self.runner = AdaptiveRunner(application)
         self.listener: ApplicationListener | None = None
         self.asked = 0
@@ -341,7 +341,6 @@ class Scene:
         application = Application(
             job=record.job,
             ranks=tuple(rank for rank in record.ranks if rank.rank not in record.departed),
-            clusters={one.component: one.cluster or "" for one in record.claims},
             files={},
         )
         if self._runner is None:
@@ -565,7 +564,7 @@ def site(sizes: str) -> AdaptiveSite:
 
 def offers(found: AdaptiveSite, rules: SizeRules = OWN_SIZES) -> list[FirstOffer]:
     record = found.record("1")
-    runner = AdaptiveRunner(Application(job=record.job, ranks=record.ranks, clusters={"m": "a"}, files={"m": ()}))
+    runner = AdaptiveRunner(Application(job=record.job, ranks=record.ranks, files={"m": ()}))
     runner.follow(record, found.now)
     one_job = AdaptiveJob(around(found, rules=rules), runner)
     return [
