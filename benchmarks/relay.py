@@ -45,23 +45,6 @@ while True:
     threading.Thread(target=serve, args=listening.accept()[:1], daemon=True).start()
 """
 """Answers each byte, or takes all bytes and answers when they have ended."""
-SITE = """
-[control_center]
-listen = "127.0.0.1"
-[[sites]]
-name = "there"
-ssh = "site"
-ssh_options = ["-F", "{ssh_config}"]
-directory = "{directory}/there"
-listen = "{address}"
-[[clusters]]
-name = "far"
-plugin = "slurm"
-site = "there"
-poll_interval = 1
-requests_per_minute = 600
-settings.conf = "{conf}"
-"""
 JOB = """
 walltime = "1h"
 relay = true
@@ -157,8 +140,8 @@ def rank_there(there: OtherSite) -> Iterator[tuple[str, int]]:
     """Have a job with a server at a site during the block; yield the address at which it is reached here."""
     with tempfile.TemporaryDirectory(prefix="koala-") as place:
         directory = Path(place)
-        values = {"ssh_config": there.ssh_config, "directory": directory, "address": ADDRESS, "conf": there.conf}
-        (directory / "site.toml").write_text(SITE.format(**values))
+        site = '[control_center]\nlisten = "127.0.0.1"\n' + there.tables(directory)
+        (directory / "site.toml").write_text(site)
         (directory / "job.toml").write_text(JOB.format(python=sys.executable, server=SERVER))
         where = ["--site", str(directory / "site.toml"), "--state", str(directory / "state")]
         run = [sys.executable, "-m", "koala_adapter.cli", *where, "run", str(directory / "job.toml")]

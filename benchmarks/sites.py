@@ -123,13 +123,7 @@ def _short_job(there: OtherSite, delay: str, repeat: int) -> Row:
     ssh = ("ssh", "-F", str(there.ssh_config), there.name, f"SLURM_CONF={there.conf}")
     with tempfile.TemporaryDirectory() as directory:
         site = Path(directory) / "site.toml"
-        site.write_text(
-            f'[control_center]\nlisten = "127.0.0.1"\n'
-            f'[[sites]]\nname = "there"\nssh = "{there.name}"\nssh_options = ["-F", "{there.ssh_config}"]\n'
-            f'directory = "{directory}/there"\nlisten = "{ADDRESS}"\n'
-            f'[[clusters]]\nname = "bench"\nplugin = "slurm"\nsite = "there"\nrequests_per_minute = 600\n'
-            f'poll_interval = 1\nsettings.conf = "{there.conf}"\n'
-        )
+        site.write_text('[control_center]\nlisten = "127.0.0.1"\n' + there.tables(Path(directory)))
         koala = (str(Path(sys.executable).with_name("koala")), "--site", str(site), "--state", f"{directory}/state")
         with subprocess.Popen([*koala, "serve"], stderr=subprocess.DEVNULL) as service:
             try:

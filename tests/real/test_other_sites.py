@@ -34,23 +34,12 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sshd"), pytest.mark.timeout(600)]
 
-SITE = """
+CENTER = """
 [control_center]
 listen = "127.0.0.1"
 heartbeat = 1
-[[sites]]
-name = "delft"
-ssh = "site"
-ssh_options = ["-F", "{ssh_config}"]
-directory = "{directory}/there"
-listen = "{address}"
-[[clusters]]
-name = "far"
-plugin = "slurm"
-site = "delft"
-poll_interval = 1
-requests_per_minute = 600
-settings.conf = "{conf}"
+"""
+NEAR = """
 [[clusters]]
 name = "near"
 plugin = "local"
@@ -90,9 +79,7 @@ class Home:
     def __init__(self, directory: Path, there: OtherSite) -> None:
         self.directory, self.there = directory, there
         self.site, self.log = directory / "site.toml", directory / "log"
-        self.site.write_text(
-            SITE.format(ssh_config=there.ssh_config, directory=directory, address=ADDRESS, conf=there.conf)
-        )
+        self.site.write_text(CENTER + there.tables(directory, site="delft") + NEAR)
         where = ("--site", str(self.site), "--state", str(directory / "state"))
         self.koala = (str(Path(sys.executable).with_name("koala")), *where)
 

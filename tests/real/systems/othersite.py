@@ -63,6 +63,22 @@ SYSTEMS: Mapping[str, Callable[[str], SlurmCluster | GridEngineCell]] = {
 }
 """What can be at a site."""
 
+TABLES = """\
+[[sites]]
+name = "{site}"
+ssh = "{ssh}"
+ssh_options = ["-F", "{ssh_config}"]
+directory = "{directory}/there"
+listen = "{address}"
+[[clusters]]
+name = "{cluster}"
+plugin = "slurm"
+site = "{site}"
+poll_interval = 1
+requests_per_minute = 600
+settings.conf = "{conf}"
+"""
+
 
 def missing_for_other_site() -> list[str]:
     """Say what is missing beside its batch system; empty: nothing."""
@@ -120,6 +136,18 @@ class OtherSite:
         sshd = f"{delay}nsenter --net=/proc/{process.pid}/ns/net /usr/sbin/sshd -i -f {directory}/sshd_config"
         self.ssh_config.write_text(SSH.format(name=self.name, directory=directory, sshd=sshd))
         return self
+
+    def tables(self, directory: Path, *, site: str = "there", cluster: str = "far") -> str:
+        """Return what a site file says of it and of its Slurm, under these names. ``directory``: for files there."""
+        return TABLES.format(
+            site=site,
+            ssh=self.name,
+            ssh_config=self.ssh_config,
+            directory=directory,
+            address=ADDRESS,
+            cluster=cluster,
+            conf=self.conf,
+        )
 
     @property
     def network(self) -> str:
