@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Relayed connections: bytes per second and round trips from a program here to a rank at a site.
 
-python -m benchmarks.relay relayed [--repeat 5] [--mib 64] [--pings 200]
+python -m benchmarks.relay relayed [--repeat 5] [--mib 64] [--pings 200] [--delay 0.02]
 """
 
 from __future__ import annotations
@@ -55,10 +55,13 @@ processors = 1
 """
 
 
-def relayed(*, repeat: int = 5, mib: int = 64, pings: int = 200) -> list[Row]:
-    """A connection to a rank at a site through koala, by ``ssh -L`` to the same rank, and to a server here."""
+def relayed(*, repeat: int = 5, mib: int = 64, pings: int = 200, delay: float = 0.0) -> list[Row]:
+    """A connection to a rank at a site through koala, by ``ssh -L`` to the same rank, and to a server here.
+
+    ``delay``: seconds that each way to the site takes.
+    """
     with ExitStack() as stack:
-        there = stack.enter_context(OtherSite())
+        there = stack.enter_context(OtherSite(delay=delay))
         koala = stack.enter_context(rank_there(there))
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
