@@ -23,6 +23,7 @@ from koala_adapter.vjm.agent.sockets import (
     LISTEN,
     LOCALHOST,
     connecting,
+    connecting_to,
     in_hexadecimal,
     readable_address,
     sockets_of,
@@ -182,14 +183,9 @@ class Dialling:
         peer = relay.channel.peer
         if peer is None:
             raise OSError(errno.ENOTCONN, "the control center is out of reach")
-        self._socket = socket.socket(peer[0], socket.SOCK_STREAM)
-        self._socket.setblocking(False)  # noqa: FBT003 - the library's own way
+        self._socket = connecting_to(*peer)
         self._watched = Watched(relay.selector, self._socket, self._ready)
         relay.timers.after(OPENING, self.close)
-        error = self._socket.connect_ex(peer[1])
-        if error not in (0, errno.EINPROGRESS):
-            self._socket.close()
-            raise OSError(error, os.strerror(error))
         self._watched.watch(selectors.EVENT_WRITE)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from koala_adapter.vjm.agent.processes import read_bytes
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from typing import Iterator, List, Optional, Set, Tuple
+    from typing import Any, Iterator, List, Optional, Set, Tuple
 
 
 LISTEN = "0A"
@@ -81,8 +81,13 @@ def readable_address(local: str) -> str:
 def connecting(address: str, port: int) -> socket.socket:
     """Return a socket that is being connected to a numerical address. Raises OSError."""
     numeric = socket.AI_NUMERICHOST
-    family, kind, protocol, _, place = socket.getaddrinfo(address, port, 0, socket.SOCK_STREAM, 0, numeric)[0]
-    connection = socket.socket(family, kind, protocol)
+    family, _, _, _, place = socket.getaddrinfo(address, port, 0, socket.SOCK_STREAM, 0, numeric)[0]
+    return connecting_to(family, place)
+
+
+def connecting_to(family: int, place: "Tuple[Any, ...]") -> socket.socket:
+    """Return a socket that is being connected to an address of a family. Raises OSError."""
+    connection = socket.socket(family, socket.SOCK_STREAM)
     connection.setblocking(False)  # noqa: FBT003 - the library's own way
     error = connection.connect_ex(place)
     if error not in (0, errno.EINPROGRESS):
