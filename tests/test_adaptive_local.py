@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from tests.local_koala import Running
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
 
 # -- Programs whose processes change together, on local clusters, with the application library as it travels.
 

@@ -26,8 +26,6 @@ def test_each_example_is_tried() -> None:
     assert EXAMPLES.keys() == PRINTED.keys() == NEEDED.keys()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", PRINTED)
 def test_an_example_runs_as_it_stands(name: str, tmp_path: Path) -> None:
     """What it prints is right, and its ranks have the threads, the memory and the queue that it says."""

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from koala_adapter.report.values import JobReport
     from tests.local_koala import Running
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 SLOW_START = 8.0
 """Seconds for which a service does not get on; long enough for another one to be tried."""

@@ -21,8 +21,6 @@ from tests.local_koala import Koala, eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
 
 # What commands print with ``--json`` on live clusters is what their schemas say.
 

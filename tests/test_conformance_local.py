@@ -197,7 +197,6 @@ class TestTinyqRuns(example.TestTinyq):  # type: ignore[misc] # likewise
     """All of it."""
 
 
-@pytest.mark.timeout(400)
 def test_a_job_runs_through_the_plugin(tmp_path: Path) -> None:
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     installed = tmp_path / "koala_tinyq-0.1.0.dist-info"

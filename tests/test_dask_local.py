@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from distributed import Worker
 
-pytestmark = pytest.mark.slow
-
 
 # -- Dask on two local clusters: the example as it stands, and KoalaCluster from programs, a notebook and bad ends.
 
@@ -57,7 +55,6 @@ def exit_code(koala: Koala, job: str) -> int:
     return outcome.exit_code
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_the_example_makes_room_and_loses_nothing(koala: Koala) -> None:
     koala.serve()
@@ -76,7 +73,6 @@ def test_the_example_makes_room_and_loses_nothing(koala: Koala) -> None:
     assert not warnings.exists() or "recomputed" not in warnings.read_text()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly  # tests/real/test_doors.py shows it over two batch systems
 def test_a_cluster_is_made_smaller_by_koala_and_keeps_its_results(koala: Koala) -> None:
     with program(koala, "breathe", 5, 4) as dask:
@@ -93,7 +89,6 @@ def test_a_cluster_is_made_smaller_by_koala_and_keeps_its_results(koala: Koala) 
     assert exit_code(koala, "1") in CLOSED
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_a_notebook_scales_from_none_to_none(koala: Koala) -> None:
     koala.serve()
@@ -105,7 +100,6 @@ def test_a_notebook_scales_from_none_to_none(koala: Koala) -> None:
     assert {exit_code(koala, job) for job in ("1", "2", "3")} <= CLOSED
 
 
-@pytest.mark.timeout(600)
 def test_nobody_gets_in_without_the_key(koala: Koala) -> None:
     """Neither without TLS nor with a key of one's own; a cluster without workers needs no service of koala."""
     with KoalaCluster(maximum=4, n_workers=0, site=koala.site_file, state=koala.state) as cluster:
@@ -119,7 +113,6 @@ def test_nobody_gets_in_without_the_key(koala: Koala) -> None:
     assert not koala.state.exists()
 
 
-@pytest.mark.timeout(600)
 def test_numbers_that_cannot_be_are_refused(koala: Koala) -> None:
     """The bounds are those that the job would have; what was planned before stays."""
     with KoalaCluster(minimum=2, maximum=4, n_workers=0, site=koala.site_file, state=koala.state) as cluster:
@@ -135,7 +128,6 @@ def test_numbers_that_cannot_be_are_refused(koala: Koala) -> None:
         assert cluster.job_id == ""
 
 
-@pytest.mark.timeout(600)
 def test_the_program_of_the_manual_runs(koala: Koala) -> None:
     """What docs/dask.md shows works as it stands, here with fewer workers; nobody has begun a service."""
     (program_text,) = re.findall(r"^```python\n(.*?)^```$", MANUAL.read_text(), re.MULTILINE | re.DOTALL)
@@ -151,7 +143,6 @@ def test_the_program_of_the_manual_runs(koala: Koala) -> None:
     assert exit_code(koala, "1") in CLOSED
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_process_that_ends_ends_its_job(koala: Koala, number: signal.Signals) -> None:
@@ -165,7 +156,6 @@ def test_a_process_that_ends_ends_its_job(koala: Koala, number: signal.Signals) 
     assert list(koala.directory.glob("koala-dask-*")) == []
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_a_program_that_forgets_to_close(koala: Koala) -> None:
     koala.serve()
@@ -175,7 +165,6 @@ def test_a_program_that_forgets_to_close(koala: Koala) -> None:
     assert exit_code(koala, "1") in CLOSED
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_a_cluster_goes_on_without_the_service(koala: Koala) -> None:
     service = koala.serve()
@@ -192,7 +181,6 @@ def test_a_cluster_goes_on_without_the_service(koala: Koala) -> None:
     assert exit_code(koala, job) in CLOSED
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_workers_that_cannot_start_are_told_of(koala: Koala, tmp_path: Path) -> None:
     """The Python of the nodes has no Dask: the cluster says that its job has ended, why, and where to see more."""
@@ -209,7 +197,6 @@ def test_workers_that_cannot_start_are_told_of(koala: Koala, tmp_path: Path) -> 
     assert exit_code(koala, "1") == 3
 
 
-@pytest.mark.timeout(600)
 def test_refusals_say_what_to_do(koala: Koala) -> None:
     """No site file, a site file or job that is not right, bounds that leave no room, a service that cannot start."""
     here = partial(KoalaCluster, site=koala.site_file, state=koala.state)

@@ -26,8 +26,6 @@ from tests.parsl_pool import TASKS_ARE_FOUND, parsl_over, squares
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-pytestmark = pytest.mark.timeout(400)
-
 
 # -- PSI/J over local clusters: its jobs are koala's, by the executor that it finds beside its own.
 
@@ -58,14 +56,12 @@ def executor(psij: Any, site: koala.Site) -> Any:  # noqa: ANN401
     return psij.JobExecutor.get_instance("koala", config=KoalaExecutorConfig(site=site.file, state=site.directory))
 
 
-@pytest.mark.slow
 def test_the_executor_is_found(psij: Any, executor: Any) -> None:  # noqa: ANN401
     """Among those of PSI/J, by its name."""
     assert "koala" in psij.JobExecutor.get_executor_names()
     assert (executor.name, str(executor.version)) == ("koala", "0.1.0")
 
 
-@pytest.mark.slow
 def test_a_job_runs_to_its_end(psij: Any, executor: Any, tmp_path: Path) -> None:  # noqa: ANN401
     (tmp_path / "in").write_text("given\n")
     (tmp_path / "before.sh").write_text("export BEFORE=sourced\n")
@@ -98,7 +94,6 @@ def test_a_job_runs_to_its_end(psij: Any, executor: Any, tmp_path: Path) -> None
     assert job.native_id in executor.list()
 
 
-@pytest.mark.slow
 def test_failing_and_cancelled_jobs(psij: Any, executor: Any) -> None:  # noqa: ANN401
     """They are told apart, with the exit code and why."""
     failing, cancelled = psij.Job(psij.JobSpec("/bin/sh", ["-c", "exit 3"])), psij.Job(psij.JobSpec("sleep", ["600"]))
@@ -115,7 +110,6 @@ def test_failing_and_cancelled_jobs(psij: Any, executor: Any) -> None:  # noqa: 
     assert again.wait(PATIENCE).state is psij.JobState.CANCELED
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -179,7 +173,6 @@ def test_resources_of_a_process_are_those_of_a_slot(
     assert koala_job(spec).values()["components"] == [{"command": ["/bin/true"], **processes, **slot}]
 
 
-@pytest.mark.slow
 def test_what_is_not_for_koala_is_left_alone(psij: Any, executor: Any) -> None:  # noqa: ANN401
     attributes = psij.JobAttributes(
         custom_attributes={"slurm.constraint": "fast", "koala.priority": 3, "koala.setup": "OWN=7"}
@@ -325,8 +318,6 @@ def test_what_cannot_be_is_refused_snakemake(plugin: Any, job: Wanted, said: str
     assert said in raised.value.message
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_one_forgotten_job_keeps_no_report_of_others_back(plugin: Any) -> None:  # noqa: ANN401
     from snakemake_executor_plugin_koala.executor import reports_of  # noqa: PLC0415
 
@@ -341,7 +332,6 @@ def test_one_forgotten_job_keeps_no_report_of_others_back(plugin: Any) -> None: 
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
 def test_a_workflow_runs_on_three_clusters(tmp_path: Path) -> None:
     pytest.importorskip("snakemake", reason="Snakemake is not installed: pip install snakemake")
     (tmp_path / "Snakefile").write_text(WORKFLOW)
@@ -403,7 +393,6 @@ def provider(koala: Koala, **more: object) -> KoalaProvider:
     return KoalaProvider(**{**given, **more})  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 @pytest.mark.nightly  # tests/real/test_doors.py shows it over two batch systems
 def test_all_tasks_finish_on_the_other_cluster_when_one_is_busy(parsl_koala: Koala) -> None:
     foreign = parsl_koala.submit_foreign("busy", 4, "alpha")
@@ -416,7 +405,6 @@ def test_all_tasks_finish_on_the_other_cluster_when_one_is_busy(parsl_koala: Koa
     assert {one.state for one in parsl_koala.client.jobs()} == {JobState.CANCELLED}
 
 
-@pytest.mark.slow
 @pytest.mark.nightly
 def test_blocks_run_on_both_clusters_at_once(parsl_koala: Koala) -> None:
     blocks = provider(parsl_koala, init_blocks=1, max_blocks=3, nodes_per_block=2)
@@ -427,7 +415,6 @@ def test_blocks_run_on_both_clusters_at_once(parsl_koala: Koala) -> None:
     eventually(lambda: parsl_koala.placeholders() == [])
 
 
-@pytest.mark.slow
 def test_submit_status_and_cancel(parsl_koala: Koala) -> None:
     blocks = provider(parsl_koala)
     running = blocks.submit("sleep 300", 1, "a block")
@@ -449,7 +436,6 @@ def test_submit_status_and_cancel(parsl_koala: Koala) -> None:
     assert blocks.status([short])[0].state is BlockState.COMPLETED
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -468,7 +454,6 @@ def test_what_cannot_be_is_refused_at_once(parsl_koala: Koala, given: dict[str, 
         provider(parsl_koala, **given)
 
 
-@pytest.mark.slow
 def test_a_block_that_cannot_be_submitted_says_why(parsl_koala: Koala) -> None:
     blocks = provider(parsl_koala)
     with pytest.raises(SubmitException, match="one task on each processor, not 2"):
@@ -480,7 +465,6 @@ def test_a_block_that_cannot_be_submitted_says_why(parsl_koala: Koala) -> None:
     assert blocks.cancel(["7"]) == [False]
 
 
-@pytest.mark.slow
 def test_the_example_runs_as_it_stands(parsl_koala: Koala) -> None:
     """With nothing but the site file named, and Parsl's programs in the PATH; it leaves nothing behind."""
     programs = Path(parsl.__file__).parents[4] / "bin"

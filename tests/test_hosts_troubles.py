@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from tests.local_koala import Running
 
-pytestmark = pytest.mark.timeout(400)
-
 
 # -- The time of day is set by two hours while jobs wait and run: nothing ends, nothing waits longer, no time is wrong.
 
@@ -86,7 +84,6 @@ def polled_again(koala: SetKoala) -> None:
     eventually(lambda: all(one.requests > since[one.name] + 2 for one in koala.client.clusters()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [pytest.param(HOURS, marks=pytest.mark.nightly), -HOURS])
 def test_a_running_job_goes_on_and_its_times_are_right(clock_is_set_koala: SetKoala, step: float) -> None:
     """A job of ten minutes is not over because the clock says so, and a second one starts as ever."""
@@ -111,7 +108,6 @@ def test_a_running_job_goes_on_and_its_times_are_right(clock_is_set_koala: SetKo
     assert 0 <= ended["finished_at"] - ended["launched_at"] < LIVENESS
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [pytest.param(HOURS, marks=pytest.mark.nightly), -HOURS])
 def test_a_service_that_is_killed_before_the_step_goes_on_after_it(clock_is_set_koala: SetKoala, step: float) -> None:
     first = clock_is_set_koala.serve()
@@ -134,7 +130,6 @@ def test_a_service_that_is_killed_before_the_step_goes_on_after_it(clock_is_set_
     eventually(lambda: clock_is_set_koala.state_of("1") == "completed")
 
 
-@pytest.mark.slow
 def test_a_job_that_waits_is_not_put_off(clock_is_set_koala: SetKoala) -> None:
     clock_is_set_koala.serve()
     busy = clock_is_set_koala.submit_foreign("others", 4, "beta")
@@ -172,7 +167,6 @@ def limit(process: Running, size: int) -> None:
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, hard))
 
 
-@pytest.mark.slow
 def test_output_waits_and_the_reason_is_told(koala: Koala) -> None:
     service = koala.serve()
     limit(service, MIB)
@@ -200,7 +194,6 @@ def test_output_waits_and_the_reason_is_told(koala: Koala) -> None:
     assert "output can be written again" in logged
 
 
-@pytest.mark.slow
 def test_a_job_that_is_cancelled_meanwhile_ends_and_says_what_is_missing(koala: Koala) -> None:
     service = koala.serve()
     limit(service, MIB)
@@ -213,7 +206,6 @@ def test_a_job_that_is_cancelled_meanwhile_ends_and_says_what_is_missing(koala: 
     assert koala.placeholders() == []
 
 
-@pytest.mark.slow
 def test_a_journal_that_cannot_be_written_stops_decisions_and_nothing_else(koala: Koala) -> None:
     service = koala.serve()
     running = koala.start("run", koala.job(UNTIL.format(koala.directory, "go")))
@@ -258,7 +250,6 @@ def small_disk(koala: Koala) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(koala.state)], check=True)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
 def test_a_run_goes_on_when_a_full_disk_has_room_again(koala: Koala, small_disk: Path) -> None:
     """Its application is not given up for that: its output waits, the reason is told, and nothing is lost."""
@@ -274,7 +265,6 @@ def test_a_run_goes_on_when_a_full_disk_has_room_again(koala: Koala, small_disk:
         assert (koala.state / "jobs" / "1" / component / "0.out").read_text() == expected
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
 def test_a_run_that_waits_for_a_full_disk_can_be_interrupted(koala: Koala, small_disk: Path) -> None:
     running = koala.start("run", koala.job(LARGE))
@@ -285,7 +275,6 @@ def test_a_run_that_waits_for_a_full_disk_can_be_interrupted(koala: Koala, small
     assert "Traceback" not in said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "code", "words"),
     [(0, 245, "cannot use the state directory"), (100, 246, "cannot open the journal: File too large")],
@@ -356,7 +345,6 @@ def wait(host: Systemd, unit: str, state: str) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", ["KILL", "STOP"])
 @pytest.mark.parametrize("unit", [SCHEDULE, WIKI, "koala@root"])
 def test_what_is_killed_or_hangs_comes_back(host: Systemd, unit: str, how: str) -> None:
@@ -375,7 +363,6 @@ def test_what_is_killed_or_hangs_comes_back(host: Systemd, unit: str, how: str) 
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
 def test_one_of_three_has_the_queue(host: Systemd) -> None:
     for unit in (WIKI, SCHEDULE, WIKI, GIVE_BACK, SCHEDULE):
         host.run("systemctl", "start", unit)
@@ -386,7 +373,6 @@ def test_one_of_three_has_the_queue(host: Systemd) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
 def test_the_queue_is_given_back_after_too_many_failures(host: Systemd) -> None:
     host.run("systemctl", "start", SCHEDULE)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.anyio
 
 LIVENESS = 120.0
 HOST = "127.0.0.1"

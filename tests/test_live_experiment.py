@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.events import Event
 
-pytestmark = pytest.mark.slow
-
 
 # -- ``koala experiment run koala-live``: a tiny one from the command to its page, and nothing is left of it.
 
@@ -79,7 +77,6 @@ def jobs_run(koala: Koala) -> bool:
     return False
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_a_tiny_experiment_writes_its_page(koala: Koala) -> None:
     """Two jobs in each of four runs: live and simulated values of each stand in the data, and all is gone."""
@@ -124,7 +121,6 @@ def refuse(word: str) -> None:
     pytest.fail(f"{word} in the JSON of the result")
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", SMALLEST)
 def test_live_experiments_end_with_a_result_at_their_smallest(koala: Koala, name: str, seed: int) -> None:
@@ -140,7 +136,6 @@ def test_live_experiments_end_with_a_result_at_their_smallest(koala: Koala, name
     assert processes_naming(str(koala.directory)) == []
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_an_interrupted_experiment_leaves_nothing(koala: Koala) -> None:
     process = koala.start("experiment", "run", "koala-live", "--set", "pace=5", "--out", str(koala.directory / "out"))
@@ -153,7 +148,6 @@ def test_an_interrupted_experiment_leaves_nothing(koala: Koala) -> None:
     assert processes_naming(str(koala.directory)) == []
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_on_the_clusters_of_a_site_file(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(koala.directory))
@@ -184,7 +178,6 @@ def test_on_the_clusters_of_a_site_file(koala: Koala, monkeypatch: pytest.Monkey
     assert os.path.lexists(koala.site_file)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_the_published_negotiations_write_their_page(koala: Koala) -> None:
     """All four scenarios go as published; timelines and templates stand beside the page, and nothing is left."""
@@ -405,7 +398,6 @@ def replayed(events: Sequence[Event]) -> list[Action]:
     return [action for event in events for action in scheduler.handle(event)]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("approach", "policy"), CASES)
 def test_a_fresh_scheduler_wants_what_was_done(journal_replayed_koala: Koala, approach: str, policy: str) -> None:
     """Two jobs of workers and a rigid one: offers, requests, submissions, ends, all of them and in the same order."""

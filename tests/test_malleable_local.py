@@ -25,8 +25,6 @@ from tests.unit.policies.installed import ENTRY_POINTS, EXAMPLES, install
 if TYPE_CHECKING:
     from tests.local_koala import Running
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
 
 # -- Jobs that grow and shrink while they run, on local clusters: the example of a head and workers as it stands.
 
@@ -352,7 +350,6 @@ def without_approach(koala: Koala, processors: int = 4) -> None:
     koala.site_file.write_text(text.replace("processors = 4", f"processors = {processors}"))
 
 
-@pytest.mark.timeout(600)
 def test_evolving_programs_ask_for_more_and_end_as_the_rigid_one(koala: Koala) -> None:
     """Two on 2 processes get 2 more each, one of them by sockets and XML alone; the state is that of a rigid one.
 
@@ -370,7 +367,6 @@ def test_evolving_programs_ask_for_more_and_end_as_the_rigid_one(koala: Koala) -
     assert sizes_and_digest(printed(koala, "3")) == ([4], ALONE)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_an_evolving_program_takes_what_is_idle_of_what_it_asks_for(koala: Koala) -> None:
     """It asks for 14 more where 6 are idle, and runs on 8."""
@@ -386,7 +382,6 @@ def test_an_evolving_program_takes_what_is_idle_of_what_it_asks_for(koala: Koala
     assert sizes_and_digest(printed(koala, "1")) == ([2, 8], ALONE)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly  # a minute of steps, so that they are not over before it has grown
 @pytest.mark.parametrize("library", ["koala_app", "byhand"])
 def test_a_malleable_program_takes_what_makes_a_power_of_two(koala: Koala, library: str) -> None:
@@ -410,7 +405,6 @@ def test_a_malleable_program_takes_what_makes_a_power_of_two(koala: Koala, libra
     assert set(sizes) <= {2, 4, 8}
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_services_change_no_bit_of_the_result(koala: Koala, seed: int) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.local_koala import Running
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.nightly
 
 WORKERS = """\
 name = "{name}"

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from tests.local_koala import Running
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 WORKERS = """\
 name = "bag"

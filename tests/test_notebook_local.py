@@ -16,7 +16,6 @@ pytest.importorskip("ipykernel")
 
 pytestmark = [
     pytest.mark.nightly,
-    pytest.mark.timeout(400),
     pytest.mark.filterwarnings("ignore"),  # those of Jupyter are not ours
 ]
 

@@ -51,8 +51,6 @@ def shell(script: str, **more: object) -> koala.Job:
     return koala.Job(["sh", "-c", script], walltime="20m", **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_job_and_its_result(site: koala.Site) -> None:
     script = "echo $KOALA_RANK of $KOALA_SIZE on $KOALA_CLUSTER; echo warned >&2; echo 42 > answer"
     parts = [
@@ -80,8 +78,6 @@ def test_a_job_and_its_result(site: koala.Site) -> None:
     assert "pair" in handle._repr_mimebundle_()["text/html"]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_job_that_fails_raises_what_happened(site: koala.Site) -> None:
     handle = site.submit(shell("echo broken >&2; exit 3"))
     with pytest.raises(koala.JobFailedError, match=r"exited with status 3\n  broken") as raised:
@@ -91,8 +87,6 @@ def test_a_job_that_fails_raises_what_happened(site: koala.Site) -> None:
     assert site.run(shell("exit 4"), check=False).exit_code == 4
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_waiting_has_a_limit_and_the_job_goes_on(site: koala.Site) -> None:
     with site.submit(shell("echo begun; exec sleep 600")) as handle:
         assert next(handle.lines(timeout=LIVENESS)) == "begun"
@@ -108,8 +102,6 @@ def test_waiting_has_a_limit_and_the_job_goes_on(site: koala.Site) -> None:
     handle.cancel()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_what_cannot_be_is_refused(site: koala.Site, tmp_path: Path) -> None:
     with pytest.raises(koala.ConfigurationError, match='found "gamma", allowed is a cluster of the site'):
         site.submit(koala.Job(["true"], cluster="gamma"))
@@ -122,8 +114,6 @@ def test_what_cannot_be_is_refused(site: koala.Site, tmp_path: Path) -> None:
     assert site.run(koala.Job(["true"], processors=9), check=False).state is koala.JobState.REFUSED
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_many_threads_at_once(site: koala.Site) -> None:
     file = site.directory.parent / "job.toml"
     file.write_text('walltime = "1m"\n[[components]]\ncommand = ["echo", "file"]\nprocessors = 1\n', encoding="utf-8")
@@ -136,8 +126,6 @@ def test_many_threads_at_once(site: koala.Site) -> None:
     assert len(koala.jobs(3, site=site)) == 3
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_wait_outlives_the_service(site: koala.Site) -> None:
     with site.submit(shell("until test -e $GO; do sleep 0.2; done; echo went", environment=go(site))) as handle:
         eventually(lambda: handle.status is koala.JobState.RUNNING)
@@ -157,8 +145,6 @@ def go(site: koala.Site) -> dict[str, str]:
     return {"GO": str(site.directory.parent / "go")}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio", pytest.param("trio", marks=WITH_TRIO)])
 async def test_with_an_event_loop(site: koala.Site) -> None:
@@ -192,8 +178,6 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_ctrl_c_leaves_nothing_behind() -> None:
     with koala.local_site(["alpha"], processors=1) as site:
         mark = site.directory.parent / "mark"
@@ -217,8 +201,6 @@ def fail_in_block(site: koala.Site) -> None:
         raise ZeroDivisionError
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_block_ends_what_it_began() -> None:
     with koala.local_site(["alpha"], processors=2) as outer:
         site = koala.Site.load(outer.file, state=outer.directory)
@@ -235,8 +217,6 @@ def test_a_block_ends_what_it_began() -> None:
         _ = awaited.result().stdout
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_run_does_not_wait_for_jobs_of_others() -> None:
     """Those that were submitted at the same site meanwhile, outside of a block, go on, and so does the service."""
     with koala.local_site(["alpha"], processors=2) as outer:
@@ -253,8 +233,6 @@ def test_a_run_does_not_wait_for_jobs_of_others() -> None:
         handle.wait_until_over(LIVENESS)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_service_of_others_goes_on(site: koala.Site) -> None:
     site.run(koala.Job(["true"]))
     with koala.Site.load(site.file, state=site.directory) as same:
@@ -271,8 +249,6 @@ def fenced(language: str) -> list[str]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_the_program_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", fenced("python")[0]],
@@ -285,8 +261,6 @@ def test_the_program_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == (fenced("text")[0], "")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_the_page_is_true(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What docs/python.md shows is what comes out, from its first line to its last, on a site that is found."""
     monkeypatch.chdir(tmp_path)
@@ -302,15 +276,11 @@ def test_the_page_is_true(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert outcome.attempted > 10
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_the_examples_of_docstrings_are_true() -> None:
     outcome = doctest.testmod(localsite)
     assert (outcome.failed, outcome.attempted > 0) == (0, True)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_no_thread_is_left(site: koala.Site) -> None:
     before = set(threading.enumerate())  # of other tests
     site.run(koala.Job(["true"]))
@@ -382,7 +352,6 @@ def tried(title: str, mark: str, site: koala.Site, directory: Path) -> str:
 
 
 @pytest.mark.parametrize("title", PRINTED)
-@pytest.mark.timeout(400)
 def test_a_recipe_does_what_it_promises(title: str, cookbook_site: koala.Site, tmp_path: Path) -> None:
     before = {handle.id for handle in cookbook_site.jobs()}
     printed = tried(title, "run", cookbook_site, tmp_path)
@@ -398,7 +367,6 @@ def test_a_recipe_does_what_it_promises(title: str, cookbook_site: koala.Site, t
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
 def test_the_recipe_for_dask(cookbook_site: koala.Site, tmp_path: Path) -> None:
     pytest.importorskip("distributed", reason="Dask is not installed: pip install 'koala-adapter[dask]'")
     assert tried("Dask", "run: dask", cookbook_site, tmp_path).split() == ["285"]

@@ -19,7 +19,7 @@ from tests.taskqueue import EXAMPLE, expected_sum
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.nightly
 pytest.importorskip("ray", reason="Ray is not installed")
 TASKS = 120
 

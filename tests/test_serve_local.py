@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from tests.local_koala import Running
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
 
 # -- A service in a real process, and the command that has started it.
 

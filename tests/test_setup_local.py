@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 MODULE = """\
 module() {

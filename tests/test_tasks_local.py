@@ -25,8 +25,6 @@ from tests.local_koala import LIVENESS, Koala, eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
 
 # -- koala.Executor on local clusters: calls on the processors of both, which come back whatever becomes of a worker.
 
@@ -195,7 +193,6 @@ def entries(koala: Koala, job: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-@pytest.mark.timeout(600)
 def test_every_task_once_whatever_is_killed(sweep_koala: Koala, tmp_path: Path) -> None:
     begun, go = tmp_path / "begun", tmp_path / "go"
     script = f"echo $PPID {{a}} >>{begun}; while [ ! -e {go} ]; do sleep 0.1; done; echo $(( {{a}} * {{a}} ))"
@@ -228,7 +225,6 @@ def test_every_task_once_whatever_is_killed(sweep_koala: Koala, tmp_path: Path) 
     assert "30/30" in sweep_koala.inside("status").stdout
 
 
-@pytest.mark.timeout(600)
 def test_what_failed_is_gone_on_with(sweep_koala: Koala, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = f"test {{a}} != 3 -o -e {tmp_path}/mended && echo {{a}}-{{b}}"
     sweep_koala.serve()

@@ -64,8 +64,6 @@ class WikiScheduler:
         return dict(text.partition(":")[::2] for text in self.ask(*message)["records"] if text)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_all_clusters_are_one(koala: Koala) -> None:
     """Nodes carry their cluster as partition, jobs are koala's own, placed by koala, and can be cancelled."""
     koala.serve()
@@ -88,8 +86,6 @@ def test_all_clusters_are_one(koala: Koala) -> None:
     assert koala.state_of(first) == "cancelled"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_local_cluster(koala: Koala) -> None:
     job = koala.submit_held("held")
     scheduler = WikiScheduler(koala, "--cluster", "alpha")
@@ -108,8 +104,6 @@ def test_a_local_cluster(koala: Koala) -> None:
     eventually(lambda: scheduler.records("GETJOBS", "0:ALL")[job].startswith("STATE=Removed;"))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_serve_says_what_is_wrong(koala: Koala) -> None:
     key = koala.directory / "key"
     for options, words in (

@@ -201,7 +201,6 @@ def test_when_nothing_goes_wrong_every_job_runs_to_its_end(kind: str, seed: int)
     assert world.service.effector.adaptive.adapted or kind != "adaptive"
 
 
-@pytest.mark.timeout(300)
 def test_schedules_contain_what_they_are_for() -> None:
     """Over some seeds every kind of event occurs, jobs end in most ways, and processors are handed back."""
     stories = [story(seed, "rigid") for seed in (*range(RIGID), EXCHANGING)]
@@ -332,7 +331,6 @@ def test_same_seed_same_world() -> None:
     assert journals[0] == journals[1]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("kind", "seed"),
     [

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tests.real.lrms import System
     from tests.real.user import KoalaUser
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")]
+pytestmark = pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 
 
 # -- Programs whose processes change together, over Slurm and Grid Engine at once, whatever happens meanwhile. All of

@@ -299,7 +299,6 @@ def expect_as_published(user: KoalaUser, scenario: Scenario, places: Places) -> 
     assert all(not placeholders(system) for system in user.systems.values())
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.real("slurmctld", "slurmd")
 @pytest.mark.parametrize(
     "scenario", [pytest.param(COUNTERED, id=COUNTERED.name), *(one for one in NIGHTLY if one.id != COUNTERED.name)]
@@ -310,7 +309,6 @@ def test_on_slurm(scenario: Scenario, new_user: NewUser, slurm_a: SlurmCluster) 
     expect_as_published(user, scenario, Places(home=slurm_a.name, other=slurm_a.name))
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.real("sge_qmaster")
 @pytest.mark.parametrize("scenario", NIGHTLY)
 def test_on_grid_engine(scenario: Scenario, new_user: NewUser, new_grid_engine: NewGridEngine) -> None:
@@ -320,7 +318,6 @@ def test_on_grid_engine(scenario: Scenario, new_user: NewUser, new_grid_engine: 
     expect_as_published(user, scenario, Places(home=cell.name, other=cell.name))
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 @pytest.mark.parametrize("scenario", NIGHTLY)
 def test_across_both(scenario: Scenario, new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.real.systems import GridEngineCell
 
-pytestmark = [pytest.mark.real]
+pytestmark = pytest.mark.real
 
 LIBRARY = Path("/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0")
 SLOTS = 4

@@ -32,7 +32,7 @@ from tests.real.systems.requirements import missing_for_slurm, require
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sshd"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.real("slurmctld", "slurmd", "sshd")
 
 CENTER = """
 [control_center]

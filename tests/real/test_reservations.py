@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.real.conftest import NewGridEngine, NewUser
     from tests.real.systems import GridEngineCell, SlurmCluster
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 
 
 def reserved(slurm: SlurmCluster, cell: GridEngineCell) -> tuple[bool, bool]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.real.conftest import NewSlurm, NewUser
     from tests.real.systems import SlurmCluster
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd")]
+pytestmark = pytest.mark.real("slurmctld", "slurmd")
 
 WAITS_ONCE = 'echo "attempt $KOALA_ATTEMPT"; [ "$KOALA_ATTEMPT" = 2 ] || sleep 600'
 

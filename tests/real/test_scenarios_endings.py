@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     System: TypeAlias = SlurmCluster | GridEngineCell
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd")]
+pytestmark = pytest.mark.real("slurmctld", "slurmd")
 
 LONG = ("sleep", "600")
 """What all ranks do; they must be ended."""

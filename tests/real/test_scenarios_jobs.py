@@ -90,7 +90,6 @@ def looking(look: Callable[[], None]) -> Iterator[None]:
 
 
 @pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.timeout(600)
 def test_ten_jobs_share_what_holds_two(
     new_user: NewUser, new_slurm: NewSlurm, record_property: Callable[[str, object], None]
 ) -> None:

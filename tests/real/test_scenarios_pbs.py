@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.real.conftest import NewUser
     from tests.real.systems import SlurmCluster
 
-pytestmark = [pytest.mark.real, pytest.mark.never_required, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.never_required]
 
 
 @pytest.fixture

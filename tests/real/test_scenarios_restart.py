@@ -49,7 +49,6 @@ def runs(report: JobReport) -> bool:
 
 
 @pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.timeout(300)
 @pytest.mark.real("sge_qmaster")
 def test_processes_do_not_notice(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path
@@ -75,7 +74,6 @@ def test_processes_do_not_notice(
 
 
 @pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.timeout(300)
 @pytest.mark.real("sge_qmaster", "mpiexec.hydra")
 def test_an_mpi_world_does_not_notice(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, allreduce: Path, tmp_path: Path
@@ -102,7 +100,6 @@ def test_an_mpi_world_does_not_notice(
 
 
 @pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.timeout(300)
 def test_an_end_while_nobody_listens_is_told_later(new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path) -> None:
     """The job ends while the service is dead; the next one hears how, with all that was written."""
     user = new_user(slurm_a)
@@ -121,7 +118,6 @@ def test_an_end_while_nobody_listens_is_told_later(new_user: NewUser, slurm_a: S
 
 
 @pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.timeout(300)
 def test_a_port_that_is_taken_is_waited_for(new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path) -> None:
     """While the service was dead somebody else got the port on which agents expect it; it waits until that is free."""
     user = new_user(slurm_a)
@@ -142,7 +138,6 @@ def test_a_port_that_is_taken_is_waited_for(new_user: NewUser, slurm_a: SlurmClu
 
 
 @pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_while_submitting(
     new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path, when: Literal["before", "after"]
@@ -165,7 +160,6 @@ def test_killed_while_submitting(
 
 
 @pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.timeout(300)
 def test_a_killed_run_is_taken_over(new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path) -> None:
     """`koala run` without a service is the service itself; when it is killed, the next service goes on with its job."""
     user = new_user(slurm_a, serve=False)
@@ -185,7 +179,6 @@ def test_a_killed_run_is_taken_over(new_user: NewUser, slurm_a: SlurmCluster, tm
 
 
 @pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.timeout(300)
 @pytest.mark.real("sge_qmaster")
 def test_a_cancellation_is_not_forgotten(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
     """Killed right after a user was told that the job will be cancelled: the next service does it."""
@@ -201,7 +194,6 @@ def test_a_cancellation_is_not_forgotten(new_user: NewUser, slurm_a: SlurmCluste
 
 
 @pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.timeout(300)
 @pytest.mark.real("sge_qmaster")
 def test_killed_at_random_moments(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path

@@ -38,7 +38,7 @@ from tests.real.user import KoalaUser, part, runs_with_known_ids
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd", "munged", "sge_qmaster")]
+pytestmark = pytest.mark.real("slurmctld", "slurmd", "munged", "sge_qmaster")
 
 OWNER = "daemon"
 THIEF = "nobody"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.real.conftest import NewGridEngine, NewUser
     from tests.real.user import KoalaUser
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.real("slurmctld", "slurmd")
 
 MEMORY = {"SelectTypeParameters": "CR_Core_Memory", "DefMemPerCPU": "100"}
 

@@ -31,7 +31,6 @@ settings = { processors = 2 }
 
 
 @pytest.mark.real("slurmctld", "slurmd", "/usr/bin/time")
-@pytest.mark.timeout(600)
 def test_a_rank_has_used_what_gnu_time_says(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
     """On Slurm, Grid Engine and locally; the job has used what its ranks have, of what it held."""
     user = new_user(slurm_a, sge_cell, serve=False)

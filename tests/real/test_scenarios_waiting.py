@@ -441,7 +441,6 @@ def submitted(user: KoalaUser, mark: dict[str, str]) -> str:
 
 
 @pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.timeout(600)
 def test_two_instances_run_one_after_the_other(
     clusters: tuple[SlurmCluster, SlurmCluster], users: tuple[KoalaUser, KoalaUser]
 ) -> None:
@@ -459,7 +458,6 @@ def test_two_instances_run_one_after_the_other(
 
 
 @pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.timeout(600)
 def test_a_third_party_that_holds_directly_runs_first(
     clusters: tuple[SlurmCluster, SlurmCluster], users: tuple[KoalaUser, KoalaUser], tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.real.systems import GridEngineCell
 
-pytestmark = [pytest.mark.real("sge_qmaster", "sge_execd")]
+pytestmark = pytest.mark.real("sge_qmaster", "sge_execd")
 
 QUIET = ("-wd", "/tmp", "-o", "/dev/null", "-j", "y")
 

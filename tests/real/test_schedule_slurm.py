@@ -23,7 +23,7 @@ from tests.real.wiki_serving import WikiServing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd")]
+pytestmark = pytest.mark.real("slurmctld", "slurmd")
 
 SEED = 5
 NIGHTLY = pytest.mark.nightly

@@ -101,7 +101,6 @@ async def test_hanging_controller_leaves_the_outcome_unknown(slurm_a: SlurmClust
     await wait_for(lrm, "koala-hang", LrmJobState.ENDED, LrmJobState.ENDED)
 
 
-@pytest.mark.slow
 async def test_lost_node(new_slurm: NewSlurm, tmp_path: Path) -> None:
     """When a node dies its job ends as NODE_LOST, is not started again, and its processors are not idle."""
     cluster = new_slurm("lost", nodes=2, cpus=1, settings={"SlurmdTimeout": "30", "MessageTimeout": "10"})

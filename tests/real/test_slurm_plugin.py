@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from koala_adapter.testing import Trial
     from tests.real.systems import SlurmCluster
 
-pytestmark = [pytest.mark.real]
+pytestmark = pytest.mark.real
 
 
 def responding(cluster: SlurmCluster) -> bool:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.real.systems.othersite import OtherSite
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sshd"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.real("slurmctld", "slurmd", "sshd")
 __all__ = ["there"]
 
 MIB = 1024 * 1024

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.real.conftest import NewGridEngine, NewSlurm
     from tests.real.systems import GridEngineCell
 
-pytestmark = [pytest.mark.real]
+pytestmark = pytest.mark.real
 
 SECONDS = 90.0
 """Bound on what takes about one second on an idle machine."""

@@ -22,7 +22,7 @@ from tests.real.systems.requirements import missing_for_grid_engine, missing_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster", "sshd"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.real("slurmctld", "slurmd", "sge_qmaster", "sshd")
 
 DELAY = 0.04
 HERE = """

@@ -84,7 +84,6 @@ def submit(cell: GridEngineCell, processors: int) -> str:
 
 
 @pytest.mark.real
-@pytest.mark.timeout(600)
 def test_jobs_start_where_they_are_told(serving: WikiServing) -> None:
     """Jobs of qsub come in held, and each starts in the queue instance that the scheduler names, with all its slots."""
     cell = serving.system
@@ -129,7 +128,6 @@ def test_jobs_start_where_they_are_told(serving: WikiServing) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.timeout(600)
 def test_every_shape_runs_under_a_stand_in_for_maui(serving: WikiServing, tmp_path: Path) -> None:
     """Parallel jobs are never split, elements of an array come one by one, and what no queue can take is in hold."""
     cell = serving.system

@@ -433,14 +433,12 @@ def run_all(serving: WikiServing, rounds: int) -> None:
 
 
 @pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.timeout(600)
 def test_every_shape_runs_where_its_user_allows(maui_serving: WikiServing) -> None:
     """One job of each, two that cannot be told, an array with a throttle, and a job that waits for another."""
     run_all(maui_serving, 1)
 
 
 @pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_two_hundred_jobs_of_all_shapes(maui_serving: WikiServing) -> None:
     """None waits for a refused one, none violates its request."""
@@ -448,7 +446,6 @@ def test_two_hundred_jobs_of_all_shapes(maui_serving: WikiServing) -> None:
 
 
 @pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_kills_node_loss_and_requeues_lose_nothing(maui_serving: WikiServing) -> None:
     """Kills every ten seconds, a node that goes away and comes back, jobs queued again: all run to their end."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.real("slurmctld", "slurmd", "sge_qmaster", "sge_execd", "mpicc", "mpiexec.hydra"),
-    pytest.mark.slow,
     pytest.mark.nightly,
 ]
 
