@@ -135,14 +135,15 @@ class Arrival:
 
     def write(self) -> "Dict[str, Any]":
         """Write what has come, and return how much that was."""
-        data = b"".join(self._pieces.popleft() for _ in range(len(self._pieces)))
-        left = memoryview(data)
-        while left:
-            written = os.pwrite(self._descriptor, left, self._size)
-            self._size += written
-            left = left[written:]
-        self._digest.update(data)
-        return {"written": len(data)}
+        before = self._size
+        while self._pieces:
+            left = memoryview(self._pieces.popleft())
+            self._digest.update(left)
+            while left:
+                written = os.pwrite(self._descriptor, left, self._size)
+                self._size += written
+                left = left[written:]
+        return {"written": self._size - before}
 
     def end(self) -> "Dict[str, Any]":
         """Make it a whole content. Raises OSError when it is not what it was said to be.

@@ -8,6 +8,7 @@ Python 3.6 or newer.
 """
 
 import errno
+import fcntl
 import os
 import resource
 import selectors
@@ -27,18 +28,7 @@ from koala_adapter.gateway.files import (
     user_entry,
     write_private,
 )
-from koala_adapter.gateway.streams import (
-    DATA,
-    END,
-    GRANT,
-    HELLO,
-    OPEN,
-    PIECE,
-    RESET,
-    Event,
-    Streams,
-    WideWindows,
-)
+from koala_adapter.gateway.streams import DATA, END, GRANT, HELLO, LEAST_CREDIT, OPEN, PIECE, RESET, Event, Streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,14 +51,14 @@ EARLY = 4096
 """Bytes that are read of an agent before there is a stream for it: more than an agent says unasked."""
 FULL_PAUSE = 0.1
 """Seconds without accepting when there are no more descriptors."""
-LEAST_CREDIT = 2
-"""Bytes of the shortest piece: a mark and one byte of output."""
 ROOM = 1024 * 1024
-"""Credit for a command's input and a file's content."""
-MOST_WIDE = 8
-"""Agents whose windows may be wider at the same time. A thousand that take nothing then cost less than 40 MiB."""
-TRANSFER_ROOM = 2 * 1024 * 1024
-"""Credit for a content of the cache: as much as OpenSSH has under way on a connection."""
+"""By how much the window of a command's input, and of a file's content, is wider from the beginning."""
+SPARE = 16 * 1024 * 1024
+"""Bytes by which all windows together may be wider. A thousand agents that take nothing then cost less than 40 MiB."""
+PIPE_SIZE = 1024 * 1024
+"""Bytes that the pipes of a connection may hold, where the system allows it."""
+SET_PIPE_SIZE = 1031
+"""F_SETPIPE_SZ of fcntl(2), which Python has a name for since 3.10."""
 
 
 # -- Environment of commands -------------------------------------------------------------------------------------
@@ -297,8 +287,7 @@ class Connection:
         self._agents = agents
         self._inward, self._outward = pipes
         self._alone = alone
-        self._streams = Streams(gateway=True)
-        self._windows = WideWindows(self._streams, MOST_WIDE)
+        self._streams = Streams(gateway=True, spare=SPARE)
         self._work: "Dict[int, Union[Command, Agent]]" = {}
         self._killed: "List[Command]" = []
         """Commands that may wait for a file system before they end."""
@@ -313,6 +302,10 @@ class Connection:
         """Whether koala has nothing more to do here, and the gateway has to end."""
         for descriptor in pipes:
             os.set_blocking(descriptor, False)
+            try:
+                fcntl.fcntl(descriptor, SET_PIPE_SIZE, PIPE_SIZE)
+            except OSError:
+                pass  # it is a socket, or the user has too many pipes
         self._watch.set(self._inward, selectors.EVENT_READ, self._receive)
         self._streams.outgoing += HELLO
 
@@ -354,7 +347,9 @@ class Connection:
         outgoing = self._streams.outgoing
         try:
             while outgoing:
-                del outgoing[: os.write(self._outward, bytes(outgoing[:65536]))]
+                with memoryview(outgoing) as left:
+                    written = os.write(self._outward, left)
+                del outgoing[:written]
         except BlockingIOError:
             pass
         self._watch.set(self._outward, selectors.EVENT_WRITE if outgoing else 0, self.flush)
@@ -387,7 +382,7 @@ class Connection:
         self._requests[number] = request
         if what in ("run", "write"):
             self._content[number] = unnamed_file()
-            self._streams.grant(number, ROOM)
+            self._streams.widen(number, ROOM)
         elif what == "put":
             self._arrivals[number] = arrival = Arrival(request)
             self._files.ask(arrival.begin, lambda result: self._begun(number, result), transfer=True)
@@ -415,7 +410,7 @@ class Connection:
         if "errno" in result:
             self._end(number, result)
         else:
-            self._streams.grant(number, TRANSFER_ROOM)
+            self._streams.widen(number, ROOM)
 
     def _arrive(self, number: int, data: bytes) -> None:
         """Have a piece written, with all that comes until then."""
@@ -496,7 +491,6 @@ class Connection:
             work.kill()
             self._killed.append(work)
         elif isinstance(work, Agent):
-            self._windows.forget(number)
             self._agents.drop(work)
 
     def _may_read(self, number: int, go_on: "Callable[[], None]") -> bool:
@@ -623,7 +617,7 @@ class Connection:
             while work.waiting:
                 sent = work.connection.send(bytes(work.waiting[:65536]))
                 del work.waiting[:sent]
-                self._windows.take(number, sent, time.monotonic())
+                self._streams.grant(number, sent)
             if work.ended:
                 work.connection.shutdown(socket.SHUT_WR)
         except BlockingIOError:

@@ -3,7 +3,10 @@
 
 A frame is a head of nine bytes (kind, stream, length) and its payload. Either side opens streams, with a request as a
 JSON object; each side sends data within the credit that the other has granted, and ends its direction with a result. A
-stream is over when both directions have ended, or when one side has reset it. Python 3.6 or newer.
+stream is over when both directions have ended, or when one side has reset it.
+
+A side that has used all of its credit says so. Where most of that is on the way back by then, because the other side
+takes what comes as soon as it comes, the way is too long for the window, which is made wider. Python 3.6 or newer.
 """
 
 import json
@@ -11,7 +14,7 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Set, Tuple
+    from typing import Any, Dict, List, Optional, Tuple, Union
 
 HELLO = b"koala gateway 1 is ready\n"
 """What a gateway says first. All before it is from the login: banners, and what start-up files print."""
@@ -20,19 +23,21 @@ WINDOW = 16 * 1024
 """Bytes that each side may send on a new stream before the other grants more."""
 LONGEST_PAYLOAD = 1024 * 1024
 """Bytes of one request or result."""
-PIECE = 32 * 1024
+PIECE = 128 * 1024
 """Bytes of data in one frame, so that streams take turns."""
-WIDER = 1024 * 1024
-"""Bytes by which the window of a busy stream is wider."""
-BUSY, BUSY_SECONDS = 256 * 1024, 5.0
-"""A stream is busy on which so many bytes come within so many seconds."""
+LEAST_CREDIT = 2
+"""Bytes of the shortest piece: one that says of which output of a command it is, and one of that."""
+GROWTH = 4
+"""By how much a window is multiplied that is too narrow."""
+WIDEST = 4 * 1024 * 1024
+"""Bytes of the widest window: twice what OpenSSH has under way on a connection."""
 LARGEST_CREDIT = 64 * 1024 * 1024
 MOST_STREAMS = 8192
 """Open streams at once: a peer that opens more breaks the rules."""
 
 HEAD = struct.Struct("!BII")
 CREDIT = struct.Struct("!I")
-OPEN, DATA, END, RESET, GRANT = range(1, 6)
+OPEN, DATA, END, RESET, GRANT, USED = range(1, 7)
 
 
 class ViolationError(Exception):
@@ -65,7 +70,9 @@ class _Stream:
 
     def __init__(self) -> None:
         self.credit = WINDOW  # bytes that we may send
+        self.told = False  # the peer knows that we have used all of it
         self.window = WINDOW  # bytes that the peer may send
+        self.width = WINDOW  # bytes that it may send until we take what has come
         self.ended = False  # we have
         self.peer_ended = False
 
@@ -73,11 +80,15 @@ class _Stream:
 class Streams:
     """All streams of one connection, as one side sees them."""
 
-    def __init__(self, *, gateway: bool) -> None:
-        """``gateway``: this is the side of the gateway, whose streams have even numbers."""
+    def __init__(self, *, gateway: bool, spare: int = 0) -> None:
+        """``gateway``: this is the side of the gateway, whose streams have even numbers.
+
+        ``spare``: bytes by which all windows together may be wider than they are at first, which bounds what may wait.
+        """
         self.outgoing = bytearray()
         """What is to be sent. Whoever sends it takes it away."""
         self._streams: "Dict[int, _Stream]" = {}
+        self._spare = spare
         self._next = 2 if gateway else 1
         self._last_of_peer = -1 if gateway else 0
         self._incoming = bytearray()
@@ -97,7 +108,7 @@ class Streams:
         stream = self._streams.get(number)
         return 0 if stream is None or stream.ended else stream.credit
 
-    def send(self, number: int, data: bytes) -> None:
+    def send(self, number: int, data: "Union[bytes, memoryview]") -> None:
         """Send data on a stream, at most its credit; what is for a stream that is over is dropped."""
         stream = self._streams.get(number)
         if stream is None or stream.ended:
@@ -107,6 +118,9 @@ class Streams:
         stream.credit -= len(data)
         for start in range(0, len(data), PIECE):
             self._put(DATA, number, data[start : start + PIECE])
+        if stream.credit < LEAST_CREDIT and not stream.told:
+            stream.told = True
+            self._put(USED, number, b"")
 
     def end(self, number: int, result: "Optional[Dict[str, Any]]" = None) -> None:
         """End our direction of a stream."""
@@ -119,7 +133,8 @@ class Streams:
 
     def reset(self, number: int, reason: str = "") -> None:
         """Give up a stream, both directions at once."""
-        if self._streams.pop(number, None) is not None:
+        if number in self._streams:
+            self._drop(number)
             self._put(RESET, number, _encoded({"reason": reason[:2000]}))
 
     def grant(self, number: int, size: int) -> None:
@@ -129,7 +144,16 @@ class Streams:
             stream.window += size
             self._put(GRANT, number, CREDIT.pack(size))
 
-    def _put(self, kind: int, number: int, payload: bytes) -> None:
+    def widen(self, number: int, size: int) -> None:
+        """Let the peer have so many bytes more under way on a stream, or as many as there are to spare."""
+        stream = self._streams.get(number)
+        if stream is not None and not stream.peer_ended:
+            more = min(size, self._spare)
+            self._spare -= more
+            stream.width += more
+            self.grant(number, more)
+
+    def _put(self, kind: int, number: int, payload: "Union[bytes, memoryview]") -> None:
         if len(payload) > LONGEST_PAYLOAD:
             raise ValueError("a request or result is too long: {} bytes".format(len(payload)))
         self.outgoing += HEAD.pack(kind, number, len(payload))
@@ -142,17 +166,18 @@ class Streams:
         self._incoming += data
         events = []
         at = 0
-        while len(self._incoming) - at >= HEAD.size:
-            kind, number, length = HEAD.unpack_from(self._incoming, at)
-            if length > LONGEST_PAYLOAD or not OPEN <= kind <= GRANT:
-                raise ViolationError("frame of kind {} with {} bytes".format(kind, length))
-            if len(self._incoming) - at - HEAD.size < length:
-                break
-            begin = at + HEAD.size
-            at = begin + length
-            event = self._event(kind, number, bytes(self._incoming[begin:at]))
-            if event is not None:
-                events.append(event)
+        with memoryview(self._incoming) as incoming:
+            while len(incoming) - at >= HEAD.size:
+                kind, number, length = HEAD.unpack_from(incoming, at)
+                if length > LONGEST_PAYLOAD or not OPEN <= kind <= USED:
+                    raise ViolationError("frame of kind {} with {} bytes".format(kind, length))
+                if len(incoming) - at - HEAD.size < length:
+                    break
+                begin = at + HEAD.size
+                at = begin + length
+                event = self._event(kind, number, bytes(incoming[begin:at]))
+                if event is not None:
+                    events.append(event)
         del self._incoming[:at]
         return events
 
@@ -165,10 +190,10 @@ class Streams:
                 raise ViolationError("stream {} was never opened".format(number))
             return None  # it is over on our side, which the peer did not know yet
         if kind == RESET:
-            del self._streams[number]
+            self._drop(number)
             return Event(RESET, number, content=_decoded(payload))
-        if kind == GRANT:
-            return self._granted(stream, number, payload)
+        if kind in (GRANT, USED):
+            return self._of_credit(stream, kind, number, payload)
         if stream.peer_ended:
             raise ViolationError("stream {} goes on after its end".format(number))
         if kind == DATA:
@@ -179,6 +204,7 @@ class Streams:
                 raise ViolationError("stream {} has sent more than was granted".format(number))
             return Event(DATA, number, payload)
         stream.peer_ended = True
+        self._narrow(stream)
         self._forget_over(number, stream)
         return Event(END, number, content=_decoded(payload))
 
@@ -191,45 +217,30 @@ class Streams:
         self._streams[number] = _Stream()
         return Event(OPEN, number, content=_decoded(payload))
 
-    @staticmethod
-    def _granted(stream: _Stream, number: int, payload: bytes) -> Event:
+    def _of_credit(self, stream: _Stream, kind: int, number: int, payload: bytes) -> "Optional[Event]":
+        if kind == USED:
+            # What has come and waits here is no reason for a wider window.
+            if stream.width < WIDEST and stream.window >= stream.width // 2:
+                self.widen(number, min(GROWTH * stream.width, WIDEST) - stream.width)
+            return None
         if len(payload) != CREDIT.size:
             raise ViolationError("a grant of {} bytes".format(len(payload)))
         stream.credit += CREDIT.unpack(payload)[0]
+        stream.told = False
         if stream.credit > LARGEST_CREDIT:
             raise ViolationError("stream {} has a credit beyond all measure".format(number))
         return Event(GRANT, number)
 
     def _forget_over(self, number: int, stream: _Stream) -> None:
         if stream.ended and stream.peer_ended:
-            del self._streams[number]
+            self._drop(number)
 
+    def _drop(self, number: int) -> None:
+        self._narrow(self._streams.pop(number))
 
-class WideWindows:
-    """Wider windows for the few streams on which much comes, so that a long way does not slow them down."""
-
-    def __init__(self, streams: Streams, most: int) -> None:
-        """``most``: streams that may have one at the same time, which bounds what may wait here."""
-        self._streams = streams
-        self._most = most
-        self._taken: "Dict[int, Tuple[float, int]]" = {}  # since when, and how many bytes
-        self._wide: "Set[int]" = set()
-
-    def take(self, number: int, size: int, now: float) -> None:
-        """Let the peer send as much again as was handed on, and more on a stream that is busy."""
-        self._streams.grant(number, size)
-        since, taken = self._taken.get(number, (now, 0))
-        if now - since > BUSY_SECONDS:
-            since, taken = now, 0
-        self._taken[number] = since, taken + size
-        if taken + size >= BUSY and number not in self._wide and len(self._wide) < self._most:
-            self._wide.add(number)
-            self._streams.grant(number, WIDER)
-
-    def forget(self, number: int) -> None:
-        """Let another stream have the window of one that is over."""
-        self._taken.pop(number, None)
-        self._wide.discard(number)
+    def _narrow(self, stream: _Stream) -> None:
+        self._spare += stream.width - WINDOW
+        stream.width = WINDOW
 
 
 def _encoded(content: "Dict[str, Any]") -> bytes:

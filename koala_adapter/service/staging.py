@@ -293,7 +293,7 @@ class Stager:
             self._meter(site, begins=1)
             try:
                 path = self._inputs.path(transfer.job_id, digest)
-                await site.cache.put(path, digest, offset, lambda size: self._sent(transfer, site, size))
+                await site.cache.put_file(path, digest, offset, lambda size: self._sent(transfer, site, size))
             finally:
                 self._meter(site, begins=-1)
             site.whole.add(digest)

@@ -12,7 +12,7 @@ from anyio import to_thread
 from koala_adapter.errors import LrmUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from koala_adapter.sites.remotesite import RemoteSite
@@ -57,13 +57,17 @@ class SiteCache:
             raise LrmUnavailableError(f"site {self._host.name} gave no answer on the room in its cache")
         return [str(digest) for digest in removed], lacking
 
-    async def put(self, path: Path, digest: str, offset: int, sent: Callable[[int], None]) -> None:
+    async def put(self, pieces: AsyncIterable[bytes], digest: str, *, size: int, offset: int) -> None:
+        """Send a content of ``size`` bytes; ``pieces``: of what comes after its first ``offset`` bytes."""
+        request = {"do": "put", "path": DIRECTORY, "digest": digest, "size": size, "offset": offset}
+        await self._host.ask(request, pieces)
+
+    async def put_file(self, path: Path, digest: str, offset: int, sent: Callable[[int], None]) -> None:
         """Send a content from a file, after its first ``offset`` bytes; ``sent`` is told how many bytes went."""
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             size = os.fstat(descriptor).st_size
-            request = {"do": "put", "path": DIRECTORY, "digest": digest, "size": size, "offset": offset}
-            await self._host.ask(request, _pieces(descriptor, offset, sent))
+            await self.put(_pieces(descriptor, offset, sent), digest, size=size, offset=offset)
         finally:
             os.close(descriptor)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -27,12 +28,12 @@ from koala_adapter.gateway.streams import (
     END,
     GRANT,
     OPEN,
+    PIECE,
     RESET,
     WINDOW,
     Event,
     Streams,
     ViolationError,
-    WideWindows,
     after_hello,
 )
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Collection, Mapping, Sequence
     from pathlib import Path
 
-    from anyio.abc import ByteReceiveStream, ByteSendStream, Process, SocketStream, TaskGroup
+    from anyio.abc import Process, SocketStream, TaskGroup
 
 # -- What is run -----------------------------------------------------------------------------------------------------
 
@@ -136,7 +137,13 @@ PING_PATIENCE = 60.0
 MUCH = 256 * 1024
 """Bytes that wait for ssh, beyond which nothing more is read from the control center."""
 OUTPUT_AHEAD = 4 * 1024 * 1024
-"""Credit for what a command prints."""
+"""By how much the window of what a command prints is wider from the beginning."""
+SPARE = 64 * 1024 * 1024
+"""Bytes by which all windows together may be wider."""
+PIPE_SIZE = 1024 * 1024
+"""Bytes that the pipes of ssh may hold, where the system allows it."""
+READ_SIZE = 256 * 1024
+"""Bytes that are read of ssh at once."""
 MOST_OUTPUT = 256 * 1024 * 1024
 """Bytes of what a command prints, and as many of what it complains: one that prints more is given up."""
 MOST_UNREAD = 1024 * 1024
@@ -145,8 +152,6 @@ MOST_AGENTS = 4096
 """Connections of agents at once, or fewer where this process may open fewer files: further ones are refused."""
 FILES_OF_RELAY = 2
 """Descriptors of this process for each: ours, and that of the control center."""
-MOST_WIDE = 32
-"""Agents whose windows may be wider at the same time."""
 MOST_SILENT = 100
 """Connections of agents that have said nothing yet: with one more, the oldest of them has to go."""
 SILENCE = 10.0
@@ -155,7 +160,6 @@ COMPLAINT_SECONDS = 1.0
 """Seconds for ssh to say why it ends."""
 LONGEST_NOISE = 64 * 1024
 """Bytes that a login may print before the gateway is ready."""
-PIECE = 32 * 1024
 ENDING, ENDING_KILLED = 2.0, 10.0
 """Seconds for ssh to end when it is told to, and when it is killed."""
 ASKING = b"koala "
@@ -188,6 +192,52 @@ class _Relay:
         self.scope = anyio.CancelScope()
 
 
+class _Pipe:
+    """Our end of a pipe of ssh, or none."""
+
+    def __init__(self, descriptor: int = -1) -> None:
+        self._descriptor = descriptor
+        if descriptor >= 0:
+            os.set_blocking(descriptor, False)
+            with suppress(OSError):  # the user has too many pipes
+                fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+
+    async def read(self) -> bytes:
+        """Return what comes next. Raises EndOfStream, ClosedResourceError."""
+        await anyio.wait_readable(self._opened())
+        data = os.read(self._opened(), READ_SIZE)
+        if not data:
+            raise anyio.EndOfStream
+        return data
+
+    async def write(self, outgoing: bytearray) -> None:
+        """Write the beginning of what is to be sent, and take it away there, or wait until that can be done.
+
+        Raises EndOfStream, ClosedResourceError.
+        """
+        try:
+            with memoryview(outgoing) as left:
+                written = os.write(self._opened(), left)
+        except BlockingIOError:
+            await anyio.wait_writable(self._opened())
+        except OSError:
+            raise anyio.EndOfStream from None
+        else:
+            del outgoing[:written]
+
+    def _opened(self) -> int:
+        if self._descriptor < 0:
+            raise anyio.ClosedResourceError
+        return self._descriptor
+
+    def close(self) -> None:
+        """Close it; what waits for it ends."""
+        if self._descriptor >= 0:
+            anyio.notify_closing(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
 class Link:
     """A connection to a gateway: made by :meth:`connect`, served by :meth:`serve` until it is lost."""
 
@@ -204,8 +254,7 @@ class Link:
         self.center: tuple[str, int] | None = None
         """Where the connections of agents go; None: they are refused."""
         self._argv = argv
-        self._streams = Streams(gateway=False)
-        self._windows = WideWindows(self._streams, MOST_WIDE)
+        self._streams = Streams(gateway=False, spare=SPARE)
         self._calls: dict[int, _Call] = {}
         self._relays: dict[int, _Relay] = {}
         self._silent: dict[int, _Relay] = {}
@@ -217,36 +266,44 @@ class Link:
         self._rest = b""
         """What has come of the gateway already when it was found ready."""
         self._process: Process | None = None
+        self._stdin, self._stdout = _Pipe(), _Pipe()
         self._lost = ""
 
     async def connect(self) -> None:
         """Start ssh and wait for the gateway. Raises LrmUnreachableError with what to do."""
         try:
-            with anyio.CancelScope(shield=True):  # one that is not known here would not be ended
-                self._process = process = await anyio.open_process(
-                    list(self._argv),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    start_new_session=True,
-                )
+            await self._start()
         except OSError as error:
             message = f"site {self.site}: cannot run {self._argv[0]}: {error.strerror or error}"
             raise LrmUnreachableError(message, hint="install OpenSSH's client") from error
         try:
             with anyio.fail_after(CONNECT_SECONDS):
-                self._rest = await self._greet(process)
+                self._rest = await self._greet()
         except TimeoutError:
             raise await self._refused(f"no answer within {CONNECT_SECONDS:g} s") from None
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             raise await self._refused("") from None
 
-    async def _greet(self, process: Process) -> bytes:
-        stdin, stdout = _pipes(process)
-        await stdin.send(first_words(self._stay))
+    async def _start(self) -> None:
+        """Start ssh. Raises OSError."""
+        (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
+        self._stdin, self._stdout = _Pipe(ours_out), _Pipe(ours_in)
+        try:
+            with anyio.CancelScope(shield=True):  # one that is not known here would not be ended
+                self._process = await anyio.open_process(
+                    list(self._argv), stdin=theirs_in, stdout=theirs_out, stderr=subprocess.PIPE, start_new_session=True
+                )
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+
+    async def _greet(self) -> bytes:
+        words = bytearray(first_words(self._stay))
+        while words:
+            await self._stdin.write(words)
         noise = b""
         while True:
-            noise += await stdout.receive(65536)
+            noise += await self._stdout.read()
             rest, said = after_hello(noise)
             if rest is not None:
                 return rest
@@ -272,22 +329,20 @@ class Link:
         """Keep the end of what ssh says."""
         if self._process is None or self._process.stderr is None:
             return
-        with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+        # Another task may read it already: RuntimeError.
+        with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, RuntimeError):
             while True:
                 self._said += await self._process.stderr.receive()
                 del self._said[:-2000]
 
     async def serve(self) -> str:
         """Serve the connection until it is lost, and return why."""
-        process = self._process
-        if process is None:
-            raise RuntimeError("not connected")
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._hear_complaints)
-                tasks.start_soon(self._send_all, process)
+                tasks.start_soon(self._send_all)
                 tasks.start_soon(self._ping)
-                tasks.start_soon(self._receive_all, process, tasks)
+                tasks.start_soon(self._receive_all, tasks)
         except* (ViolationError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError) as group:
             fault = next((str(error) for error in group.exceptions if isinstance(error, ViolationError)), "")
             self._lost = self._lost or fault or await self._last_words()
@@ -304,6 +359,8 @@ class Link:
         self._sent.set()  # what still waits to send something sees that it is lost
         for relay in self._relays.values():
             relay.scope.cancel()
+        self._stdin.close()
+        self._stdout.close()
         process = self._process
         if process is not None:
             with anyio.CancelScope(shield=True):
@@ -311,26 +368,26 @@ class Link:
                     with suppress(ProcessLookupError):
                         os.killpg(process.pid, number)
                     with anyio.move_on_after(patience):
-                        await _ended(process)
+                        # For asyncio, one whose output was not read to its end has not ended.
+                        async with anyio.create_task_group() as tasks:
+                            tasks.start_soon(self._hear_complaints)
+                            await process.wait()
+                            tasks.cancel_scope.cancel()
                         # One that did not end would be waited for without bound.
                         await process.aclose()
                         return
 
-    async def _send_all(self, process: Process) -> None:
-        stdin, _ = _pipes(process)
+    async def _send_all(self) -> None:
         outgoing = self._streams.outgoing
         while True:
             while outgoing:
-                piece = bytes(outgoing[:65536])
-                del outgoing[:65536]
-                await stdin.send(piece)
+                await self._stdin.write(outgoing)
                 self._sent.set()
                 self._sent = anyio.Event()
             await self._to_send.wait()
             self._to_send = anyio.Event()
 
-    async def _receive_all(self, process: Process, tasks: TaskGroup) -> None:
-        _, stdout = _pipes(process)
+    async def _receive_all(self, tasks: TaskGroup) -> None:
         data = self._rest
         while True:
             for event in self._streams.receive(data):
@@ -338,7 +395,7 @@ class Link:
             self._to_send.set()
             while len(self._streams.outgoing) > MOST_UNREAD:
                 await self._sent.wait()
-            data = await stdout.receive(256 * 1024)
+            data = await self._stdout.read()
 
     async def _ping(self) -> None:
         while True:
@@ -414,7 +471,7 @@ class Link:
         number = self._streams.open(dict(request))
         self._calls[number] = call = _Call()
         if request["do"] == "run":
-            self._streams.grant(number, OUTPUT_AHEAD)
+            self._streams.widen(number, OUTPUT_AHEAD)
         try:
             if isinstance(content, bytes):
                 await self._send_content(number, call, content)
@@ -448,7 +505,7 @@ class Link:
                 self._to_send.set()
                 await (call.changed.wait() if not size else self._sent.wait())
                 continue
-            self._streams.send(number, bytes(left[:size]))
+            self._streams.send(number, left[:size])
             left = left[size:]
 
     def tell(self, request: Mapping[str, Any]) -> None:
@@ -484,7 +541,6 @@ class Link:
         finally:
             self._relays.pop(number, None)
             self._silent.pop(number, None)
-            self._windows.forget(number)
             relay.sender.close()
             relay.pieces.close()
             self._streams.reset(number, "it has ended")
@@ -493,7 +549,7 @@ class Link:
     async def _to_center(self, number: int, relay: _Relay, stream: SocketStream) -> None:
         async for piece in relay.pieces:
             await stream.send(piece)
-            self._windows.take(number, len(piece), anyio.current_time())
+            self._streams.grant(number, len(piece))
             self._to_send.set()
         await stream.send_eof()
 
@@ -517,29 +573,6 @@ class Link:
 def may_ask(first: bytes) -> bool:
     """Tell whether what a program says first could yet become the name of a port: it may come in pieces."""
     return first[: len(ASKING)] == ASKING[: len(first)] and b"\n" not in first and len(first) < LONGEST_ASKING
-
-
-async def _ended(process: Process) -> None:
-    """Return when a process has ended: for asyncio, one whose output was not read to its end has not."""
-
-    async def read(output: ByteReceiveStream | None) -> None:
-        if output is not None:
-            # Another task may read it already: RuntimeError.
-            with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, RuntimeError):
-                while True:
-                    await output.receive()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(read, process.stdout)
-        tasks.start_soon(read, process.stderr)
-        await process.wait()
-        tasks.cancel_scope.cancel()
-
-
-def _pipes(process: Process) -> tuple[ByteSendStream, ByteReceiveStream]:
-    if process.stdin is None or process.stdout is None:
-        raise RuntimeError("ssh needs pipes")
-    return process.stdin, process.stdout
 
 
 def _remedy(told: str, argv: Sequence[str]) -> str:

@@ -10,22 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.gateway.streams import (
-    BUSY,
-    BUSY_SECONDS,
     DATA,
     END,
     GRANT,
+    GROWTH,
     HEAD,
     HELLO,
     MOST_STREAMS,
     OPEN,
     RESET,
-    WIDER,
     WINDOW,
     Event,
     Streams,
     ViolationError,
-    WideWindows,
     after_hello,
 )
 
@@ -41,9 +38,9 @@ def frame(kind: int, stream: int, payload: bytes = b"") -> bytes:
     return HEAD.pack(kind, stream, len(payload)) + payload
 
 
-def opened() -> tuple[Streams, Streams, int]:
+def opened(spare: int = 0) -> tuple[Streams, Streams, int]:
     """Return koala's side, the gateway's side and a stream that koala has opened."""
-    home, there = Streams(gateway=False), Streams(gateway=True)
+    home, there = Streams(gateway=False, spare=spare), Streams(gateway=True)
     number = home.open({"do": "facts"})
     there.receive(taken(home))
     return home, there, number
@@ -170,25 +167,33 @@ def test_any_bytes_are_understood_or_refused(noise: bytes) -> None:
         home.receive(noise)
 
 
-def test_busy_streams_get_wider_windows_as_long_as_there_are_few() -> None:
-    """What comes slowly needs none, and one that is over leaves its own to another."""
-    ours, theirs = Streams(gateway=False), Streams(gateway=True)
-    windows = WideWindows(ours, 1)
-    numbers = [theirs.open({}) for _ in range(3)]
-    ours.receive(bytes(theirs.outgoing))
-    slow, busy, late = numbers
+def test_a_window_that_is_too_narrow_for_the_way_gets_wider() -> None:
+    """Only where what has come is taken at once, and as far as there is something to spare."""
+    spare = 2 * GROWTH * WINDOW
+    home, there, number = opened(spare)
 
-    def credit_after(number: int, *times: float) -> int:
-        for now in times:
-            windows.take(number, WINDOW, now)
-        theirs.receive(bytes(ours.outgoing))
-        ours.outgoing.clear()
-        return theirs.credit(number) - WINDOW * (1 + len(times))
+    def all_sent(*, taken_at_once: bool) -> int:
+        """Use all credit, and return what there is of it after that."""
+        size = there.credit(number)
+        there.send(number, bytes(size))
+        sent = taken(there)
+        if taken_at_once:
+            events = home.receive(sent[: -HEAD.size])
+            home.grant(number, sum(len(event.data) for event in events))
+            sent = sent[-HEAD.size :]
+        assert all(event.kind == DATA for event in home.receive(sent))
+        there.receive(taken(home))
+        return there.credit(number)
 
-    count = BUSY // WINDOW
-    assert credit_after(slow, *(BUSY_SECONDS * 2 * number for number in range(count))) == 0
-    assert credit_after(busy, *[0.0] * count) == WIDER
-    assert credit_after(late, *[0.0] * count) == 0
-    windows.forget(busy)
-    windows.take(late, WINDOW, 1.0)
-    assert credit_after(late) == WINDOW * (count + 1) + WIDER
+    assert all_sent(taken_at_once=False) == 0
+    home.grant(number, WINDOW)
+    there.receive(taken(home))
+    assert all_sent(taken_at_once=True) == GROWTH * WINDOW
+    assert all_sent(taken_at_once=True) == spare + WINDOW
+    assert all_sent(taken_at_once=True) == spare + WINDOW
+    there.end(number)
+    home.receive(taken(there))
+    other = home.open({"do": "run"})
+    home.widen(other, 2 * spare)
+    there.receive(taken(home))
+    assert there.credit(other) == spare + WINDOW, "what one that has ended leaves is for others"

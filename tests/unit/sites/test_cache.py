@@ -39,7 +39,7 @@ class Content:
 
     async def put(self, cache: SiteCache, offset: int = 0) -> None:
         """Send what comes after ``offset``."""
-        await cache.put(self.path, self.digest, offset, self.note)
+        await cache.put_file(self.path, self.digest, offset, self.note)
 
     def note(self, size: int) -> None:
         """Count what was sent."""
@@ -113,7 +113,7 @@ async def test_a_path_is_no_digest(place: Place, tmp_path: Path, digest: str) ->
     cache, content = SiteCache(place.site), Content(tmp_path, 10)
     await cache.look()
     with pytest.raises(OSError, match="is no digest"):
-        await cache.put(content.path, digest, 0, content.note)
+        await cache.put_file(content.path, digest, 0, content.note)
     with pytest.raises(OSError, match="is no digest"):
         await cache.look([digest])
 
