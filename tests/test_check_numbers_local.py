@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from koala_adapter.config.sitefile import load_site_text
+from koala_adapter.config.sitefile import ClusterConfig, load_site_text
 from koala_adapter.errors import LrmUnavailableError
-from koala_adapter.model import LrmJobState
+from koala_adapter.model import ClusterName, LrmJobState
+from koala_adapter.service.reachability import connections_tried
 from koala_adapter.sitesetup import trial as trialplaceholder
-from koala_adapter.sitesetup.trial import Trial, TrialCenter
+from koala_adapter.sitesetup.trial import Meeting, Trial, TrialCenter
 from koala_adapter.testing import new_context
 from koala_adapter.testing.trial import eventually
 from koala_local import PLUGIN
@@ -114,6 +115,45 @@ async def tried(kind: type[LocalLrm], processors: int, directory: Path) -> dict[
         await lrm.close()
         await end_daemon(directory / "state")
     return {result.subject: result for result in results}
+
+
+async def test_agents_of_two_sites_try_to_connect(tmp_path: Path) -> None:
+    """Both ways are told and kept for a service; an agent that does not come is not waited for."""
+    site = load_site_text(SITE, {"local": PLUGIN})
+    center = TrialCenter(site, tmp_path, state=tmp_path)
+    a, b, c = (ClusterConfig(name=ClusterName(name), plugin="local", site=f"at-{name}") for name in "abc")
+    meeting = Meeting(center, [a, b, c])
+    lrms: list[LocalLrm] = []
+    told: list[str] = []
+
+    async def try_out(config: ClusterConfig) -> None:
+        context = new_context(tmp_path / config.name)
+        lrms.append(lrm := LocalLrm(context, LocalSettings(processors=1)))
+        await lrm.start()
+        here = config.model_copy(update={"site": None})
+        trial = Trial(center, here, lrm, context.commands, timeout=120, tell=told.append, meeting=meeting)
+        assert all(result.ok for result in await trial.run())
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            await center.serve(tasks)
+            async with anyio.create_task_group() as trials:
+                trials.start_soon(meeting.run)
+                trials.start_soon(try_out, a)
+                trials.start_soon(try_out, b)
+                meeting.stay_away(c.cluster_name)
+            tasks.cancel_scope.cancel()
+    finally:
+        for lrm, config in zip(lrms, (a, b), strict=True):
+            await lrm.close()
+            await end_daemon(tmp_path / config.name / "state")
+    assert [one.found for one in meeting.results()] == [
+        "connect to b; did not try c",
+        "connect to a; did not try c",
+        "did not try a, b",
+    ]
+    read = {(one.cluster, one.other): one.connects for one in connections_tried(tmp_path, 0.0)}
+    assert read == {("a", "b"): True, ("b", "a"): True}
 
 
 async def test_two_numbers(tmp_path: Path) -> None:

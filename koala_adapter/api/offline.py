@@ -40,6 +40,7 @@ from koala_adapter.service.information import KEY, Estimates, kept_estimates, ne
 from koala_adapter.service.journal import Journal, SetAside, sentences
 from koala_adapter.service.listings import processors_held
 from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
+from koala_adapter.service.reachability import connections_tried
 from koala_adapter.service.replicas import Read, files_report, place_of, read_at
 from koala_adapter.service.results import read_ledger
 from koala_adapter.service.service import WithPolicies, configuration
@@ -392,6 +393,8 @@ def _take_in(
 ) -> None:
     now = record.now
     record.scheduler.handle(configuration(site, record.instance, now, capabilities))
+    for tried in connections_tried(record.directory, now):
+        record.scheduler.handle(tried)
     for answer in answers:
         cluster, reading = answer.config.cluster_name, answer.reading
         if reading is None:

@@ -27,6 +27,7 @@ from koala_adapter.report.values import (
     UsageReport,
 )
 from koala_adapter.scheduler.claiming.attempts import is_requeued
+from koala_adapter.scheduler.claiming.connections import doubts, must_connect, said_untried
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.placement.policies import missing_files, size_mib, transfer_seconds
@@ -97,14 +98,18 @@ def plan_report(scheduler: Scheduler, job: Job, *, now: float) -> PlanReport:
     closed = {name: closed_reason(record, now) for name, record in clusters.items() if record.configured}
     result = scheduler.plan(job, now)
     components: tuple[PlannedComponent, ...] = ()
+    untried: set[frozenset[ClusterName]] = set()
     if isinstance(result, Placed):
         views = scheduler.views(now)
         components = tuple(_planned(job.component(one.component), one, clusters, views) for one in result.components)
+        if must_connect(job):
+            untried = doubts(scheduler.state, (one.cluster for one in result.components), now).untried
     return PlanReport(
         result=type(result).__name__.lower(),
         reason="" if isinstance(result, Placed) else result.reason,
         components=components,
         closed={name: reason for name, reason in closed.items() if reason is not None},
+        untried=said_untried(untried) if untried else "",
     )
 
 

@@ -110,6 +110,8 @@ def show_plan(report: PlanReport, job: Job, console: Console) -> None:
         late = [one for one in report.components if one.idle < one.processors]
         console.print(f"{name} {'[yellow]would be placed and wait[/]' if late else '[green]would start at once[/]'}")
         console.print(plan_table(report.components))
+        if report.untried:
+            console.print(escape(f"it is not known {report.untried}"))
         for one in report.components:
             if not one.slot.is_plain:
                 console.print(escape(f"{one.component} on {one.cluster}: {ranks_of(one.processors, one.slot)}"))

@@ -202,6 +202,8 @@ class PlanReport:
     components: tuple[PlannedComponent, ...]
     closed: dict[str, str]
     """Clusters on which nothing is placed at present, and why."""
+    untried: str = ""
+    """What its agents must find out before its processes start; empty: nothing."""
 
 
 # -- Negotiations --------------------------------------------------------------------------------------------

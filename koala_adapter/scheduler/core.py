@@ -284,8 +284,12 @@ def _bandwidth_known(context: Context, event: ev.BandwidthKnown) -> None:
 def _nodes_connect(context: Context, event: ev.NodesConnect) -> None:
     cluster = context.state.clusters.get(event.cluster)
     if cluster is not None:
-        cluster.connections[event.other] = Connection(connects=event.connects, seen_at=context.now)
-        context.scan_wanted = True
+        seen_at = context.now - event.age
+        known = cluster.connections.get(event.other)
+        if known is None or known.seen_at <= seen_at:
+            cluster.connections[event.other] = Connection(connects=event.connects, seen_at=seen_at)
+            claims.connection_seen(context)
+            context.scan_wanted = True
 
 
 def _files_found(context: Context, event: ev.FilesFound) -> None:

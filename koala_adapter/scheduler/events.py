@@ -115,6 +115,8 @@ class NodesConnect(Event):
     cluster: ClusterName
     other: ClusterName
     connects: bool
+    age: float = 0.0
+    """Seconds since then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

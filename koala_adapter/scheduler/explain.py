@@ -11,12 +11,13 @@ from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import ClusterName, JobKind, Launcher
+from koala_adapter.model import ClusterName, JobKind
 from koala_adapter.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler.claiming.connections import doubts, doubts_of, must_connect, said_apart, said_untried
 from koala_adapter.scheduler.claiming.dependencies import WORDS, awaited
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.claiming.staging import STARTS_IN, expected_hold, submission_at
-from koala_adapter.scheduler.claiming.waiting import awaited_looks, clusters_apart, said_apart
+from koala_adapter.scheduler.claiming.waiting import awaited_looks
 from koala_adapter.scheduler.context import NOT_COUNTED, closed_reason, lack_of
 from koala_adapter.scheduler.ends import Fate, deserted, fate
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
@@ -363,6 +364,8 @@ def _claiming(state: State, record: JobRecord, now: float) -> str:
     held = sum(p.held for p in placeholders)
     parts = ", ".join(_holding(state, record, claim) for claim in record.claims)
     awaited = _awaited(state, record, now)
+    if untried := doubts_of(state, record, now).untried:
+        awaited.append(f"word {said_untried(untried)}")
     waits = f" and waits for {_joined(awaited)}" if awaited else ""
     text = f"The job holds {held} of {_slots(record.job, wanted)} ({parts}){waits}."
     release = f" {HELD}" if any(one.in_hold for one in hold_groups(placeholders)) else ""
@@ -537,8 +540,10 @@ def _clusters(state: State, record: JobRecord, now: float, policies: Policies) -
         for cluster in clusters[:LISTED]
     ]
     rest = f"; {len(clusters) - LISTED} more" if len(clusters) > LISTED else ""
-    mpi = record.job.launcher is Launcher.MPI and (apart := clusters_apart(state, now))
-    world = f" It is not spread over clusters apart: {said_apart(apart)}." if mpi else ""
+    several = len(record.job.components) > 1 or any(policies.may_split(record.job, c) for c in record.job.components)
+    names = [cluster.name for cluster in clusters] if several and must_connect(record.job) else []
+    apart = doubts(state, names, now).apart
+    world = f" It is not spread over all of them: {said_apart(apart)}." if apart else ""
     return f"It starts when that can be had at once: {'; '.join(said)}{rest}.{world}"
 
 

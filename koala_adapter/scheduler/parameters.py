@@ -65,6 +65,7 @@ class Setting:
 NOT_IN_SITE_FILES: Mapping[str, str] = {
     "instance": "the service's own: it is made with the state directory",
     "here": "whether a cluster has no site",
+    "site": "a key of its own: one of [[sites]]",
     "bandwidth_from": "for experiments: a service sends all files from its own host",
     "software": "the names of a table of its own, which says how each is made available",
     "container_runtime": "a key of its own: one of three programs",
@@ -348,6 +349,8 @@ class ClusterParameters:
             most=1_000_000,
         ),
     ] = None
+    site: str = ""
+    """Name of the site that it is at; empty: the submitting host's."""
     here: bool = False
     """Its batch system is on the submitting host: files need not go to another site."""
     claiming: Annotated[

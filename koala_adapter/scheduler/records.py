@@ -71,6 +71,8 @@ class TimerKind(StrEnum):
     """A cluster has not answered whether it reserves processors."""
     STAGING = "staging"
     """Placeholders are of use now, as the files of a job are nearly there; or nothing was heard of these for long."""
+    CONNECTIONS = "connections"
+    """Agents have not told in time whether nodes of the clusters of a job can connect."""
     LAST_RANKS = "last ranks"
     """The launcher of an MPI job has ended well, and processes of it have not ended."""
     PAUSE = "pause"
@@ -1082,8 +1084,13 @@ class State:
         return component.slot_on(placeholder.cluster)
 
     def connects(self, cluster: ClusterName, other: ClusterName, now: float) -> bool | None:
-        """Tell whether nodes of a cluster can connect to those of another one; None: it is not known."""
-        record = self.clusters.get(cluster)
+        """Tell whether nodes of a cluster can connect to those of another one; None: it is not known.
+
+        Within a site they are taken to connect.
+        """
+        record, its = self.clusters.get(cluster), self.clusters.get(other)
+        if record is not None and its is not None and record.parameters.site == its.parameters.site:
+            return True
         found = None if record is None else record.connections.get(other)
         return None if found is None or now - found.seen_at > CONNECTIONS_LAST else found.connects
 

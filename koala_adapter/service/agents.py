@@ -353,7 +353,7 @@ class Reception(AgentListener):
             case agents.AgentListens():
                 self._applications.relays.listens(event.placeholder, event.listening)
             case agents.AgentProbed():
-                self.reachability.answered(event.answer)
+                self.reachability.prober.answered(event.answer)
             case agents.AgentForwards():
                 self._applications.relays.forwards(event.placeholder, event.done)
             case agents.AgentEnding():

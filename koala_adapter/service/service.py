@@ -93,6 +93,7 @@ def configuration(
             slot_keys=keys,
             counts_slots=True,
             reserves=able is not None and able.reserve,
+            site=config.site or "",
             here=config.site is None,
             stages=stages,
             site_lease=lease,

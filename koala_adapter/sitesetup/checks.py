@@ -31,7 +31,7 @@ from koala_adapter.service.clusters import read_cluster
 from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
 from koala_adapter.service.replicas import read_at
 from koala_adapter.sitesetup.sitecheck import SiteCheck
-from koala_adapter.sitesetup.trial import Trial, TrialCenter
+from koala_adapter.sitesetup.trial import Meeting, Trial, TrialCenter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -241,6 +241,8 @@ class ClusterCheck:
     """Walltimes that jobs of a running service wait for."""
     host: LrmHost = THIS_HOST
     """Where the batch system is."""
+    meeting: Meeting | None = None
+    """Of placeholders at several sites, which try whether they can connect."""
 
     async def run(self) -> list[CheckResult]:
         """Return what was found; what builds on a failure is left out."""
@@ -297,6 +299,7 @@ class ClusterCheck:
                 commands,
                 timeout=self.timeout,
                 tell=self.tell,
+                meeting=self.meeting,
             )
             results += await trial.run()
         return results
@@ -456,10 +459,11 @@ def asked_times(installation: Installation) -> list[AskedTime]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What results are of: a cluster, a site, or this host."""
+    """What results are of: a cluster, a site, the way between sites, or this host."""
 
     site: str | None = None
     cluster: str | None = None
+    between: bool = False
 
     @classmethod
     def of(cls, config: ClusterConfig) -> Place:
@@ -468,7 +472,8 @@ class Place:
 
     def __str__(self) -> str:
         """Return what a person is told of it."""
-        return self.cluster or (f"site {self.site}" if self.site else "this host")
+        general = "between sites" if self.between else "this host"
+        return self.cluster or (f"site {self.site}" if self.site else general)
 
 
 class _Results:
@@ -538,6 +543,7 @@ async def check_clusters(
             center, trouble = await _listen(installation, directory, center_tasks)
             if trouble is not None:
                 found(Place(), [trouble])
+        meeting = None if center is None else Meeting(center, clusters)
         hosts = await stack.enter_async_context(SiteHosts(installation.site.sites, installation.directory))
         checks = [
             ClusterCheck(
@@ -550,10 +556,13 @@ async def check_clusters(
                 outside=options.outside,
                 asked=asked,
                 host=hosts.at(config.site),
+                meeting=meeting,
             )
             for config in clusters
         ]
         async with anyio.create_task_group() as tasks:
+            if meeting is not None:
+                tasks.start_soon(meeting.run)
             tasks.start_soon(_check_all, [check for check in checks if check.config.site is None], results)
             for remote in installation.site.sites:
                 if there := [check for check in checks if check.config.site == remote.name]:
@@ -565,12 +574,16 @@ async def check_clusters(
                         tell=partial(results.show, place),
                     )
                     tasks.start_soon(_check_at_site, site, there, results)
+        if meeting is not None and meeting.sites:
+            found(Place(between=True), meeting.results())
         center_tasks.cancel_scope.cancel()
 
 
 async def _check_all(checks: Sequence[ClusterCheck], results: _Results) -> None:
     async def one(check: ClusterCheck) -> None:
-        results.take(Place.of(check.config), await check.run())
+        found = await check.run()
+        _stay_away(check)
+        results.take(Place.of(check.config), found)
 
     async with anyio.create_task_group() as tasks:
         for check in checks:
@@ -585,7 +598,14 @@ async def _check_at_site(site: SiteCheck, there: Sequence[ClusterCheck], results
         await _check_all(there, results)
         return
     for check in there:
+        _stay_away(check)
         results.take(Place.of(check.config), [])
+
+
+def _stay_away(check: ClusterCheck) -> None:
+    """Have no agent of a cluster waited for any more."""
+    if check.meeting is not None:
+        check.meeting.stay_away(check.config.cluster_name)
 
 
 def _is_checked(installation: Installation, config: ClusterConfig, options: CheckOptions) -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trials of ``koala check`` in real placeholders: reaching this host from the nodes, and the MPI of a cluster.
 
-In this order: the probe of MPI, the control center for trials, and the trial of a cluster.
+In this order: the probe of MPI, the control center for trials, connections between sites, and the trial of a cluster.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from koala_adapter.scheduler.actions import SubmitPlaceholders
 from koala_adapter.scheduler.reports import HOLDERS
 from koala_adapter.service.agents import ScriptMaker, last_words, leave_token, words_paths
 from koala_adapter.service.opening import remove_token, token_path, words_directory
+from koala_adapter.service.reachability import Contact, Prober, Tried, keep_tried
 from koala_adapter.vjm import certificate, channel
 from koala_adapter.vjm import certificate as credentials
 from koala_adapter.vjm import listener as agentevents
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.lrm import Lrm
     from koala_adapter.lrm.commands import CommandRunner
-    from koala_adapter.model import LrmJob, LrmJobId, TaskEnd
+    from koala_adapter.model import ClusterName, LrmJob, LrmJobId, TaskEnd
 
 
 # -- What MPI on the nodes can do ----------------------------------------------------------------------------
@@ -142,6 +143,7 @@ class TrialCenter(AgentListener):
         own = certificate.load_or_create(directory / "certificate")
         self._fingerprint = own.fingerprint
         self.center = ControlCenter(self, certificate.server_context(own), lease=LEASE, heartbeat=HEARTBEAT)
+        self.prober = Prober(self.center)
         self.port = 0
 
     def admits(self, placeholder: PlaceholderId, token: str) -> bool:
@@ -203,7 +205,10 @@ class TrialCenter(AgentListener):
             return ""
 
     def on_event(self, event: agentevents.AgentEvent) -> None:
-        """Note the registration of an agent, and the end of its task."""
+        """Note the registration of an agent, the end of its task, and what it says of a connection."""
+        if isinstance(event, agentevents.AgentProbed):
+            self.prober.answered(event.answer)
+            return
         visit = self._visits.get(event.placeholder)
         if visit is None:
             return
@@ -213,6 +218,76 @@ class TrialCenter(AgentListener):
         elif isinstance(event, agentevents.AgentTaskEnded):
             visit.end = event.end
             visit.ended.set()
+
+
+# -- Agents of several sites try whether they can connect ----------------------------------------------------
+
+MEETING_TIME = 180.0
+"""Seconds that one of them may wait for the others, and for what all of them try, beyond the time to report."""
+
+
+class Meeting:
+    """The agents of trials, one for each cluster, that try to connect to each other."""
+
+    def __init__(self, center: TrialCenter, clusters: Sequence[ClusterConfig]) -> None:
+        """The agents of all ``clusters`` are awaited, where these are at several sites."""
+        self._center = center
+        several = len({one.site for one in clusters}) > 1
+        self.sites = {one.cluster_name: one.site for one in clusters} if several else {}
+        """Clusters that take part, with their sites."""
+        self._awaited = set(self.sites)
+        self._agents: dict[ClusterName, Contact] = {}
+        self._changed = anyio.Event()
+        self.tried: list[Tried] = []
+        """What was found out."""
+        self.over = anyio.Event()
+        self._not_kept = ""
+
+    async def attend(self, cluster: ClusterName, agent: Contact, *, limit: float) -> None:
+        """Take part with an agent, and return when all is tried, or after ``limit`` seconds."""
+        self._agents[cluster] = agent
+        self.stay_away(cluster)
+        with anyio.move_on_after(limit):
+            await self.over.wait()
+        self._agents.pop(cluster, None)
+
+    def stay_away(self, cluster: ClusterName) -> None:
+        """Note that no agent of a cluster is to be waited for any more."""
+        self._awaited.discard(cluster)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Wait for the agents, and have them try."""
+        while self._awaited:
+            await self._changed.wait()
+            self._changed = anyio.Event()
+        agents = dict(self._agents)
+        wanted = [(one, other) for one in agents for other in agents if self.sites[one] != self.sites[other]]
+        await self._center.prober.try_all(wanted, agents, self._found)
+        try:
+            keep_tried(self._center.state, self.tried)
+        except OSError as error:
+            self._not_kept = str(error)
+        self.over.set()
+
+    def _found(self, cluster: ClusterName, other: ClusterName, connects: bool) -> None:  # noqa: FBT001 - what was found
+        self.tried.append(Tried(cluster=cluster, other=other, connects=connects, at=time.time()))
+
+    def results(self) -> list[CheckResult]:
+        """Return for each cluster to which others its nodes connect."""
+        kept = [_bad("kept", self._not_kept, "make room in the state directory")] if self._not_kept else []
+        return [*map(self._result, self.sites), *kept]
+
+    def _result(self, cluster: ClusterName) -> CheckResult:
+        found = {one.other: one.connects for one in self.tried if one.cluster == cluster}
+        others = [name for name, site in self.sites.items() if site != self.sites[cluster]]
+        kinds = {
+            "connect to": [name for name in others if found.get(name) is True],
+            "do not connect to": [name for name in others if found.get(name) is False],
+            "did not try": [name for name in others if name not in found],
+        }
+        said = "; ".join(f"{words} {', '.join(names)}" for words, names in kinds.items() if names)
+        return _good(f"nodes of {cluster}", said)
 
 
 # -- The trial of one cluster --------------------------------------------------------------------------------
@@ -267,14 +342,19 @@ class Trial:
         *,
         timeout: float,
         tell: Callable[[str], None],
+        meeting: Meeting | None = None,
     ) -> None:
-        """``lrm`` is started. ``timeout``: seconds for the placeholder to report; ``tell`` hears of the progress."""
+        """``lrm`` is started. ``timeout``: seconds for the placeholder to report; ``tell`` hears of the progress.
+
+        ``meeting``: of agents at other sites, with which its own one is to try connections.
+        """
         self._center = center
         self._config = config
         self._lrm = lrm
         self._timeout = timeout
         self._tell = tell
         self._commands = commands
+        self._meeting = meeting if meeting is not None and config.cluster_name in meeting.sites else None
         self._paused = 0.0
         self._batch = BatchKey(f"koala-{secrets.token_hex(4)}-1")
         count = min(COUNT, config.parameters.placeholders_in_flight)
@@ -307,6 +387,7 @@ class Trial:
             held = await self._use(reported, time.monotonic() - started)
             mpi = [await self._try_mpi(reported), *await self._try_software(reported)] if held.ok else []
             told_apart = self._told_apart()
+            await self._meet(reported)
             self._tell("waiting until the placeholders have gone")
             # Those first that have not reported: one that waits would start when another goes.
             await self._cancel(self._silent())
@@ -336,6 +417,7 @@ class Trial:
         limit = self._config.parameters.walltime_limit
         walltime = int(self._timeout + COMMAND_TIME + PROBE_TIME + GOING_TIME)
         walltime += int(SOFTWARE_TIME) if software_tries(self._config) else 0
+        walltime += 0 if self._meeting is None else int(self._timeout + MEETING_TIME)
         action = SubmitPlaceholders(
             batch=self._batch,
             cluster=self._config.cluster_name,
@@ -477,6 +559,14 @@ class Trial:
             found = f"not over in {SOFTWARE_TIME:g} s" if end is None else f"{end.reason.value}: {end.detail or said}"
             results.append(_bad(subject, found, "see setup, software and container_runtime of this cluster"))
         return results
+
+    async def _meet(self, placeholder: PlaceholderId) -> None:
+        """Have the agent try to connect to those at other sites, when they have reported."""
+        agent = self._visits[placeholder].agent
+        if self._meeting is not None and agent is not None:
+            self._tell("waiting for agents at other sites, to try whether nodes connect")
+            contact = Contact(placeholder, agent.address)
+            await self._meeting.attend(self._config.cluster_name, contact, limit=self._timeout + MEETING_TIME)
 
     async def _leave(self) -> CheckResult:
         """Wait until the placeholders are gone. Looks are counted, not seconds: the rate limit may delay them."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.actions import LaunchJob, Rank, ReadPlaceholderOutput, SubmitPlaceholders
+from koala_adapter.scheduler.claiming.connections import PATIENCE, doubts, doubts_of, must_connect, said_apart
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.claiming.reservations import (
     SLACK,
@@ -401,6 +402,9 @@ def _life_asked(context: Context, record: JobRecord, placed: Placed, views: View
     at_once = life_at_once(parameters, sum(part.processors for part in placed.components))
     if not at_once:
         return at_once
+    if must_connect(record.job):
+        names = (part.cluster for part in placed.components)
+        at_once += PATIENCE if doubts(context.state, names, context.now).untried else 0.0
     queued = {request.component.name for request in would_be_queued(context.requests(record), placed, views)}
     clusters = [context.state.clusters[part.cluster] for part in placed.components if part.component in queued]
     expected = [context.state.expected_wait(cluster, context.now) for cluster in clusters]
@@ -546,8 +550,11 @@ def _reserve(record: JobRecord, settled: list[Claim], views: Views) -> str | Non
     return None
 
 
-def check_complete(context: Context, record: JobRecord) -> None:
-    """Launch a claiming job once it holds everything for long enough."""
+def check_complete(context: Context, record: JobRecord, *, patient: bool = True) -> None:
+    """Launch a claiming job once it holds everything for long enough.
+
+    ``patient``: while connections that it needs are in doubt, its agents are given time to try them.
+    """
     if record.state is not JobState.CLAIMING:
         return
     if record.held < sum(len(claim.placeholders) for claim in record.claims):
@@ -562,8 +569,41 @@ def check_complete(context: Context, record: JobRecord) -> None:
     short = [p for p in placeholders if not p.lasts(context.now, record.job.walltime)]
     if short:
         _drain(context, record, short)
+    elif patient and _await_connections(context, record):
+        return
     else:
         _launch(context, record)
+
+
+def _await_connections(context: Context, record: JobRecord) -> bool:
+    """Return whether it is not known yet if a job's processes can connect; set a limit to the time for that."""
+    if not doubts_of(context.state, record, context.now).untried:
+        return False
+    if TimerKind.CONNECTIONS not in record.timers:
+        context.timetable.for_job(record, TimerKind.CONNECTIONS, context.now + PATIENCE)
+        life_ends_at = max(record.life_ends_at or 0.0, context.now + 2 * PATIENCE)
+        context.timetable.for_job(record, TimerKind.LIFE, life_ends_at)  # nothing is missing meanwhile
+    return True
+
+
+def connections_timer(context: Context, record: JobRecord) -> None:
+    """Launch a job although its agents have not told in time whether its processes can connect."""
+    check_complete(context, record, patient=False)
+
+
+def connection_seen(context: Context) -> None:
+    """Launch jobs that have waited for a connection to be tried; place those again whose processes cannot connect."""
+    for record in list(context.state.jobs.values()):
+        if record.state is not JobState.CLAIMING or not must_connect(record.job):
+            continue
+        apart = doubts_of(context.state, record, context.now).apart
+        if not apart:
+            check_complete(context, record)
+            continue
+        for claim in record.claims:
+            for id_ in claim.unplace():
+                end_placeholder(context, context.state.placeholders[id_])
+        claim_failed(context, record, said_apart(apart), pause=False)
 
 
 def _drain(context: Context, record: JobRecord, short: list[PlaceholderRecord]) -> None:
@@ -606,7 +646,7 @@ def _launch(context: Context, record: JobRecord) -> None:
     context.effects.add(LaunchJob(job_id=record.job.id, ranks=record.ranks))
 
 
-JOB_TIMERS: JobTimers = {TimerKind.RECLAIM: reclaim}
+JOB_TIMERS: JobTimers = {TimerKind.RECLAIM: reclaim, TimerKind.CONNECTIONS: connections_timer}
 PLACEHOLDER_TIMERS: PlaceholderTimers = {
     TimerKind.REGISTRATION: registration_timer,
     TimerKind.KEPT: kept_timer,

@@ -19,6 +19,7 @@ from koala_adapter.scheduler.claiming.claims import (
     end_placeholder,
     start_life,
 )
+from koala_adapter.scheduler.claiming.connections import doubts, must_connect
 from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER, position_of
 from koala_adapter.scheduler.claiming.results import batch_submitted
 from koala_adapter.scheduler.claiming.staging import is_staged, must_be_staged, watch
@@ -120,6 +121,11 @@ def _fit(context: Context, record: JobRecord, free: Free) -> Fit | None:
                 break
         else:
             return None
+    if (
+        must_connect(record.job)
+        and doubts(context.state, (p.cluster for _, some in fit for p in some), context.now).all
+    ):
+        return None
     return fit
 
 

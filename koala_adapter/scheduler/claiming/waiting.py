@@ -12,16 +12,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import PolicyAnswerError
-from koala_adapter.model import EndReason, Launcher
+from koala_adapter.model import EndReason
 from koala_adapter.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler.actions import ReportRefusedAnswer
+from koala_adapter.scheduler.claiming.connections import doubts, groups, may_spread, said_apart
 from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER
 from koala_adapter.scheduler.context import Views, closed_reason
 from koala_adapter.scheduler.placement.policy import Insufficient, Placed, infeasibility
 from koala_adapter.scheduler.records import TimerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.claiming.queue import Lane, Need, PlacementQueue
@@ -251,53 +252,29 @@ def ask_policy(
 ) -> PlacementResult:
     """Return a policy's placement of components; an invalid answer counts as no placement.
 
-    The processes of an MPI job must be able to connect: a policy is asked for one group of clusters after the other.
+    Where processes must connect and the policy's choice leaves that in doubt, it is asked for groups of clusters: those
+    that are known to connect, then those of which no pair is known not to. The first placement that can start at once
+    is taken, else the first of all.
     """
     result = _ask_policy(context, record, requests, views)
-    apart = clusters_apart(context.state, context.now) if spreads_mpi(record, requests) else set()
-    if not apart or not isinstance(result, Placed):
+    if not isinstance(result, Placed) or not may_spread(record, requests):
         return result
-    held = {claim.cluster for claim in record.claims if claim.cluster is not None and claim.placeholders}
-    used = held | {part.cluster for part in result.components}
-    if not any(pair <= used for pair in apart):
+    state, now = context.state, context.now
+    claims = (claim for claim in record.claims if claim.placeholders or claim.postponed is not None)
+    held = {claim.cluster for claim in claims if claim.cluster is not None}
+    if not doubts(state, held | {part.cluster for part in result.components}, now).all:
         return result
-    possible = [name for name in views if not any(frozenset((name, other)) in apart for other in held)]
-    for group in connected(possible, apart):
-        result = _ask_policy(context, record, requests, views.only(group))
-        if isinstance(result, Placed):
-            return result
-    return Insufficient(reason=said_apart(apart))
-
-
-def spreads_mpi(record: JobRecord, requests: Sequence[ComponentRequest]) -> bool:
-    """Tell whether processes of an MPI job could be placed on several clusters."""
-    several = len(record.job.components) > 1 or any(one.splittable for one in requests)
-    return record.job.launcher is Launcher.MPI and several
-
-
-def clusters_apart(state: State, now: float) -> set[frozenset[ClusterName]]:
-    """Return the pairs of clusters whose nodes were seen not to connect, in one direction at least."""
-    return {frozenset((one, other)) for one, other, connects, _ in state.connections(now) if not connects}
-
-
-def said_apart(apart: Collection[frozenset[ClusterName]]) -> str:
-    """Return in words that an MPI job cannot be spread over pairs of clusters."""
-    pairs = "; ".join(sorted(" and ".join(sorted(pair)) for pair in apart))
-    return f"its MPI processes must connect, which nodes of these clusters cannot: {pairs}"
-
-
-def connected(names: Iterable[ClusterName], apart: Collection[frozenset[ClusterName]]) -> list[list[ClusterName]]:
-    """Return groups of clusters, as large as can be, without pairs that are apart; each cluster is in one or more."""
-    groups: list[list[ClusterName]] = []
-    all_names = list(names)
-    for first in all_names:
-        group = [first]
-        for name in all_names:
-            if name != first and all(frozenset((name, one)) not in apart for one in group):
-                group.append(name)
-        if not any(set(group) <= set(other) for other in groups):
-            groups.append(group)
-    return groups
+    found = doubts(state, [*views, *held], now)
+    first: Placed | None = None
+    for barred in (found.all, found.apart):
+        possible = [name for name in views if not any(frozenset((name, other)) in barred for other in held)]
+        for group in groups(possible, barred):
+            result = _ask_policy(context, record, requests, views.only(group))
+            if isinstance(result, Placed):
+                if not would_be_queued(requests, result, views):
+                    return result
+                first = first or result
+    return first or Insufficient(reason=said_apart(found.apart))
 
 
 def _ask_policy(
@@ -306,15 +283,15 @@ def _ask_policy(
     requests: Sequence[ComponentRequest],
     views: Views,
 ) -> PlacementResult:
-    """Return a policy's placement of components on clusters whose nodes can connect, where that matters.
+    """Return a policy's placement of components, wherever their processes may connect.
 
     A policy sees clusters in slots. So of components with other slots it is asked one kind of slot after the other,
     each with what the earlier ones have left.
     """
     policy = context.policies.placement_policy(record.job.placement, context.state.parameters)
-    groups = alike(requests)
+    kinds = alike(requests)
     placed: list[PlacedComponent] = []
-    for number, group in enumerate(groups, start=1):
+    for number, group in enumerate(kinds, start=1):
         try:
             result = policy.place(group, views.of(group[0].component))
         except PolicyAnswerError as error:
@@ -322,11 +299,11 @@ def _ask_policy(
                 record.refused_answer = error.message
                 context.effects.add(ReportRefusedAnswer(reason=error.message))
             return Insufficient(reason=error.message)
-        if not isinstance(result, Placed) or len(groups) == 1:
+        if not isinstance(result, Placed) or len(kinds) == 1:
             record.refused_answer = ""
             return result
         placed += result.components
-        if number < len(groups):
+        if number < len(kinds):
             components = {request.component.name: request.component for request in group}
             views = views.less((components[part.component], part) for part in result.components)
     record.refused_answer = ""

@@ -21,6 +21,7 @@ from koala_adapter.outcome import COMPLETED, JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Rank, TakeProcessors, WithdrawOffer
 from koala_adapter.scheduler.claiming.claims import end_placeholder, submit_batch
+from koala_adapter.scheduler.claiming.connections import doubts, must_connect
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
 from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.malleable.steps import (
@@ -568,6 +569,10 @@ def _open_clusters(context: Context, record: JobRecord, *, added: bool = False) 
         own = [number for number, claim in enumerate(record.claims) if claim.component == component.name]
         there = {record.claims[number].cluster for number in own}
         refused = {name: said for number in own for name, said in record.claims[number].excluded.items()}
+        if must_connect(record.job):
+            for name in configured:
+                if doubts(context.state, [one for one in (*there, name) if one is not None], context.now).all:
+                    refused.setdefault(name, "its nodes are not known to connect to those where its processes run")
         more = [
             Claim(
                 component=component.name,

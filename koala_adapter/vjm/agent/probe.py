@@ -59,12 +59,18 @@ class Probes:
             if left[0] < 0:
                 connection.close()
                 return
-            self._hear(connection, lambda said: said == expected and connection.send(answer + b"\n"))
+            self._hear(connection, lambda said: tell(said, connection))
+
+        def tell(said: bytes, connection: socket.socket) -> None:
+            if said == expected:
+                connection.send(answer + b"\n")
+                close()
 
         def close() -> None:
-            self._open -= 1
-            self._selector.unregister(listener)
-            listener.close()
+            if listener.fileno() >= 0:
+                self._open -= 1
+                self._selector.unregister(listener)
+                listener.close()
 
         self._selector.register(listener, selectors.EVENT_READ, accept)
         self._timers.after(LISTENING, close)

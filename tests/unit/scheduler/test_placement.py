@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from koala_adapter.model import ClusterName, EndReason, Launcher
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import SubmitPlaceholders, TakeProcessors
-from koala_adapter.scheduler.claiming.waiting import connected
-from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters
 from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
 from koala_adapter.scheduler.placement.policy import (
@@ -29,9 +27,8 @@ from koala_adapter.scheduler.placement.policy import (
     infeasibility,
     pack,
 )
-from koala_adapter.scheduler.records import CONNECTIONS_LAST
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable, part
-from tests.unit.scheduler.scheduler_site import Site, component, ends, job, of_kind, submissions
+from tests.unit.scheduler.scheduler_site import component, ends, job, of_kind, submissions
 from tests.unit.scheduler.test_workers import FAILED, end, headed, want, workers
 
 # -- Worst fit: what it promises for any clusters and components, and how never differs from not now.
@@ -573,31 +570,3 @@ def test_what_the_application_asks_for_takes_the_place_of_what_is_queued() -> No
     site.ask("1", 2)
     assert submissions(site.actions[before:]) == {"a": 2}
     assert places(site) == [0, 1]
-
-
-# -- MPI jobs on clusters whose nodes cannot connect --
-
-
-def test_an_mpi_job_is_not_spread_over_clusters_whose_nodes_cannot_connect() -> None:
-    """It goes where all its processes can connect, or waits and says why. What was seen is forgotten after a day."""
-    site = Site({"a": 4, "b": 4})
-    a, b, c = map(ClusterName, "abc")
-    site.post(ev.NodesConnect(time=site.now, cluster=a, other=b, connects=False))
-    assert submissions(site.submit(job("1", component("x", 4, mpi=True), component("y", 2, mpi=True)))) == {}
-    assert "nodes of these clusters cannot: a and b" in explain(site.state, 1, site.record("1"), site.now)
-    site.cancel("1")
-    assert submissions(site.submit(job("2", component("x", 4), component("y", 2)))).keys() == {"a", "b"}
-    site = Site({"a": 4, "b": 4, "c": 3})
-    site.post(ev.NodesConnect(time=site.now, cluster=a, other=b, connects=False))
-    apart = site.submit(job("3", component("x", 4, mpi=True), component("y", 3, mpi=True)))
-    assert "c" in submissions(apart)
-    assert site.state.connects(a, b, site.now + CONNECTIONS_LAST) is False
-    assert site.state.connects(a, b, site.now + CONNECTIONS_LAST + 1) is None
-    assert (site.state.connects(b, a, site.now), site.state.connects(c, a, site.now)) == (None, None)
-
-
-def test_groups_of_clusters_that_connect() -> None:
-    a, b, c, d = map(ClusterName, "abcd")
-    apart = {frozenset((a, b)), frozenset((c, d))}
-    assert connected([a, b, c, d], apart) == [[a, c], [b, c], [d, a]]
-    assert connected([a, b, c, d], set()) == [[a, b, c, d]]
