@@ -94,7 +94,9 @@ def make_directory(request: "Dict[str, Any]") -> "Dict[str, Any]":
         try:
             os.mkdir(path, 0o700)
         except FileExistsError:
-            pass  # another gateway of ours was faster
+            if not os.path.isdir(path):
+                raise NotADirectoryError(errno.ENOTDIR, "a file of that name is there", path) from None
+            # Another gateway of ours was faster.
     require_strong(path)
     return {"path": path, "mode": stat.S_IMODE(os.stat(path).st_mode)}
 
@@ -146,7 +148,10 @@ def is_own_group(number: int) -> bool:
 def write_private(request: "Dict[str, Any]", content: "IO[bytes]") -> "Dict[str, Any]":
     """Write a new file that only this user can read, in place of one that is there."""
     path = absolute(request)
-    remove(request)
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        make_directory({"path": os.path.dirname(path)})  # it may have been removed because it was empty
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
         shutil.copyfileobj(content, file)
@@ -156,11 +161,19 @@ def write_private(request: "Dict[str, Any]", content: "IO[bytes]") -> "Dict[str,
 
 
 def remove(request: "Dict[str, Any]") -> "Dict[str, Any]":
-    """Remove a file; no error when it is gone."""
+    """Remove a file; no error when it is gone. Directories of koala that are empty then go, too."""
+    path, base = absolute(request), absolute(dict(request, path=""))
     try:
-        os.unlink(absolute(request))
+        os.unlink(path)
     except FileNotFoundError:
-        pass
+        return {}
+    path = os.path.dirname(path)
+    while path.startswith(base) and path != base:
+        try:
+            os.rmdir(path)
+        except OSError:
+            break  # it has something else in it
+        path = os.path.dirname(path)
     return {}
 
 

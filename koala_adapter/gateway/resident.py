@@ -46,6 +46,8 @@ LONGEST_PATH = 99
 """Bytes of the path of the socket: unix(7) takes 107, and its first name is longer."""
 TAKEN, REPLACED = b"taken\n", b"replaced\n"
 """Answers to a front: it is served, or the gateway is of another version and ends now."""
+HOST_LENGTH, TITLE_LENGTH = 6, 10
+"""Of the name of the socket."""
 PIPES = struct.Struct("2i")
 PEER = struct.Struct("iII")
 
@@ -64,13 +66,34 @@ def directories(base: str) -> "Iterator[str]":
 def meeting_path(directory: str, title: str) -> str:
     """Return the path of the socket for the gateway of a user, host and state directory. Raises OSError.
 
-    Login nodes of one site may share the directory: the name is of this host, too.
+    Login nodes of one site may share the directory: the name begins with one for this host.
     """
-    name = hashlib.sha256("{} at {}".format(title, socket.gethostname()).encode("utf-8", "replace")).hexdigest()[:16]
-    path = os.path.join(directory, name)
+    path = os.path.join(directory, short_name(socket.gethostname(), HOST_LENGTH) + short_name(title, TITLE_LENGTH))
     if len(os.fsencode(path)) > LONGEST_PATH:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
     return path
+
+
+def short_name(text: str, length: int) -> str:
+    """Return so many digits that stand for a text."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:length]
+
+
+def remove_deserted(directory: str) -> None:
+    """Remove sockets of gateways of this host that were killed: nothing listens there. Raises OSError."""
+    host = short_name(socket.gethostname(), HOST_LENGTH)
+    for name in os.listdir(directory):
+        if name.startswith(host) and len(name) == HOST_LENGTH + TITLE_LENGTH:
+            tried = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            tried.settimeout(0)
+            try:
+                tried.connect(os.path.join(directory, name))
+            except ConnectionRefusedError:
+                os.unlink(os.path.join(directory, name))
+            except OSError:
+                pass  # one is there
+            finally:
+                tried.close()
 
 
 def make_private(directory: str) -> None:
@@ -171,6 +194,7 @@ def joined(told: "Dict[str, Any]") -> socket.socket:
                 if start:
                     make_private(directory)
                 require_private(directory)
+                remove_deserted(directory)
                 path = meeting_path(directory, told["title"])
                 return joined_at(path, told, start=start)
             except OSError as error:

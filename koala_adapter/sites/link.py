@@ -318,7 +318,8 @@ class Link:
         told = " / ".join(line.strip() for line in lines[-3:] if line.strip())
         message = f"site {self.site} is away: {'; '.join(filter(None, (why, told))) or CLOSED}"
         if "permission denied" in told.lower():
-            hint = f"log in with `koala login {self.site}`, or have `ssh {self._argv[-2]}` log in by a key or an agent"
+            by_hand = _by_hand(self._argv)
+            hint = f"log in with `koala login {self.site}`, or have `{by_hand}` log in by a key or an agent"
             return LoginNeededError(message, hint=hint)
         return LrmUnreachableError(message, hint=_remedy(told, self._argv))
 
@@ -575,14 +576,20 @@ def may_ask(first: bytes) -> bool:
     return first[: len(ASKING)] == ASKING[: len(first)] and b"\n" not in first and len(first) < LONGEST_ASKING
 
 
+def _by_hand(argv: Sequence[str]) -> str:
+    """Return the command with which a person connects as koala does: its options are those of the site alone."""
+    options = argv[: argv.index(NOTHING_LENT[1]) - 1] if NOTHING_LENT[1] in argv else argv[:1]
+    return shlex.join((*options, argv[-2]))
+
+
 def _remedy(told: str, argv: Sequence[str]) -> str:
     """Return what to do about a connection that could not be made, by what ssh and the login said."""
-    destination = argv[-2]
+    by_hand = _by_hand(argv)
     low = told.lower()
     if "host key verification failed" in low or "host identification has changed" in low:
-        return f"verify the host key of the site, then connect once by hand: ssh {destination}"
+        return f"verify the host key of the site, then connect once by hand: {by_hand}"
     if "not found" in low or "no such file" in low or "syntaxerror" in low:
         return "give the path of a Python 3.6 or newer there as `python` of the site (`koala init --python`)"
     if "could not resolve" in low or "timed out" in low or "refused" in low or "unreachable" in low:
-        return f"see whether `ssh {destination}` connects"
-    return f"see what `ssh {destination} true` prints"
+        return f"see whether `{by_hand}` connects"
+    return f"see what `{by_hand} true` prints"

@@ -108,6 +108,8 @@ class RemoteSite(LrmHost):
         self._task: asyncio.Task[None] | None = None
         self._kept = anyio.CancelScope()
         """What is shielded within it is not cut off, as it would be where the task is cancelled."""
+        self._ends = False
+        """It is closed on purpose."""
         self._tried = anyio.Event()
         """Set when the connection that is being made is there, or has failed."""
         self._to_remove: set[str] = set()
@@ -137,7 +139,7 @@ class RemoteSite(LrmHost):
     async def _connected(self) -> Link:
         """Return the connection, made now if none was tried. Raises LrmUnreachableError."""
         if self._task is None:
-            self._kept = anyio.CancelScope()
+            self._kept, self._ends = anyio.CancelScope(), False
             self._task = asyncio.get_running_loop().create_task(self._keep_until_closed())
         if self._link is None and self._trouble is None:
             await self._tried.wait()
@@ -179,7 +181,7 @@ class RemoteSite(LrmHost):
             # A service says it where messages stand without their hints.
             again = f"{error.message}; log in again with `koala login {self.name}`"
             error = LoginNeededError(again, hint=error.hint)
-        if self._trouble is None or self._trouble.message != error.message:
+        if not self._ends and (self._trouble is None or self._trouble.message != error.message):
             log.warning("site is away", site=self.name, reason=str(error))
         self._link, self._trouble = None, error
         self._tried.set()
@@ -243,6 +245,7 @@ class RemoteSite(LrmHost):
             with anyio.move_on_after(LAST_REQUESTS), suppress(LrmUnavailableError, OSError):
                 await self._link.ask({"do": "resolved", "path": "/"})  # files are done in order
                 if not in_use:
+                    self._ends = True
                     await self._link.ask({"do": "end"})
         if self._task is not None:
             self._kept.cancel()

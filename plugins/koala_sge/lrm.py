@@ -345,11 +345,12 @@ class SgeLrm(CommandPlugin):
     # -- submission ----------------------------------------------------------------------------------------------
 
     def rendered(self, submission: Submission) -> RenderedSubmission:
+        here = self._context.host.here
         return RenderedSubmission(
             command=self._commands.argv(self._qsub(submission)),
             script=submission.script,
             environment=tuple(sorted(self._settings.variables().items())),
-            note="the script is in the file that is named last",
+            note="the script is in the file that is named last" + ("" if here else ", in `directory` of its site"),
         )
 
     def native(self, submission: Submission) -> tuple[str, ...]:

@@ -61,11 +61,11 @@ class Place:
         self.title = f"of tester@here:{directory}"
         self.site = self.new_site()
 
-    def new_site(self, *, stays: bool = False, lease: float = 3600) -> RemoteSite:
-        """Return the site as another koala sees it. ``stays``: its gateway outlives connections."""
+    def new_site(self, *, stays: bool = False, lease: float = 3600, title: str = "") -> RemoteSite:
+        """Return the site as another koala sees it. ``stays``: its gateway outlives connections; ``title``: of that."""
         address = SiteAddress(name="delft", ssh="fs3", directory=str(self.directory), listen="127.0.0.1", lease=lease)
         file = self.port_file if stays else None
-        return RemoteSite(address, title=self.title, port_file=file, control=self.control)
+        return RemoteSite(address, title=title or self.title, port_file=file, control=self.control)
 
     def lead_through_pipes(self) -> None:
         """Have processes in the way of connections that can be stopped, as the gateway itself cannot."""
@@ -165,13 +165,18 @@ async def test_files_there(place: Place) -> None:
     assert await place.site.list_directory(made) == ["k.sh"]
     assert await place.site.text(f"{made}/none") == ""
     place.site.remove_soon(path)
-    assert await place.site.list_directory(made) == []
+    with pytest.raises(FileNotFoundError):  # nothing else was in it
+        await place.site.list_directory(made)
+    await place.site.write_private(path, b"again")
+    assert await place.site.list_directory(made) == ["k.sh"]
     assert await place.site.resolved(f"{made}/none") == ""
     assert set(await place.site.programs(["sh", "no-such-program"])) == {"sh"}
     (place.directory / "open").mkdir(mode=0o777)
     (place.directory / "open").chmod(0o777)
     with pytest.raises(PermissionError, match="others can write"):
         await place.site.make_directory("open/x")
+    with pytest.raises(NotADirectoryError, match="a file of that name is there"):
+        await place.site.make_directory(path)
 
 
 async def test_what_is_to_be_removed_is_before_the_end(place: Place) -> None:
@@ -180,7 +185,8 @@ async def test_what_is_to_be_removed_is_before_the_end(place: Place) -> None:
         await place.site.write_private(f"{made}/{number}.sh", b"x")
         place.site.remove_soon(f"{made}/{number}.sh")
     await place.site.close()
-    assert await THIS_HOST.list_directory(made) == []
+    assert not await there(made)
+    assert place.directory.exists()
 
 
 async def test_a_site_that_does_not_answer_is_away(place: Place) -> None:
@@ -654,6 +660,20 @@ async def test_a_gateway_that_was_killed_is_followed_by_another(staying: Place) 
     assert "it has ended" in staying.site.trouble
     await staying.until_back()
     await staying.site.close()
+    await all_gone(staying)
+
+
+async def test_the_socket_of_a_gateway_that_was_killed_goes(staying: Place) -> None:
+    """With the next gateway of this host, also that of another state directory; its own removes it at its end."""
+    gateway = await resident(staying)
+    await staying.site.close(in_use=True)
+    os.kill(gateway, signal.SIGKILL)
+    (socket_left,) = await THIS_HOST.list_directory(str(staying.directory / "gateway"))
+    other = staying.new_site(stays=True, title=f"of tester@here:{staying.directory}/other")
+    await other.facts()
+    (socket_there,) = await THIS_HOST.list_directory(str(staying.directory / "gateway"))
+    assert socket_there != socket_left
+    await other.close()
     await all_gone(staying)
 
 
