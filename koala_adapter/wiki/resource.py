@@ -18,7 +18,7 @@ from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, L
 from koala_adapter.host import metrics as metric
 from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.host.metrics import process_meter
-from koala_adapter.model import OCCUPYING, WAITING, LrmJobId, LrmJobState
+from koala_adapter.model import OCCUPYING, WAITING, LrmJob, LrmJobId, LrmJobState
 from koala_adapter.wiki.codec.frames import (
     LARGEST_SIZE,
     MAUI_LARGEST_SIZE,
@@ -189,16 +189,24 @@ class Verbs:
     async def _suspend(self, request: SuspendJob) -> str:
         if await self._look(request.job) is LrmJobState.SUSPENDED:
             raise WikiError("Job is already suspended", status=Status.REFUSED)
-        return await self._change(request, self._lrm.suspend, frozenset({LrmJobState.SUSPENDED}))
+        return await self._change(request, self._lrm.suspend, lambda job: job.state is LrmJobState.SUSPENDED)
 
     async def _resume(self, request: ResumeJob) -> str:
         if await self._look(request.job) is not LrmJobState.SUSPENDED:
             raise WikiError("Job is not suspended", status=Status.REFUSED)
-        return await self._change(request, self._lrm.resume, OCCUPYING - {LrmJobState.SUSPENDED})
+        return await self._change(
+            request, self._lrm.resume, lambda job: job.state in OCCUPYING - {LrmJobState.SUSPENDED}
+        )
 
     async def _requeue(self, request: RequeueJob) -> str:
         await self._look(request.job)
-        return await self._change(request, self._requeue_in_hold, WAITING)
+        before = require_active(self._inventory, request.job)
+
+        def is_requeued(job: LrmJob) -> bool:
+            # A batch system that cannot hold a running job may have started it again before it is looked at.
+            return job.state in WAITING or (job.requeues, job.started_at) != (before.requeues, before.started_at)
+
+        return await self._change(request, self._requeue_in_hold, is_requeued)
 
     async def _requeue_in_hold(self, ids: Sequence[LrmJobId]) -> None:
         """Requeue running jobs as held ones, so that the batch system does not start them again by itself."""
@@ -249,23 +257,23 @@ class Verbs:
         self,
         request: SuspendJob | ResumeJob | RequeueJob,
         change: Callable[[Sequence[LrmJobId]], Awaitable[None]],
-        seen: frozenset[LrmJobState],
+        is_seen: Callable[[LrmJob], bool],
     ) -> str:
         """Request a change of a job's state; return when it shows, or after half of the time for an answer."""
         with refusing():
             await change([LrmJobId(request.job)])
             self._readings.invalidate()
             with anyio.move_on_after(self._options.reply_within / 2):
-                await self._await_state(request.job, seen)
+                await self._await_change(request.job, is_seen)
         return done(request.verb, request.job)
 
-    async def _await_state(self, job: str, states: frozenset[LrmJobState]) -> None:
-        """Wait until a job is in one of the states, or over. Raises LrmError."""
+    async def _await_change(self, job: str, is_seen: Callable[[LrmJob], bool]) -> None:
+        """Wait until a change of a job shows, or the job is over. Raises LrmError."""
         pause = FIRST_LOOK
         while True:
             await self._readings.fresh(now=True)
             found = self._inventory.job(job)
-            if found is None or found.state in states or found.state is LrmJobState.ENDED:
+            if found is None or is_seen(found) or found.state is LrmJobState.ENDED:
                 return
             await anyio.sleep(pause)
             pause = min(SLOWEST_LOOK, 2 * pause)

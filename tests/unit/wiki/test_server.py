@@ -504,6 +504,20 @@ async def test_what_the_batch_system_cannot(tmp_path: Path, verb: str) -> None:
     await server.expect(verb, -810, " cannot ")
 
 
+async def test_a_job_that_is_started_again_at_once_has_been_requeued(tmp_path: Path) -> None:
+    """A batch system that cannot hold running jobs may never show it as waiting."""
+
+    class Source(MemorySource):
+        async def requeue(self, ids: Sequence[LrmJobId]) -> None:
+            (id_,) = ids
+            self.job_list[id_] = replace(self.job_list[id_], started_at=NOW)
+
+    server = Server(tmp_path, Source(), dialect=Dialect.WIKI2, reply_within=1200.0)
+    server.source.add(running("7", {"n1": 1}))
+    with anyio.fail_after(60):
+        await server.expect("REQUEUEJOB ARG=7", 0)
+
+
 async def test_when_it_could_run(tmp_path: Path) -> None:
     """JOBWILLRUN tells the first moment at which enough processors are free by the running jobs' walltimes."""
     server = Server(tmp_path, dialect=Dialect.WIKI2)
