@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Self
 
 
@@ -120,18 +120,17 @@ def end_script(process_file: Path, runner: int) -> None:
         os.kill(runner, signal.SIGUSR1)
 
 
-def kill_scripts(process_files: Iterable[Path]) -> None:
-    """Kill all processes of scripts."""
-    for file in process_files:
-        with contextlib.suppress(OSError, ValueError):
-            os.killpg(int(file.read_text()), signal.SIGKILL)
+def end_runners(process_files: Mapping[int, Path]) -> None:
+    """Kill the scripts of runners, by their ids; return when the runners are gone, or have had their time.
 
-
-def await_runners(runners: Iterable[int]) -> None:
-    """Return when these processes are gone, or have had their time."""
-    left = set(runners)
+    A script that is just being started has no file yet: it is killed once it has.
+    """
+    left = set(process_files)
     deadline = time.monotonic() + END_SECONDS
     while left and time.monotonic() < deadline:
+        for runner in left:
+            with contextlib.suppress(OSError, ValueError):
+                os.killpg(int(process_files[runner].read_text()), signal.SIGKILL)
         left = {one for one in left if _exists(one)}
         time.sleep(LOOK)
 

@@ -9,7 +9,7 @@ import pwd
 from typing import TYPE_CHECKING, ClassVar
 
 from tests.fakes.pbs.state import ALIVE, Settings, Store
-from tests.fakes.scripts import FakeSystem, await_runners, kill_scripts
+from tests.fakes.scripts import FakeSystem, end_runners
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,5 +82,4 @@ class FakePbs(FakeSystem):
         with store.locked() as state:
             state.scheduling = False
             running = [job for job in state.jobs if job.letter in ALIVE]
-            kill_scripts(store.process(job) for job in running)
-        await_runners(job.runner for job in running)
+        end_runners({job.runner: store.process(job) for job in running})

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from tests.fakes.scripts import FakeSystem, await_runners, kill_scripts
+from tests.fakes.scripts import FakeSystem, end_runners
 from tests.fakes.slurm.state import Settings, Store
 
 if TYPE_CHECKING:
@@ -53,5 +53,4 @@ class FakeSlurm(FakeSystem):
             for job in state.jobs:
                 job.reason = "JobHeldUser"
             running = [job for job in state.jobs if job.alive]
-            kill_scripts(store.process(job) for job in running)
-        await_runners(job.runner for job in running)
+        end_runners({job.runner: store.process(job) for job in running})
