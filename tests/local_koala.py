@@ -145,22 +145,25 @@ class Koala:
         path = os.pathsep.join((*map(str, self.packages), *roots))
         return {**kept, "LC_ALL": "C.UTF-8", "PYTHONPATH": path, "TMPDIR": str(self.directory)}
 
-    def run(self, *arguments: str, check: int | None = 0, **more: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401 - passed on
-        """Run one command to its end; ``check``: the exit code it must have. Nobody is ever shown a traceback."""
-        done = subprocess.run(
-            self.command(*arguments),
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=more.pop("stdout", subprocess.PIPE),
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=more.pop("timeout", LIVENESS),
-            check=False,
-            **more,
-        )
-        assert "Traceback" not in done.stderr + (done.stdout or ""), done.stderr
-        assert check is None or done.returncode == check, (arguments, done.returncode, done.stdout, done.stderr)
-        return done
+    def run(
+        self,
+        *arguments: str,
+        check: int | None = 0,
+        timeout: float = LIVENESS,
+        **more: Any,  # noqa: ANN401 - passed on
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end; ``check``: the exit code it must have. No command ever shows a traceback.
+
+        With ``more``, which is for ``subprocess.Popen``, the command gets an interpreter of its own.
+        """
+        process = self.start_anew(*arguments, **more) if more else self.start(*arguments)
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        finally:
+            process.kill()
+        assert "Traceback" not in errors + (output or ""), errors
+        assert check is None or process.returncode == check, (arguments, process.returncode, output, errors)
+        return subprocess.CompletedProcess(process.args, process.returncode or 0, output, errors)
 
     def inside(self, *arguments: str, check: int | None = 0) -> Result:
         """Run one command inside the test's process, where what it says is all that matters; otherwise as ``run``."""

@@ -214,6 +214,8 @@ def test_a_mandatory_wish_makes_another_program_shrink(koala: Koala) -> None:
 
 def test_an_application_that_never_answers(koala: Koala) -> None:
     """Its processes do not even take part: it keeps its size, others are not kept waiting, and it ends as it would."""
+    text = koala.site_file.read_text()
+    koala.site_file.write_text(text.replace("[scheduler]\n", "[scheduler]\nanswer_timeout = 3\n"))
     koala.serve()
     path, gate = koala.directory / "deaf.toml", koala.directory / "gate"
     command = json.dumps(["sh", "-c", UNTIL.format(gate)])

@@ -187,14 +187,25 @@ test_complaints = example.test_complaints
 
 
 class TestTinyq(example.TestTinyq):  # type: ignore[misc] # a module that is found at run time
-    """The kit as in the example, but for what needs running jobs."""
+    """The kit as in the example."""
 
-    runs_jobs = False
-
-
-@pytest.mark.nightly
-class TestTinyqRuns(example.TestTinyq):  # type: ignore[misc] # likewise
-    """All of it."""
+    # One test of each kind; that a job runs, the test below shows.
+    BY_DAY = frozenset(
+        {
+            "test_cancel_what_is_not_there",
+            "test_check_is_content",
+            "test_definition_and_lrm_agree",
+            "test_found_again_by_name",
+            "test_jobs_say_whose_they_are",
+            "test_nodes_add_up",
+            "test_one_request_gives_ids_in_order",
+            "test_queues",
+            "test_rejected_submission_leaves_nothing",
+            "test_unavailable",
+            "test_unsupported_is_said",
+            "test_what_is_rendered_is_sent",
+        }
+    )
 
 
 def test_a_job_runs_through_the_plugin(tmp_path: Path) -> None:

@@ -376,6 +376,29 @@ class OddLibraryConformance(LrmConformance):
     kind: str
     library: Library
     unknown: str
+    # What goes through a library in a way of its own.
+    BY_DAY = frozenset(
+        {
+            "test_array_elements_end_apart",
+            "test_cancel_all_kinds_at_once",
+            "test_cancel_one_of_several",
+            "test_cancel_what_is_not_there",
+            "test_check_is_content",
+            "test_exit_code",
+            "test_found_again_by_name",
+            "test_held_submission_waits",
+            "test_one_request_gives_ids_in_order",
+            "test_placeholders_know_who_they_are",
+            "test_rejected_submission_leaves_nothing",
+            "test_release_of_a_held_submission",
+            "test_states_go_forward",
+            "test_unavailable",
+            "test_unsupported_is_said",
+            "test_walltime_is_requested",
+            "test_what_crashes_or_lies_is_not_offered",
+            "test_what_is_rendered_is_sent",
+        }
+    )
 
     @pytest.fixture
     async def under_test(self, cell: FakeCell, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
@@ -408,32 +431,6 @@ class TestSlurmDrmaa(OddLibraryConformance):
     """slurm-drmaa."""
 
     kind, library, unknown = "slurm", SLURM, "999999"
-    # What goes through the library in a way of its own; its shortest walltime is a minute.
-    BY_DAY = frozenset(
-        {
-            "test_array_elements_end_apart",
-            "test_cancel_all_kinds_at_once",
-            "test_cancel_one_of_several",
-            "test_cancel_what_is_not_there",
-            "test_check_is_content",
-            "test_exit_code",
-            "test_found_again_by_name",
-            "test_held_submission_waits",
-            "test_one_request_gives_ids_in_order",
-            "test_placeholders_know_who_they_are",
-            "test_rejected_submission_leaves_nothing",
-            "test_release_of_a_held_submission",
-            "test_states_go_forward",
-            "test_unavailable",
-            "test_unsupported_is_said",
-            "test_walltime_is_requested",
-            "test_what_crashes_or_lies_is_not_offered",
-            "test_what_is_rendered_is_sent",
-        }
-    )
-
-    async def test_walltime_is_enforced(self, live_trial: Trial) -> None:
-        await super().test_walltime_is_enforced(live_trial)
 
 
 class TestPbsDrmaa(OddLibraryConformance):
