@@ -3,11 +3,17 @@
 
 ``import koala_adapter as koala`` offers programs what the command ``koala`` offers users; docs/python.md is the manual.
 The names in ``__all__`` are the stable interface. Each is imported when it is first used (PEP 562), so importing the
-package itself costs almost nothing.
+package itself costs almost nothing. The rooms of koala hand on their names in the same way, see :func:`on_demand`.
 """
+
+from __future__ import annotations
+
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing would take longer than all the rest
+    from collections.abc import Callable, Mapping, Sequence
+
     from koala_adapter.errors import (
         ConfigurationError,
         JobFailedError,
@@ -57,52 +63,49 @@ __all__ = [
     "submit",
 ]
 
-_ERRORS = (
-    "ConfigurationError",
-    "JobFailedError",
-    "JobNotFoundError",
-    "JobRefusedError",
-    "JobTimeoutError",
-    "KoalaError",
-    "ServiceUnavailableError",
+
+def on_demand(
+    package: str, homes: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package whose names are imported when they are first used (PEP 562).
+
+    ``homes``: the names by the module below the package that has them; one that ends this path is the module itself.
+    """
+    module = sys.modules[package]
+    paths = {name: f"{package}.{home}" for home, names in homes.items() for name in names}
+
+    def get(name: str) -> object:
+        path = paths.get(name)
+        if path is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        __import__(path)
+        found: object = sys.modules[path] if path.endswith(f".{name}") else getattr(sys.modules[path], name)
+        setattr(module, name, found)
+        return found
+
+    return get, lambda: sorted({*vars(module), *paths})
+
+
+__getattr__, __dir__ = on_demand(
+    __name__,
+    {
+        "errors": (
+            "ConfigurationError",
+            "JobFailedError",
+            "JobNotFoundError",
+            "JobRefusedError",
+            "JobTimeoutError",
+            "KoalaError",
+            "ServiceUnavailableError",
+        ),
+        "outcome": ("JobState",),
+        "python.aio": ("aio",),
+        "python.description": ("Component", "Job"),
+        "python.executor": ("Executor",),
+        "python.jobs": ("JobHandle", "JobResult"),
+        "python.localsite": ("local_site",),
+        "python.site": ("Site", "clusters", "job", "jobs", "run", "submit"),
+        "report.sitevalues": ("ClusterReport",),
+        "report.values": ("ComponentReport", "JobReport", "UsageReport"),
+    },
 )
-_HOME = {
-    "ClusterReport": "report.sitevalues",
-    "Component": "python.description",
-    "ComponentReport": "report.values",
-    "Executor": "python.executor",
-    "Job": "python.description",
-    "JobHandle": "python.jobs",
-    "JobReport": "report.values",
-    "JobResult": "python.jobs",
-    "JobState": "outcome",
-    "Site": "python.site",
-    "UsageReport": "report.values",
-    "aio": "python.aio",
-    "clusters": "python.site",
-    "job": "python.site",
-    "jobs": "python.site",
-    "local_site": "python.localsite",
-    "run": "python.site",
-    "submit": "python.site",
-    **dict.fromkeys(_ERRORS, "errors"),
-}
-"""The module of each name, below this package."""
-
-
-def __getattr__(name: str) -> object:
-    """Import what is first asked for (PEP 562)."""
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415 - see above
-
-    module = import_module(f"{__name__}.{home}")
-    found: object = module if home.endswith(f".{name}") else getattr(module, name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    """Return what there is, imported or not."""
-    return sorted({*globals(), *__all__})

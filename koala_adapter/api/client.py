@@ -9,6 +9,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from koala_adapter import api, report
 from koala_adapter.api import protocol
 from koala_adapter.api.protocol import from_json
 from koala_adapter.api.statedirectory import JOURNAL_NAME, LOG_NAME, socket_path, start_in_background
@@ -160,10 +161,8 @@ class Client:
         found = self._ask(protocol.Request(operation="jobs", limit=limit, selection=selection))
         if selection is None:
             return [from_json(JobReport, one) for one in found]
-        from koala_adapter.api.archive import with_kept
-
         # The archive is read here, because that may take long, and the service is to answer others meanwhile.
-        return with_kept(self.directory / JOURNAL_NAME, found, selection, limit)
+        return api.with_kept(self.directory / JOURNAL_NAME, found, selection, limit)
 
     def unfinished(self, selection: JobSelection) -> list[JobReport]:
         """Return the jobs of a selection that have not ended, in order of submission."""
@@ -173,38 +172,28 @@ class Client:
 
     def clusters(self) -> list[ClusterReport]:
         """Return the clusters."""
-        from koala_adapter.report.sitevalues import ClusterReport
-
-        return [from_json(ClusterReport, one) for one in self._ask(protocol.Request(operation="clusters"))]
+        return [from_json(report.ClusterReport, one) for one in self._ask(protocol.Request(operation="clusters"))]
 
     def plan(self, job: Job) -> PlanReport:
         """Return where a job would go now."""
-        from koala_adapter.report.sitevalues import PlanReport
-
-        return from_json(PlanReport, self._ask(protocol.Request(operation="plan", job=asdict(job))))
+        return from_json(report.PlanReport, self._ask(protocol.Request(operation="plan", job=asdict(job))))
 
     def script(self, job: Job, cluster: str) -> list[SampleSubmission]:
         """Return the exact submissions of a job to a cluster, without sending them."""
-        from koala_adapter.report.sitevalues import SampleSubmission
-
         found = self._ask(protocol.Request(operation="script", job=asdict(job), cluster=cluster))
-        return [from_json(SampleSubmission, one) for one in found]
+        return [from_json(report.SampleSubmission, one) for one in found]
 
     def negotiation_access(self, job_id: str) -> NegotiationAccess:
         """Return one-time access for a program to negotiate for a job. Raises JobNotFoundError and JobRefusedError."""
-        from koala_adapter.report.sitevalues import NegotiationAccess
-
-        return from_json(NegotiationAccess, self._ask(protocol.Request(operation="negotiate", job_id=job_id)))
+        return from_json(report.NegotiationAccess, self._ask(protocol.Request(operation="negotiate", job_id=job_id)))
 
     def negotiations(self, *, job_id: str = "", number: int = 0, limit: int = 50) -> list[NegotiationReport]:
         """Return the latest negotiations, oldest first; of one job only, or only the one of a number.
 
         Raises NegotiationError when there is none of that number.
         """
-        from koala_adapter.report.sitevalues import NegotiationReport
-
         request = protocol.Request(operation="negotiations", job_id=job_id, number=number, limit=limit)
-        return [from_json(NegotiationReport, one) for one in self._ask(request)]
+        return [from_json(report.NegotiationReport, one) for one in self._ask(request)]
 
     def defects(self) -> list[str]:
         """Return messages about sites that are away, and about recent events on which koala failed."""
@@ -212,10 +201,8 @@ class Client:
 
     def clean(self, older: float, *, dry_run: bool) -> CleanReport:
         """Remove what is left of jobs that ended more than ``older`` seconds ago, or only list it; may take long."""
-        from koala_adapter.report.sitevalues import CleanReport
-
         request = protocol.Request(operation="clean", older=older, dry_run=dry_run)
-        return from_json(CleanReport, self._ask(request, timeout=None))
+        return from_json(report.CleanReport, self._ask(request, timeout=None))
 
     def metrics(self) -> str:
         """Return the service's metrics as OpenMetrics text."""

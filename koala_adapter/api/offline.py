@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from koala_adapter import api, service
 from koala_adapter.api.archive import with_kept
 from koala_adapter.api.reporting import BY_THEMSELVES, job_report, largest_of, negotiated, takes_nothing
-from koala_adapter.api.statedirectory import JOURNAL_NAME, LOG_NAME, ownership, require_not_cleaned
+from koala_adapter.api.statedirectory import JOURNAL_NAME, LOG_NAME, ownership, require_journal, require_not_cleaned
 from koala_adapter.driver.store import rebuilt
-from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableError
+from koala_adapter.errors import JobNotFoundError, LrmError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.sockets import free_port
 from koala_adapter.model import LrmJobState
@@ -192,10 +193,8 @@ class JournalView:
 
     def negotiations(self, *, job_id: str = "", number: int = 0, limit: int = 50) -> list[NegotiationReport]:
         """Return the latest negotiations as the journal has them now; as `Client.negotiations`."""
-        from koala_adapter.api.negotiations import negotiation_reports
-
         with Journal(self.directory / JOURNAL_NAME, read_only=True) as journal:
-            return negotiation_reports(
+            return api.negotiation_reports(
                 journal.negotiations,
                 self.scheduler.state,
                 job_id=job_id,
@@ -241,9 +240,7 @@ def read_record(directory: Path, policies: Policies) -> JournalView:
 
 def recorded(directory: Path, policies: Policies) -> JournalView:
     """Read the journal of a state directory in which a service has run. Raises ServiceUnavailableError otherwise."""
-    if not (directory / JOURNAL_NAME).exists():
-        message = f"no koala service runs in {directory}, and none ever has"
-        raise ServiceUnavailableError(message, hint="run a job with `koala run JOB`, or start one with `koala serve`")
+    require_journal(directory)
     return read_record(directory, policies)
 
 
@@ -466,13 +463,11 @@ def clean(directory: Path, policies: Policies, *, older: float, dry_run: bool) -
 
 
 def _clean(directory: Path, policies: Policies, *, older: float, dry_run: bool) -> CleanReport:
-    from koala_adapter.service.leftovers import Cleaning
-
     record = recorded(directory, policies)
     state = record.scheduler.state
     log = directory / LOG_NAME
     with Journal(directory / JOURNAL_NAME, read_only=dry_run) as journal:
-        cleaning = Cleaning(directory, journal, state, older=older, now=record.now, log=log)
+        cleaning = service.Cleaning(directory, journal, state, older=older, now=record.now, log=log)
         seen = cleaning.look(cleaning.known())
         chosen = cleaning.choose(seen, {id_: sweep for part in cleaning.later() for id_, sweep in part.items()})
         if dry_run:

@@ -12,6 +12,7 @@ from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from koala_adapter import api
 from koala_adapter.model import RunnerName
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.report.sitevalues import ClusterReport, PlannedComponent, PlanReport
@@ -81,9 +82,7 @@ def negotiated(store: NegotiationStore, record: JobRecord, now: float) -> str:
     """Return the results of a job's latest negotiations in words; empty when there were none."""
     if record.job.runner is RunnerName.RANKS:
         return ""  # such a job keeps its size
-    from koala_adapter.api.negotiations import job_negotiations
-
-    return job_negotiations(store, record, now)
+    return api.job_negotiations(store, record, now)
 
 
 # -- Reports of jobs, clusters and plans ---------------------------------------------------------------------

@@ -20,6 +20,9 @@ from anyio import to_thread
 from anyio.abc import SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from koala_adapter import api
+from koala_adapter import host as this_host
+from koala_adapter import service as service_room
 from koala_adapter.api import protocol
 from koala_adapter.api.reporting import cluster_report, live_report, plan_report, report_to_keep
 from koala_adapter.api.statedirectory import require_not_cleaned, socket_path
@@ -35,7 +38,6 @@ from koala_adapter.errors import (
 )
 from koala_adapter.host.accepting import serve_streams
 from koala_adapter.host.containment import report_defect, report_refused
-from koala_adapter.host.metrics import openmetrics
 from koala_adapter.host.sockets import same_user
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import ClusterName, JobId
@@ -300,7 +302,7 @@ class Server:
             case "defects":
                 return [*service.sites_away, *service.journal.defects_told(service.now())]
             case "metrics":
-                return openmetrics(self.meter).decode()
+                return this_host.openmetrics(self.meter).decode()
             case "stop-if-idle":
                 # Noted at once, so that no job comes in between the answer and the end.
                 self._ending = self._ending or not service.busy
@@ -322,10 +324,8 @@ class Server:
         self.reload_wanted = True
 
     def _negotiations(self, request: Request) -> Any:  # noqa: ANN401 - JSON
-        from koala_adapter.api.negotiations import negotiation_reports
-
         service = self._service
-        reports = negotiation_reports(
+        reports = api.negotiation_reports(
             service.journal.negotiations,
             service.state,
             job_id=request.job_id,
@@ -397,13 +397,11 @@ class Server:
 
     async def _clean(self, request: Request) -> CleanReport:
         """Clean in a thread, so that other requests are served meanwhile."""
-        from koala_adapter.service.leftovers import Cleaning
-
         service = self._service
         async with self._cleaning:
             await service.ready()
             older, now = request.older, service.now()
-            cleaning = Cleaning(service.directory, service.journal, service.state, older=older, now=now)
+            cleaning = service_room.Cleaning(service.directory, service.journal, service.state, older=older, now=now)
             seen = await self._looked(cleaning)
             later: dict[str, str | None] = {}
             for part in cleaning.later():  # there may be many
@@ -411,7 +409,7 @@ class Server:
                 await anyio.lowlevel.checkpoint()
             await service.ready()
             # The scheduler may have been made anew meanwhile, with another state.
-            cleaning = Cleaning(service.directory, service.journal, service.state, older=older, now=now)
+            cleaning = service_room.Cleaning(service.directory, service.journal, service.state, older=older, now=now)
             chosen = cleaning.choose(seen, later)
             if request.dry_run:
                 return await to_thread.run_sync(cleaning.tell, chosen)

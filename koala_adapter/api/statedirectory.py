@@ -249,7 +249,14 @@ def _read_within(descriptor: int, timeout: float) -> bytes:
     return os.read(descriptor, len(READY)) if readable else b""
 
 
-# -- Jobs that were cleaned away -----------------------------------------------------------------------------
+# -- State directories and jobs of which nothing is known -----------------------------------------------------
+
+
+def require_journal(directory: Path) -> None:
+    """Raise ServiceUnavailableError for a state directory in which no service has ever run."""
+    if not (directory / JOURNAL_NAME).exists():
+        message = f"no koala service runs in {directory}, and none ever has"
+        raise ServiceUnavailableError(message, hint="run a job with `koala run JOB`, or start one with `koala serve`")
 
 
 def require_not_cleaned(journal: Journal, job_id: str, wall_offset: float) -> None:

@@ -2,7 +2,7 @@
 """The command line ``koala``: its entry point, and one module for each group of commands.
 
 The door is :func:`main`. Importing this package loads no command: main imports them, after it has set when Python looks
-for garbage.
+for garbage. What draws (``display``, ``following``) is imported by a command that may print JSON when it draws.
 """
 
 from __future__ import annotations
@@ -11,12 +11,21 @@ import gc
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING
 
+from koala_adapter import on_demand
 from koala_adapter.cli.terminal import open_standard_descriptors, survive_hangup
 
+if TYPE_CHECKING:
+    from koala_adapter.cli import display, following
+
 __all__ = [
+    "display",
+    "following",
     "main",
 ]
+
+__getattr__, __dir__ = on_demand(__name__, {"display": ("display",), "following": ("following",)})
 
 
 # -- Garbage collection --------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from koala_adapter import config
 from koala_adapter.config.tomlfile import toml_of
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import Notified
@@ -247,10 +248,8 @@ def with_dependencies(job: CheckedJob, after: Sequence[str]) -> CheckedJob:
     """Return a job description that starts after further jobs. Raises UsageError."""
     if not after:
         return job
-    from koala_adapter.config.fields import after_of
-
     try:
-        return replace(job, after=(*job.after, *map(after_of, after)))
+        return replace(job, after=(*job.after, *map(config.after_of, after)))
     except ValueError as error:
         raise click.UsageError(f"--after: found {', '.join(after)}, allowed is {error}") from None
 

@@ -29,7 +29,8 @@ from rich.table import Table
 from rich.text import Text
 
 from koala_adapter.api.statedirectory import LogPrinter, ownership
-from koala_adapter.cli.display import closing, styled
+from koala_adapter.cli.display import styled
+from koala_adapter.cli.following import closing
 from koala_adapter.cli.innerservice import everywhere, inner_service, temporary_site
 from koala_adapter.cli.session import Session, command_body, pass_session
 from koala_adapter.cli.terminal import Interrupts

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from koala_adapter import cli
 from koala_adapter.api.client import Client
 from koala_adapter.cli.listing import NOW_COLUMNS, PAST_COLUMNS, Listing, listing_options, write_csv
 from koala_adapter.cli.session import command_body, json_option, pass_session
@@ -91,9 +92,7 @@ def status(session: Session, job_id: str | None, listing: Listing, watch: bool) 
     if listing.as_json:
         session.print_json(asdict(report))
     else:
-        from koala_adapter.cli.display import job_lines
-
-        session.console.print(*job_lines(report), sep="\n", soft_wrap=True)
+        session.console.print(*cli.display.job_lines(report), sep="\n", soft_wrap=True)
 
 
 @click.command()
@@ -132,9 +131,7 @@ def _show_jobs(session: Session, reports: list[JobReport], listing: Listing, col
     elif listing.as_csv:
         write_csv(reports, columns, sys.stdout)
     else:
-        from koala_adapter.cli.display import jobs_table
-
-        session.console.print(jobs_table(reports, columns) if reports else "no jobs")
+        session.console.print(cli.display.jobs_table(reports, columns) if reports else "no jobs")
 
 
 def _tell_site_file(session: Session) -> None:
@@ -154,15 +151,13 @@ def _of_present(in_force: SiteFileState, present: SiteFileState) -> str:
 
 
 def _watch(session: Session, job_id: str | None, listing: Listing) -> None:
-    from koala_adapter.cli.display import watch_all, watch_one
-
     if listing.as_json:
         raise click.UsageError("--json prints one document and --watch goes on: use one of them")
     session.check_site_option()
     if job_id is None:
-        watch_all(session, listing.limit)
+        cli.following.watch_all(session, listing.limit)
     else:
-        watch_one(session, job_id)
+        cli.following.watch_one(session, job_id)
 
 
 @click.command()
@@ -323,9 +318,7 @@ def explain(session: Session, job_id: str, cluster: str | None, as_json: bool) -
         session.print_json({"id": report.id, "state": report.state.value, "explanation": report.explanation})
     else:
         # One line for programs, whole words for people.
-        from koala_adapter.cli.display import usage_line
-
-        used = f" It {line}." if (line := usage_line(report)) else ""
+        used = f" It {line}." if (line := cli.display.usage_line(report)) else ""
         session.console.print(report.explanation + used, markup=False, soft_wrap=not session.console.is_terminal)
 
 
@@ -348,13 +341,9 @@ def clusters(session: Session, network: bool, as_json: bool) -> None:
     if as_json:
         session.print_json([asdict(report) for report in reports])
     elif network:
-        from koala_adapter.cli.display import network_table
-
-        session.console.print(network_table(reports, time.time()))
+        session.console.print(cli.display.network_table(reports, time.time()))
     else:
-        from koala_adapter.cli.display import clusters_table
-
-        session.console.print(clusters_table(reports, time.time()))
+        session.console.print(cli.display.clusters_table(reports, time.time()))
         for report in reports:
             if report.submission:
                 session.console.print(f"{report.name}: placeholders are submitted {report.submission}", markup=False)

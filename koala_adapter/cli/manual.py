@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
+from koala_adapter import config
 from koala_adapter.application.shipping import install
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.session import command_body, pass_session
@@ -246,14 +247,13 @@ def schema(session: Session, kind: str) -> None:
     Example:
       koala schema job > job.schema.json
     """
-    from koala_adapter.config.schema import job_schema, schema_text, site_schema
-
     if kind in JSON_SHAPES:
         from koala_adapter.cli.jsonshapes import shape_schema
 
-        click.echo(schema_text(shape_schema(kind)), nl=False)
+        click.echo(config.schema_text(shape_schema(kind)), nl=False)
         return
-    click.echo(schema_text(site_schema(session.plugins) if kind == "site" else job_schema()), nl=False)
+    found = config.site_schema(session.plugins) if kind == "site" else config.job_schema()
+    click.echo(config.schema_text(found), nl=False)
 
 
 @click.command()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.markup import escape
 
+from koala_adapter import config
 from koala_adapter.cli.arguments import JobArguments, job_arguments
 from koala_adapter.cli.display import FittingTable
 from koala_adapter.cli.session import command_body, job_argument, json_option, pass_session
@@ -95,9 +96,7 @@ def plan(session: Session, wanted: JobArguments, as_json: bool) -> None:
     else:
         show_plan(report, job, session.console)
         if job.kind.varies:
-            from koala_adapter.config.jobfile import explained
-
-            for note in (*size_notes(job, session.site), explained(job, session.site)):
+            for note in (*size_notes(job, session.site), config.explained(job, session.site)):
                 if note:
                     session.console.print(escape(note))
     raise SystemExit(EXIT_CODES[report.result])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from koala_adapter import cli
 from koala_adapter.api.statedirectory import LogPrinter
 from koala_adapter.cli.jobs import PATIENCE, job_information, on_lost_service
 from koala_adapter.cli.session import command_body, json_option, pass_session
@@ -21,9 +22,8 @@ from koala_adapter.report.values import ATTEMPTS, where_output_is
 from koala_adapter.tasks.results import TaskRecord, output_file, read_results, row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-    from koala_adapter.cli.display import FittingTable
     from koala_adapter.cli.session import Session
     from koala_adapter.report.values import JobReport, SweepProgress
     from koala_adapter.tasks.results import TaskResult
@@ -132,8 +132,6 @@ def _print_task_output(session: Session, report: JobReport, number: int, *, erro
 
 MOST_IN_TABLE = 200
 """Tasks in a table, unless more are asked for."""
-LONGEST_LINE = 100
-"""Characters of an output in a table."""
 
 
 @click.command()
@@ -167,7 +165,9 @@ def results(session: Session, job_id: str, failed: bool, limit: int | None, as_c
     else:
         shown = list(islice(found, limit or MOST_IN_TABLE))
         none = "none failed" if failed else "no task is over yet"
-        session.console.print(results_table(shown, by_index=progress.by_index) if shown else none)
+        session.console.print(
+            cli.display.results_table(list(map(row_of, shown)), by_index=progress.by_index) if shown else none
+        )
         if limit is None and next(found, None) is not None:
             session.remark(f"these are the first {MOST_IN_TABLE}; --limit shows more, --csv and --json all")
     if not progress.over:
@@ -199,22 +199,3 @@ def _write_csv(found: Iterator[TaskResult]) -> None:
 def _called(result: TaskResult, progress: SweepProgress) -> int:
     """Return the number by which a task is asked for."""
     return int(result.parameters["index"]) if progress.by_index else result.task
-
-
-def results_table(found: Iterable[TaskResult], *, by_index: bool = False) -> FittingTable:
-    """Return the table of tasks with their results. ``by_index``: they have no number but their index."""
-    from rich.markup import escape
-
-    from koala_adapter.cli.display import FittingTable, seconds
-
-    rows = [row_of(one) for one in found]
-    left_out = {"attempt", "task"} if by_index else {"attempt"}
-    table = FittingTable(*("exit" if name == "status" else name for name in rows[0] if name not in left_out))
-    for row in rows:
-        bad = row["status"] != 0
-        row["status"] = "[red]lost[/]" if row["status"] is None else f"[red]{row['status']}[/]" if bad else "0"
-        row["seconds"] = seconds(row["seconds"])
-        cells = {name: escape(str(value)) for name, value in row.items() if name not in {"status", "seconds"}}
-        cells["output"] = escape(str(row["output"])[:LONGEST_LINE])
-        table.add_row(*(cells.get(name, str(row[name])) for name in row if name not in left_out))
-    return table

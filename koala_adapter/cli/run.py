@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from koala_adapter import config
+from koala_adapter import service as service_room
 from koala_adapter.api.client import unless_another_answers
 from koala_adapter.api.statedirectory import LOG_NAME, ownership
 from koala_adapter.cli import collect_hardly_ever
@@ -24,6 +26,7 @@ from koala_adapter.cli.arguments import (
     sweep_of_words,
     with_dependencies,
 )
+from koala_adapter.cli.following import Display, closing, follow
 from koala_adapter.cli.jobs import PATIENCE, job_information, on_lost_service
 from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.cli.terminal import Interrupts
@@ -75,8 +78,6 @@ def run(session: Session, wanted: JobArguments, as_json: bool, quiet: bool) -> N
     if as_json:
         session.print_json(asdict(report))
     elif not quiet:
-        from koala_adapter.cli.display import closing
-
         closing(report, session.progress)
     sys.exit(0 if report.outcome is None else report.outcome.exit_code)
 
@@ -185,8 +186,6 @@ def run_job(session: Session, job: Job, *, quiet: bool, output: bool = True) -> 
 
     ``quiet``: show no progress; ``output``: show what its processes print.
     """
-    from koala_adapter.cli.display import Display, follow
-
     with Interrupts() as interrupts, service(session, interrupts) as patience:
         display = Display(session.progress, quiet=quiet, output=output)
         job_id = ""
@@ -292,8 +291,6 @@ def sweep(
     if as_json:
         session.print_json(asdict(report))
     elif not quiet:
-        from koala_adapter.cli.display import closing
-
         closing(report, session.progress)
         if report.outcome is not None and report.outcome.exit_code:
             session.remark(f"`koala sweep --resume {report.id}` goes on with what is not done")
@@ -310,11 +307,8 @@ def _resumed(
     grace: int | None = None,
 ) -> Job:
     """Return the job that goes on with the sweep of another one. Raises ConfigurationError."""
-    from koala_adapter.config.jobfile import job_from_dict
-    from koala_adapter.service.sweeps import kept_job
-
     try:
-        before = job_from_dict(kept_job(session.directory / "jobs", JobId(job_id)))
+        before = config.job_from_dict(service_room.kept_job(session.directory / "jobs", JobId(job_id)))
     except (OSError, ValueError):
         message = f"nothing is known of a sweep of job {job_id}"
         raise ConfigurationError(message, hint="see `koala status`, and --state") from None
@@ -336,9 +330,7 @@ def _resumed(
 
 def _nothing_left(session: Session, job: Job) -> bool:
     """Tell whether all tasks of a sweep are done, and say so if they are."""
-    from koala_adapter.service.sweeps import latest_progress
-
-    found = latest_progress(session.directory / "jobs", job)
+    found = service_room.latest_progress(session.directory / "jobs", job)
     if found is None or found.done < found.total:
         return False
     session.remark(f"{end_in_words(found)}: there is nothing to go on with; what came of them is in {found.directory}")
@@ -346,7 +338,6 @@ def _nothing_left(session: Session, job: Job) -> bool:
 
 
 def _seconds(walltime: str) -> int:
-
     try:
         found = parse_duration(walltime)
     except NotAllowedError as error:

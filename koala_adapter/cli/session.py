@@ -20,6 +20,9 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
 
 import click
 
+import koala_adapter
+from koala_adapter import policies, queueing
+from koala_adapter.cli.terminal import abandon_output, leave_broken_pipe
 from koala_adapter.config.durations import DURATION_WORDS, NotAllowedError, parse_duration
 from koala_adapter.errors import KoalaError
 
@@ -62,8 +65,6 @@ R = TypeVar("R")
 EXIT_FAILURE = 1
 EXIT_INTERRUPTED = 130
 """Ended by Ctrl-C, as shells say it: 128 + SIGINT."""
-EXIT_BROKEN_PIPE = 141
-"""The reader of our output has gone: 128 + SIGPIPE."""
 WIDE = 500
 """Columns where there is no terminal: a program that reads our tables wants no line broken."""
 
@@ -96,9 +97,9 @@ class Session:
     @cached_property
     def here(self) -> Site:
         """The site with its service, as the Python interface has it."""
-        from koala_adapter.python.site import Site
-
-        return Site(self.site_option, state=self.state_option, notice=self.remark, before_reading=self.set_up_log)
+        return koala_adapter.Site(
+            self.site_option, state=self.state_option, notice=self.remark, before_reading=self.set_up_log
+        )
 
     @property
     def plugins(self) -> Mapping[str, PluginDefinition]:
@@ -280,19 +281,6 @@ def first_of(error: BaseException, kind: type[E]) -> E | None:
     return None
 
 
-def leave_broken_pipe() -> NoReturn:
-    """End quietly because the reader of our output has gone."""
-    abandon_output()
-    sys.exit(EXIT_BROKEN_PIPE)
-
-
-def abandon_output() -> None:
-    """Send what is still buffered for standard output nowhere, or Python complains when it ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-
-
 pass_session = click.make_pass_decorator(Session)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 job_argument = click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
@@ -305,15 +293,11 @@ class QueuePolicy(click.Choice[str]):
     """A choice among koala's own policies, which help texts list, and the installed ones, which they do not."""
 
     def __init__(self) -> None:
-        from koala_adapter.queueing.backfill import POLICIES
-
-        super().__init__(POLICIES)
+        super().__init__(queueing.POLICIES)
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name of a policy; fail with all that there are."""
         if value in self.choices:
             return value
-        from koala_adapter.policies import PolicyKind
-        from koala_adapter.policies.names import policy_names
-
-        return str(click.Choice((*self.choices, *policy_names(PolicyKind.QUEUE))).convert(value, param, ctx))
+        installed = policies.policy_names(policies.PolicyKind.QUEUE)
+        return str(click.Choice((*self.choices, *installed)).convert(value, param, ctx))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Terminals: closed standard descriptors, hangups and interrupts."""
+"""Terminals and pipes: closed standard descriptors, hangups, readers that go away, and interrupts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TYPE_CHECKING, NoReturn, TextIO, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,6 +106,25 @@ def hangup_once(handle: Callable[[int, FrameType | None], object]) -> Callable[[
             handle(number, frame)
 
     return handle_first
+
+
+# -- Readers that go away ------------------------------------------------------------------------------------
+
+EXIT_BROKEN_PIPE = 141
+"""The reader of our output has gone: 128 + SIGPIPE."""
+
+
+def leave_broken_pipe() -> NoReturn:
+    """End quietly because the reader of our output has gone."""
+    abandon_output()
+    sys.exit(EXIT_BROKEN_PIPE)
+
+
+def abandon_output() -> None:
+    """Send what is still buffered for standard output nowhere, or Python complains when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 # -- Interrupts ----------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``koala top``: clusters, jobs and recent events on one screen that is refreshed.
 
-First the lines of the screen, made of reports without I/O, then the loop that asks the service, draws and reads keys.
+First the size of a job over time, then the lines of the screen, made of reports without I/O, then the loop that asks
+the service, draws and reads keys.
 """
 
 from __future__ import annotations
@@ -24,14 +25,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from koala_adapter.cli.display import (
-    held,
-    seconds,
-    size_now,
-    sizes_over_time,
-    sparkline,
-    state_style,
-)
+from koala_adapter.cli.display import held, seconds, state_style
 from koala_adapter.cli.session import command_body, pass_session
 from koala_adapter.config.tomlfile import printable, show_size
 from koala_adapter.errors import ConfigurationError, KoalaError
@@ -48,6 +42,48 @@ if TYPE_CHECKING:
     from koala_adapter.cli.session import Session
     from koala_adapter.report.sitevalues import ClusterReport, NegotiationReport
     from koala_adapter.report.values import JobReport
+
+
+# -- Size of a job over time ---------------------------------------------------------------------------------
+# One line of characters, made of a report without I/O.
+
+
+def size_now(report: JobReport) -> int:
+    """Return the number of processors of a job."""
+    return sum(component.processors for component in report.components)
+
+
+def sizes_over_time(report: JobReport, points: int) -> list[int]:
+    """Return a job's processors at ``points`` times, evenly from launch to end or now.
+
+    What its latest changes tell of, of which so many are kept; before them it is taken to have had one size.
+    """
+    if report.launched_at is None or points < 1:
+        return []
+    until = report.finished_at or report.reported_at
+    span = max(0.0, until - report.launched_at)
+    moments = [report.launched_at + span * (number + 1) / points for number in range(points)]
+    places = {(one.name, one.cluster) for one in report.components if one.cluster}
+    size = sum(report.size_at_last(name, cluster) for name, cluster in places)
+    sizes, changes = [], list(report.size_changes)
+    for moment in reversed(moments):
+        while changes and changes[-1].at > moment:
+            change = changes.pop()
+            size -= change.after - change.before
+        sizes.append(size)
+    return sizes[::-1]
+
+
+STEPS = "▁▂▃▄▅▆▇█"
+"""Heights, from little to much."""
+
+
+def sparkline(values: Sequence[int]) -> str:
+    """Return one bar character for each value, scaled to the largest."""
+    largest = max(values, default=0)
+    if largest <= 0:
+        return STEPS[0] * len(values)
+    return "".join(STEPS[max(0, -(-value * len(STEPS) // largest) - 1)] for value in values)
 
 
 # -- Lines of the screen -------------------------------------------------------------------------------------

@@ -5,3 +5,36 @@ The doors are :func:`koala_adapter.config.sitefile.load_site` and :func:`koala_a
 the site file and the state directory are is in :mod:`koala_adapter.config.locations`, which clients use without
 loading pydantic. Errors of any file are worded in :mod:`koala_adapter.config.diagnosis`.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter import on_demand
+
+if TYPE_CHECKING:
+    from koala_adapter.config.fields import after_of
+    from koala_adapter.config.jobfile import explained, job_as_described, job_from_dict
+    from koala_adapter.config.schema import job_schema, schema_text, site_schema
+    from koala_adapter.config.sitefile import load_site
+
+__all__ = [
+    "after_of",
+    "explained",
+    "job_as_described",
+    "job_from_dict",
+    "job_schema",
+    "load_site",
+    "schema_text",
+    "site_schema",
+]
+
+__getattr__, __dir__ = on_demand(
+    __name__,
+    {
+        "fields": ("after_of",),
+        "jobfile": ("explained", "job_as_described", "job_from_dict"),
+        "schema": ("job_schema", "schema_text", "site_schema"),
+        "sitefile": ("load_site",),
+    },
+)

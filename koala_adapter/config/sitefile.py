@@ -47,7 +47,7 @@ from koala_adapter.lrm.contract import Directives
 from koala_adapter.lrm.mapping import MAP_KEYS, arguments_of, braces_problem
 from koala_adapter.lrm.rate import URGENT_SHARE, WINDOW
 from koala_adapter.model import ClusterName, MpiResize
-from koala_adapter.policies import PolicyKind
+from koala_adapter.policies.definition import PolicyKind
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters, Setting
 
 if TYPE_CHECKING:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of koala: the list of all metrics, counting them in one process, and their OpenMetrics text.
+"""Metrics of koala: the list of all metrics, and counting them in one process.
 
 In order: the metrics by the command that exports them (docs/metrics.md is made from this list), the meter that counts,
-what every process counts, and the OpenMetrics text. Labels have few values: names of clusters, states, programs and
-verbs; never jobs or users.
+what every process counts. Labels have few values: names of clusters, states, programs and verbs; never jobs or users.
 """
 
 from __future__ import annotations
@@ -13,16 +12,13 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from itertools import accumulate
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Protocol
 
 from koala_adapter import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from prometheus_client.metrics_core import Metric as Family
+    from collections.abc import Callable, Mapping
 
 
 # -- The list of all metrics ---------------------------------------------------------------------------------
@@ -329,59 +325,3 @@ def _ran(meter: Meter, cluster: str, program: str, seconds: float, failure: str)
     meter.observe(COMMAND_SECONDS, cluster, command, seconds=seconds)
     if failure:
         meter.add(COMMAND_ERRORS, cluster, command, failure)
-
-
-# -- OpenMetrics text ----------------------------------------------------------------------------------------
-# Made by prometheus-client, which is imported with the first reading.
-
-CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-
-
-def openmetrics(meter: Meter) -> bytes:
-    """Return all that a meter has counted as OpenMetrics text, which ends with ``# EOF``."""
-    # Half a tenth of a second of processor time, which only who is asked for metrics pays.
-    from prometheus_client import CollectorRegistry  # noqa: PLC0415
-    from prometheus_client.openmetrics.exposition import generate_latest  # noqa: PLC0415
-
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(meter))
-    write: Callable[[CollectorRegistry], bytes] = generate_latest
-    return write(registry)
-
-
-class _Collector:
-    """Passes a meter's metrics to prometheus-client."""
-
-    def __init__(self, meter: Meter) -> None:
-        self._meter = meter
-
-    def describe(self) -> list[Family]:
-        """Return nothing: metrics are read only when asked for."""
-        return []
-
-    def collect(self) -> Iterator[Family]:
-        """Return all metric families."""
-        for metric, series in sorted(self._meter.read().items(), key=lambda item: item[0].name):
-            yield _family(metric, series)
-
-
-def _family(metric: Metric, series: Series) -> Family:
-    from prometheus_client.metrics_core import (  # noqa: PLC0415
-        CounterMetricFamily,
-        GaugeMetricFamily,
-        HistogramMetricFamily,
-    )
-
-    if metric.kind is Kind.HISTOGRAM:
-        histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-        names = [*(repr(bound) for bound in metric.bounds), "+Inf"]
-        for labels, found in series.distributions.items():
-            buckets = list(zip(names, accumulate(map(float, found.counts)), strict=True))
-            histogram.add_metric(labels, buckets, found.total)
-        return histogram
-    kind: type[CounterMetricFamily | GaugeMetricFamily]
-    kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
-    family = kind(metric.name, metric.help, labels=metric.labels)
-    for labels, value in series.numbers.items():
-        family.add_metric(labels, value)
-    return family

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.abc import SocketAttribute
 
+from koala_adapter import host
 from koala_adapter.errors import ServiceRunningError
 from koala_adapter.host.accepting import Admission, accepted, parts
-from koala_adapter.host.metrics import CONTENT_TYPE, openmetrics
 
 if TYPE_CHECKING:
     from anyio.abc import SocketListener, SocketStream, TaskGroup, TaskStatus
@@ -73,8 +73,8 @@ class MetricsEndpoint:
             return _response("404 Not Found", b"the metrics are at /metrics\n")
         if method not in {b"GET", b"HEAD"}:
             return _response("405 Method Not Allowed", b"", "Allow: GET, HEAD")
-        body = openmetrics(self._meter)
-        return _response("200 OK", body, kind=CONTENT_TYPE, told=method == b"GET")
+        body = host.openmetrics(self._meter)
+        return _response("200 OK", body, kind=host.CONTENT_TYPE, told=method == b"GET")
 
 
 async def _head(stream: SocketStream) -> bytes:

@@ -6,8 +6,11 @@ The names in ``__all__`` are the door for authors of plugins. Beside them: ``com
 submitting through a DRMAA library.
 """
 
+from koala_adapter import on_demand
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from koala_adapter.lrm.commands import login_name
     from koala_adapter.lrm.contract import (
         ENTRY_POINT_GROUP,
         INTERFACE_VERSION,
@@ -41,24 +44,13 @@ __all__ = [
     "Submission",
     "Surroundings",
     "load_plugins",
+    "login_name",
     "readable_text",
 ]
 
-
-def __getattr__(name: str) -> object:
-    """Import the contract with the first name that is asked for (PEP 562).
-
-    The DRMAA helper process is a module below this package, and needs neither the contract nor what that imports.
-    """
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from koala_adapter.lrm import contract, discovery  # noqa: PLC0415 - see above
-
-    found: object = getattr(contract, name, None) or getattr(discovery, name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    """Return what there is, imported or not."""
-    return sorted({*globals(), *__all__})
+# The DRMAA helper process is a module below this package, and needs neither the contract nor what that imports.
+_DISCOVERY = ("Discovery", "FoundCluster", "LeftOut", "Surroundings", "readable_text")
+_CONTRACT = tuple({*__all__}.difference(_DISCOVERY, ["login_name"]))
+__getattr__, __dir__ = on_demand(
+    __name__, {"commands": ("login_name",), "contract": _CONTRACT, "discovery": _DISCOVERY}
+)

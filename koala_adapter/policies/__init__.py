@@ -8,54 +8,29 @@ The scheduler and the queues are given the policies; they do not look for them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from koala_adapter import on_demand
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from koala_adapter.policies.definition import (
+        ENTRY_POINT_GROUP,
+        INTERFACE_VERSION,
+        PolicyDefinition,
+        PolicyKind,
+        policy_names,
+    )
+    from koala_adapter.policies.loading import load_policies
 
 __all__ = [
     "ENTRY_POINT_GROUP",
     "INTERFACE_VERSION",
     "PolicyDefinition",
     "PolicyKind",
+    "load_policies",
+    "policy_names",
 ]
 
-
-# -- What an entry point of the group ``koala_adapter.policies`` names ---------------------------------------
-
-ENTRY_POINT_GROUP = "koala_adapter.policies"
-INTERFACE_VERSION = 1
-
-
-class PolicyKind(StrEnum):
-    """Kinds of policies."""
-
-    PLACEMENT = "placement"
-    """Which component of a job goes to which cluster."""
-    MALLEABILITY = "malleability"
-    """Which running malleable jobs of a cluster grow and shrink."""
-    QUEUE = "queue"
-    """The order of one cluster's queue."""
-    SIZES = "sizes"
-    """Which sizes a component of a malleable job can have."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyDefinition:
-    """A policy; its entry point is called ``KIND.NAME``, such as ``placement.most-idle``."""
-
-    kind: PolicyKind
-    name: str
-    """What files and options call it: a letter, then letters, digits, ``_`` or ``-``."""
-    summary: str
-    factory: Callable[..., Any]
-    """Makes the policy. Of placement: called with nothing, returns a
-    :class:`~koala_adapter.scheduler.placement.policy.PlacementPolicy`. Of malleability: called with nothing, returns a
-    :class:`~koala_adapter.scheduler.malleable.policies.MalleabilityPolicy`. Of sizes: called with nothing, returns an
-    :class:`~koala_adapter.sizes.AcceptanceRule`. Of a queue: called with the number of
-    processors of a cluster and ``weights=`` (:class:`~koala_adapter.queueing.queue.PriorityWeights`), returns an
-    empty :class:`~koala_adapter.queueing.queue.ClusterScheduler`; it must be found by its module and name, for
-    simulations in several processes."""
-    interface_version: int = INTERFACE_VERSION
+_DEFINITION = tuple({*__all__} - {"load_policies"})
+_DEFINITION = tuple({*__all__} - {"load_policies"})
+__getattr__, __dir__ = on_demand(__name__, {"definition": _DEFINITION, "loading": ("load_policies",)})

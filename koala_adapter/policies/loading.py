@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from koala_adapter.errors import ConfigurationError, PluginError
-from koala_adapter.policies import INTERFACE_VERSION, PolicyDefinition, PolicyKind
 from koala_adapter.policies.checked import CheckedMalleability, CheckedPlacement, CheckedQueues
-from koala_adapter.policies.names import installed
+from koala_adapter.policies.definition import INTERFACE_VERSION, PolicyDefinition, PolicyKind, installed
 from koala_adapter.queueing.backfill import POLICIES as QUEUE_POLICIES
 from koala_adapter.queueing.queue import ARRIVAL, ClusterScheduler
 from koala_adapter.scheduler.knownpolicies import Policies

@@ -3,3 +3,16 @@
 
 The door is :mod:`koala_adapter` itself, which imports these modules on demand.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter import on_demand
+
+if TYPE_CHECKING:
+    from koala_adapter.python.withoutservice import WithoutService
+
+__all__ = ["WithoutService"]
+
+__getattr__, __dir__ = on_demand(__name__, {"withoutservice": ("WithoutService",)})

@@ -26,6 +26,7 @@ from koala_adapter.python.description import Component, Job, require_slot_keys
 from koala_adapter.python.site import Site
 from koala_adapter.python.taskworker import dumps
 from koala_adapter.tasks.server import TOKEN_BYTES, PullServer, listening_socket, node_files
+from koala_adapter.vjm.certificate import load_or_create
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -446,8 +447,6 @@ def _programs(directory: Path) -> list[Path]:
 
 def _listening(directory: Path, listen: str, node_address: str) -> tuple[TaskServer, Path]:
     """Listen for workers; return what they need to get there, in a private file."""
-    from koala_adapter.vjm.certificate import load_or_create
-
     certificate = load_or_create(directory / "certificate")
     server = TaskServer(listen, certificate)
     settings = directory / taskworker.SETTINGS

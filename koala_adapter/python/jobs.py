@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from koala_adapter import tasks
 from koala_adapter.api.statedirectory import LogPrinter
 from koala_adapter.config.tomlfile import printable
 from koala_adapter.errors import JobFailedError, JobNotFoundError, KoalaError, ServiceUnavailableError
@@ -290,22 +291,18 @@ class SweepResults:
 
     def __iter__(self) -> Iterator[TaskResult]:
         """Read the results one by one."""
-        from koala_adapter.tasks.results import read_results
-
-        return read_results(self._directory)
+        return tasks.read_results(self._directory)
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is no dependency
         """Return a pandas.DataFrame with a row for each task: its parameters, exit status and last line of output.
 
         Parameters and outputs that are numbers in every row are numbers. Raises KoalaError where pandas is missing.
         """
-        from koala_adapter.tasks.results import row_of
-
         try:
             pandas = import_module("pandas")
         except ImportError as error:
             raise KoalaError("to_pandas needs pandas, which is not here", hint="pip install pandas") from error
-        frame = pandas.DataFrame([row_of(one) for one in self])
+        frame = pandas.DataFrame([tasks.row_of(one) for one in self])
         for name in frame.columns:
             with suppress(ValueError, TypeError):
                 frame[name] = pandas.to_numeric(frame[name])

@@ -12,10 +12,12 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from koala_adapter import config, lrm, policies, python, sitesetup
 from koala_adapter.api.client import Client, new_submission, stand_by, unanswered
-from koala_adapter.api.statedirectory import JOURNAL_NAME, check_directory, ended_within
+from koala_adapter.api.statedirectory import JOURNAL_NAME, check_directory, ended_within, require_journal
 from koala_adapter.config.described import DescribedJob
 from koala_adapter.config.locations import SiteFileState, locate_site_file, state_directory
+from koala_adapter.config.tomlfile import read_text
 from koala_adapter.errors import (
     ConfigurationError,
     KoalaError,
@@ -108,16 +110,12 @@ class Site:
     @cached_property
     def plugins(self) -> Mapping[str, PluginDefinition]:
         """The installed plugins. Raises PluginError."""
-        from koala_adapter.lrm import load_plugins
-
-        return load_plugins()
+        return lrm.load_plugins()
 
     @cached_property
     def policies(self) -> Policies:
         """What the scheduler may use: koala's own policies and the installed ones. Raises PluginError."""
-        from koala_adapter.policies.loading import load_policies
-
-        return load_policies()
+        return policies.load_policies()
 
     @cached_property
     def file(self) -> Path:
@@ -128,9 +126,7 @@ class Site:
         in_force = self.client.site_in_force()
         if in_force is not None and in_force.digest:
             return Path(in_force.path)
-        from koala_adapter.sitesetup.search import no_site_file_here
-
-        raise no_site_file_here(self.plugins)
+        raise sitesetup.no_site_file_here(self.plugins)
 
     @cached_property
     def file_state(self) -> SiteFileState:
@@ -140,10 +136,8 @@ class Site:
     @cached_property
     def config(self) -> SiteConfig:
         """What the site file says. Raises ConfigurationError."""
-        from koala_adapter.config.sitefile import load_site
-
         _ = self.file_state
-        return load_site(self.file, self.plugins)
+        return config.load_site(self.file, self.plugins)
 
     @cached_property
     def directory(self) -> Path:
@@ -183,8 +177,6 @@ class Site:
         problem per line.
         """
         if isinstance(job, str | PathLike):
-            from koala_adapter.config.tomlfile import read_text
-
             described = DescribedJob.of_file(Path(job), read_text(Path(job)))
         else:
             described = DescribedJob.of_values(job.values(), source=source)
@@ -192,10 +184,7 @@ class Site:
         # The service has imported what checks a job, which takes several times as long as all else that is done here.
         with suppress(ServiceUnavailableError, ProtocolError):
             return self.client.check(described)
-        from koala_adapter.config.jobfile import job_as_described
-        from koala_adapter.lrm.commands import login_name
-
-        return job_as_described(described, user=login_name(), site=self.config)
+        return config.job_as_described(described, user=lrm.login_name(), site=self.config)
 
     def submit(self, job: Job | str | PathLike[str] | CheckedJob) -> JobHandle:
         """Hand a job to the service, and start one if none runs; return a handle on the job.
@@ -281,12 +270,14 @@ class Site:
         """
         if self.client.running():
             return self.client
+        require_journal(self.directory)  # before what reads journals is imported
         from koala_adapter.api.closedjournal import closed_journal
 
         return closed_journal(self.directory / JOURNAL_NAME, self.recorded) or self.recorded()
 
     def recorded(self) -> JournalView:
         """Return what the journal says. Raises ServiceUnavailableError when there has never been a service."""
+        require_journal(self.directory)  # before what reads journals is imported
         return self._offline.recorded()
 
     def plan(self, job: CheckedJob, tell: Callable[[str], None] = lambda _names: None) -> PlanReport:
@@ -326,10 +317,8 @@ class Site:
     @cached_property
     def _offline(self) -> WithoutService:
         """Answers while no service runs."""
-        from koala_adapter.python.withoutservice import WithoutService
-
         self._before_reading()
-        return WithoutService(self.directory, self.policies)
+        return python.WithoutService(self.directory, self.policies)
 
     # ---- the service ------------------------------------------------------------------------------------------------
 

@@ -12,16 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from koala_adapter import on_demand
+
 if TYPE_CHECKING:
     from koala_adapter.scheduler.core import Scheduler
 
 __all__ = ["Scheduler"]
-
-
-def __getattr__(name: str) -> type[Scheduler]:
-    """Return ``Scheduler`` (PEP 562)."""
-    if name != "Scheduler":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from koala_adapter.scheduler.core import Scheduler  # noqa: PLC0415 - see above
-
-    return Scheduler
+__getattr__, __dir__ = on_demand(__name__, {"core": ("Scheduler",)})

@@ -11,6 +11,7 @@ import json
 import subprocess
 from collections import deque
 from dataclasses import dataclass
+from email.message import EmailMessage
 from functools import partial
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -195,8 +196,6 @@ async def _by_webhook(address: str, notice: Notice) -> str:
 
 async def _by_mail(address: str, notice: Notice) -> str:
     """Mail a notice; return what went wrong."""
-    from email.message import EmailMessage  # noqa: PLC0415 - only where notices are wanted
-
     message = EmailMessage()
     message["To"] = address
     message["Subject"] = "".join(one for one in notice.sentence if one.isprintable())[:200]

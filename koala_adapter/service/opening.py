@@ -18,6 +18,7 @@ from koala_adapter.host.privatedirectory import make_private_directory
 from koala_adapter.lrm import ClusterContext
 from koala_adapter.lrm.commands import THIS_HOST, CommandRunner, login_name
 from koala_adapter.lrm.rate import prepare_directory, window_path
+from koala_adapter.sites.remotesite import RemoteSite, SiteAddress
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping
@@ -107,8 +108,6 @@ class SiteHosts:
 
 
 def _remote_host(remote: RemoteSiteConfig, directory: Path, *, lasting: bool) -> LrmHost:
-    from koala_adapter.sites.remotesite import RemoteSite, SiteAddress  # noqa: PLC0415 - only where there are sites
-
     port_file = None
     if lasting:
         make_private_directory(directory / "sites")

@@ -8,16 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from koala_adapter import on_demand
+
 if TYPE_CHECKING:
-    from koala_adapter.lrm import PluginDefinition
+    from koala_drmaa.lrm import PLUGIN
 
 __all__ = ["PLUGIN"]
-
-
-def __getattr__(name: str) -> PluginDefinition:
-    """Give PLUGIN, the object that the entry point names."""
-    if name == "PLUGIN":
-        from koala_drmaa.lrm import PLUGIN  # noqa: PLC0415 - see the docstring of the module
-
-        return PLUGIN
-    raise AttributeError(name)
+__getattr__, __dir__ = on_demand(__name__, {"lrm": ("PLUGIN",)})

@@ -45,8 +45,8 @@ WORKER, STEPPER = f"{EXPERIMENTS}.worker", f"{EXPERIMENTS}.stepper"
 STANDALONE = (AGENT, GATEWAY, *APPLICATION, NEGOTIATION, CONNECTION, LAUNCHER, WORKER)
 """Modules that run alone, with whatever Python a node has."""
 
-NOUNS = _in("__version__", "errors", "outcome", "model", "slots")
-"""What every room may import: the nouns, the error tree, and the version."""
+NOUNS = _in("__version__", "on_demand", "errors", "outcome", "model", "slots")
+"""What every room may import: the nouns, the error tree, and what the package itself has."""
 
 SCHEDULER_NOUNS = tuple(
     f"scheduler.{part}"
@@ -60,7 +60,7 @@ def _rooms(*names: str) -> tuple[str, ...]:
 
 
 MAY_IMPORT = {
-    **dict.fromkeys(NOUNS[1:], NOUNS),
+    **dict.fromkeys(NOUNS[2:], NOUNS),
     **{one: _rooms(one.removeprefix(f"{CORE}.")) for one in _in("wire", "sizes", "host", "queueing", "report")},
     NEGOTIATION: _rooms("negotiation"),
     f"{CORE}.application": _rooms("application", "negotiation"),
@@ -319,8 +319,8 @@ def import_circle(modules: Sequence[Module]) -> list[str]:
     names = {module.name for module in modules}
     graph: TopologicalSorter[str] = TopologicalSorter()
     for module in modules:
-        # The version is there before anything of what the package hands on, which is imported when it is asked for.
-        targets = (item.target for item in imports(module) if item.target != f"{CORE}.__version__")
+        # What the package itself has is there before anything that it hands on when it is asked for.
+        targets = (item.target for item in imports(module) if item.target not in NOUNS[:2])
         found = (target if target in names else target.rpartition(".")[0] for target in targets)
         graph.add(module.name, *(name for name in found if name in names and name != module.name))
     try:

@@ -26,9 +26,11 @@ from koala_adapter.errors import (
     LrmUnavailableError,
     LrmUnreachableError,
 )
+from koala_adapter.lrm import drmaa
 from koala_adapter.lrm.contract import CheckResult
 from koala_adapter.lrm.drmaa.libraries import OTHER, Library, LibraryLoadError, library_of
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery, ScriptStore, script_folder
+from koala_adapter.lrm.helper import HelperDiedError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -260,12 +262,9 @@ class Submitter:
             self._drmaa = self._transport(self.choice.library)
 
     def _transport(self, library: Path | None) -> DrmaaTransport:
-        from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch
-        from koala_adapter.lrm.drmaa.transport import DrmaaTransport
-
-        launch = HelperLaunch(library=library, variables=self._variables)
-        client = DrmaaClient(self._context, launch, request_timeout=self._timeout)
-        return DrmaaTransport(client, self.scripts, delivery=self._delivery, expected=self._expected)
+        launch = drmaa.HelperLaunch(library=library, variables=self._variables)
+        client = drmaa.DrmaaClient(self._context, launch, request_timeout=self._timeout)
+        return drmaa.DrmaaTransport(client, self.scripts, delivery=self._delivery, expected=self._expected)
 
     async def sweep(self, live: Collection[str]) -> None:
         """Delete scripts of which no live job has been seen for long, also those of an earlier choice."""
@@ -325,8 +324,6 @@ class Submitter:
 
         Raises LrmError as `settle`.
         """
-        from koala_adapter.lrm.helper import HelperDiedError
-
         replaceable = self._settings.submit_by == "auto" and not self._settled
         try:
             if self._misfit and self.choice.library and (problem := await self._misfit(self.choice.library)):

@@ -29,27 +29,31 @@ from koala_adapter.api.server import host
 from koala_adapter.api.statedirectory import ownership
 from koala_adapter.cli.console import AsWritten
 from koala_adapter.cli.display import (
-    Display,
     FittingTable,
-    Watched,
     changes_table,
-    closing,
     clusters_table,
     components_table,
-    follow,
     job_lines,
     jobs_table,
-    sizes_over_time,
-    sparkline,
-    until_interrupted,
     usage_line,
 )
+from koala_adapter.cli.following import Display, Watched, closing, follow, until_interrupted
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.log import set_up_log
 from koala_adapter.cli.plan import plan_table, show_sample, size_notes
 from koala_adapter.cli.session import make_console, show_error
 from koala_adapter.cli.terminal import TerminalWriter, hangup_once
-from koala_adapter.cli.top import LINES, Snapshot, View, choose, latest_output, screen, wrapped
+from koala_adapter.cli.top import (
+    LINES,
+    Snapshot,
+    View,
+    choose,
+    latest_output,
+    screen,
+    sizes_over_time,
+    sparkline,
+    wrapped,
+)
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_REFUSED, EXIT_SERVICE, KoalaError
@@ -70,7 +74,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from koala_adapter.api.server import Server
-    from koala_adapter.cli.display import T
+    from koala_adapter.cli.following import T
     from koala_adapter.report.values import JobReport
 
 

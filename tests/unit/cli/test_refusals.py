@@ -19,10 +19,12 @@ from click.testing import CliRunner
 from structlog.testing import capture_logs
 
 from koala_adapter import errors
+from koala_adapter.api.statedirectory import JOURNAL_NAME
 from koala_adapter.cli.innerservice import _logged_host
 from koala_adapter.cli.koala import COMMAND_GROUP, OnDemandCommand, koala
 from koala_adapter.cli.manual import HELP_TEXT
-from koala_adapter.cli.session import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, Session, fail
+from koala_adapter.cli.session import EXIT_INTERRUPTED, Session, fail
+from koala_adapter.cli.terminal import EXIT_BROKEN_PIPE
 from koala_adapter.errors import EXIT_CONFIGURATION, EXIT_SERVICE
 from koala_adapter.lrm import Capabilities, Lrm, PluginDefinition
 from tests.imported import imported_packages
@@ -346,6 +348,7 @@ def test_unknown_command_is_refused() -> None:
 @pytest.mark.parametrize("verbose", [False, True])
 def test_what_a_command_imports_late_logs_as_the_options_say(tmp_path: Path, *, verbose: bool) -> None:
     """Not among the results, and only if asked for."""
+    (tmp_path / JOURNAL_NAME).touch()
     program = f"{LATE}koala({['--verbose'] * verbose + ['--state', str(tmp_path), 'status']!r})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == ""

@@ -18,7 +18,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from koala_adapter.errors import LrmUnreachableError, ServiceRunningError
 from koala_adapter.host import metrics as catalogue
 from koala_adapter.host import metricsport as endpoint
-from koala_adapter.host.metrics import MOST_SERIES, Kind, Meter, openmetrics, process_meter, watch_commands
+from koala_adapter.host.exposition import openmetrics
+from koala_adapter.host.metrics import MOST_SERIES, Kind, Meter, process_meter, watch_commands
 from koala_adapter.host.metricsport import LONGEST_HEAD, MetricsEndpoint
 from koala_adapter.lrm.commands import CommandRunner
 

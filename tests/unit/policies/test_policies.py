@@ -25,10 +25,15 @@ from koala_adapter.errors import (
 )
 from koala_adapter.lrm.contract import installed_entry_points
 from koala_adapter.model import ClusterName, JobId
-from koala_adapter.policies import ENTRY_POINT_GROUP, INTERFACE_VERSION, PolicyDefinition, PolicyKind
+from koala_adapter.policies import (
+    ENTRY_POINT_GROUP,
+    INTERFACE_VERSION,
+    PolicyDefinition,
+    PolicyKind,
+    policy_names,
+)
 from koala_adapter.policies.checked import CheckedMalleability, CheckedPlacement, CheckedQueues
 from koala_adapter.policies.loading import load_definitions, load_policies, load_queue_policy
-from koala_adapter.policies.names import policy_names
 from koala_adapter.queueing.backfill import Easy
 from koala_adapter.scheduler.actions import OfferProcessors
 from koala_adapter.scheduler.knownpolicies import OWN, Policies

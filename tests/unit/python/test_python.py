@@ -291,12 +291,22 @@ def test_a_name_that_is_not_there_is_said_to_be_none() -> None:
         _ = koala.Jobs
 
 
+NEVER_ANY = """
+import contextlib, koala_adapter as koala
+with contextlib.suppress(koala.ServiceUnavailableError):
+    koala.Site("no.toml", state="/nowhere").jobs()
+    raise SystemExit("there are jobs")
+"""
+"""Asks for jobs where neither a service nor a journal is."""
+
+
 @pytest.mark.parametrize(
     ("program", "packages"),
     [
         ("import koala_adapter", {"koala_adapter"}),
         ("from koala_adapter import Job, Component, Site, JobHandle, submit, KoalaError", {"koala_adapter"}),
         ("from koala_adapter import aio", {"koala_adapter", "anyio"}),
+        (NEVER_ANY, {"koala_adapter"}),
     ],
 )
 def test_importing_waits_for_little(program: str, packages: set[str]) -> None:

@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.api.reporting import job_report
-from koala_adapter.cli.display import closing, files_lines
+from koala_adapter.cli.display import files_lines
+from koala_adapter.cli.following import closing
 from koala_adapter.cli.log import LogStream
 from koala_adapter.cli.session import make_console
 from koala_adapter.errors import KoalaError, ProtocolError

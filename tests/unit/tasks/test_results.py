@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
+from koala_adapter.cli.display import results_table
 from koala_adapter.cli.koala import koala
-from koala_adapter.cli.results import results_table
 from koala_adapter.errors import JobNotFoundError, KoalaError
 from koala_adapter.model import JobId
 from koala_adapter.python.jobs import SweepResults
 from koala_adapter.report.values import SweepProgress
 from koala_adapter.service.sweeps import SweepFiles
-from koala_adapter.tasks.results import LAST, read_results
+from koala_adapter.tasks.results import LAST, read_results, row_of
 from koala_adapter.tasks.sweep import Entry
 from tests.unit.api.jobreports import job_report, keep_reports
 
@@ -149,9 +149,9 @@ def test_the_tasks_of_an_array_have_no_number_but_their_index(tmp_path: Path) ->
         told(made, 0, out=b"one")
     (found,) = read_results(tmp_path)
     one = replace(found, parameters={"index": "4"})
-    assert [column.header for column in results_table([one], by_index=True).columns][:2] == ["index", "exit"]
-    assert next(iter(results_table([one], by_index=True).columns[0].cells)) == "4"
-    assert [column.header for column in results_table([one]).columns][:3] == ["task", "index", "exit"]
+    assert [column.header for column in results_table([row_of(one)], by_index=True).columns][:2] == ["index", "exit"]
+    assert next(iter(results_table([row_of(one)], by_index=True).columns[0].cells)) == "4"
+    assert [column.header for column in results_table([row_of(one)]).columns][:3] == ["task", "index", "exit"]
 
 
 def test_the_command_prints_csv_and_lines_of_json(state: Path) -> None:
