@@ -12,7 +12,7 @@ import anyio
 from anyio.from_thread import start_blocking_portal
 
 from koala_adapter.host.sockets import free_port
-from koala_adapter.lrm.starts import StartLog
+from koala_adapter.lrm.startlog import StartLog
 from koala_adapter.wiki.client import Peer, exchange
 from koala_adapter.wiki.codec.frames import read_key
 from koala_adapter.wiki.codec.records import JobRecord, parse_jobs

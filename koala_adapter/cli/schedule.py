@@ -30,7 +30,8 @@ from koala_adapter.errors import ConfigurationError, JournalError, LrmUnsupporte
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.metrics import watch_commands
 from koala_adapter.host.process import stop_on_signal, under_supervision
-from koala_adapter.lrm.starts import PATIENCE, Patience, Starter, StartLog, Starts
+from koala_adapter.lrm.startlog import StartLog
+from koala_adapter.lrm.starts import PATIENCE, Patience, Starter, Starts
 from koala_adapter.ordering.asking import (
     EVERYBODY,
     EXPLANATION,
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.lrm import Lrm
     from koala_adapter.lrm.commands import CommandRunner
-    from koala_adapter.lrm.starts import Pin
+    from koala_adapter.lrm.startlog import Pin
     from koala_adapter.model import LrmJobId
     from koala_adapter.ordering.asking import Explanation, Overview
     from koala_adapter.ordering.scheduler import GivenBack

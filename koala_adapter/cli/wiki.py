@@ -27,7 +27,7 @@ from koala_adapter.host.metrics import watch_commands
 from koala_adapter.host.process import stop_on_signal, under_supervision
 from koala_adapter.host.sockets import is_loopback
 from koala_adapter.lrm.commands import login_name
-from koala_adapter.lrm.starts import StartLog
+from koala_adapter.lrm.startlog import StartLog
 from koala_adapter.model import OCCUPYING, WAITING, LrmJobState
 from koala_adapter.ordering.asking import SOCKET_NAME, ExplainServer, Explanation
 from koala_adapter.ordering.jobs import Phase

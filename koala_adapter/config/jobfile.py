@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Job files: what to run, on how many processors, and where; read, checked, and made into a ``Job``.
 
-In this order: keys of malleable jobs, how malleable MPI programs are resized, sweeps, and the job file
-as a whole. A ``Job`` as a plain dictionary, for the service's socket and the journal, is read here too.
+In this order: keys of malleable jobs, how malleable MPI programs are resized, the environment of the program, and the
+job file as a whole. A ``Job`` as a plain dictionary, for the service's socket and the journal, is read here too.
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ from koala_adapter.config.jobtables import (
     ComponentTable,
     JobHeader,
     JobTable,
-    SweepTable,
-    ValuesFile,
 )
 from koala_adapter.config.slottable import slots_of, unknown_clusters
+from koala_adapter.config.sweeps import OF_ARRAY, array_problems, launchers, sweep_of, sweep_problems, within_tasks
 from koala_adapter.config.tomlfile import Document, parse_document, read_text, show_duration
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.host.regularfile import read_regular
 from koala_adapter.model import (
     ClusterName,
     Component,
@@ -45,25 +43,12 @@ from koala_adapter.model import (
     MpiResize,
     Retirement,
     RunnerName,
-    Sweep,
-    SweepAxis,
-)
-from koala_adapter.tasks.sweep import (
-    MOST_LAUNCHERS,
-    MOST_TASKS,
-    array_axis,
-    count_tasks,
-    lines_of,
-    list_axis,
-    places_in,
-    range_axis,
 )
 from koala_adapter.wire.messages import adapter_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from koala_adapter.config.jobtables import Values
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.config.tomlfile import KeyPath
 
@@ -282,146 +267,6 @@ def explained(job: Job, site: SiteConfig) -> str:
     )
 
 
-# -- Sweeps: parameters, their values, and what must fit together --------------------------------------------
-
-LARGEST_FILE = 64 * 1024 * 1024
-
-
-def sweep_problems(
-    header: JobHeader, components: Sequence[tuple[int, ComponentTable]], data: object, directory: Path
-) -> Iterator[tuple[KeyPath, str]]:
-    """Yield what does not fit together, by the place in the file. ``data``: the table, as it is in the file."""
-    if header.array is not None:
-        return
-    if header.runner is not RunnerName.SWEEP:
-        if data is not None:
-            yield ("sweep",), f'found with runner = "{header.runner}", allowed with runner = "sweep" only'
-        return
-    if data is None:
-        yield ("sweep",), "the table [sweep] is missing, which has the parameters"
-        return
-    if len(components) > 1:
-        yield ("components",), 'allowed with runner = "sweep" is one component'
-    for index, component in components[:1]:
-        if component.output_files:
-            text = 'not with runner = "sweep": what a task prints is kept; let it write files below working_directory'
-            yield ("components", index, "output_files"), text
-    try:
-        table = SweepTable.model_validate(data)
-    except ValidationError:
-        return  # said already
-    found = list(_table_problems(table, components[0][1].command if components else None))
-    yield from found
-    if not found:
-        yield from _file_problems(table, directory)
-
-
-def _table_problems(table: SweepTable, command: Sequence[str] | None) -> Iterator[tuple[KeyPath, str]]:
-    columns = tuple(table.table[0]) if table.table else ()
-    for index, row in enumerate(table.table):
-        if set(row) != set(columns):
-            yield ("sweep", "table", index), f"allowed are the names of the first one: {', '.join(columns)}"
-    for name in columns:
-        if name in table.parameters:
-            yield ("sweep", "parameters", name), "it is in sweep.table, too: allowed is one of them"
-    names = (*table.parameters, *columns)
-    if not names:
-        yield ("sweep", "parameters"), "there is none: allowed is at least one here, or in sweep.table"
-    for name in names:
-        if command is not None and name not in places_in(command):
-            where = ("sweep", "parameters", name) if name in table.parameters else ("sweep", "table")
-            yield where, f"no argument of the command has {{{name}}}: every parameter must be used"
-
-
-def _file_problems(table: SweepTable, directory: Path) -> Iterator[tuple[KeyPath, str]]:
-    axes = []
-    for name, values in table.parameters.items():
-        try:
-            axes.append(_axis(name, values, directory))
-        except (OSError, ValueError) as error:
-            said = getattr(error, "strerror", None) or str(error)
-            file = f"the file {directory / values.file}" if isinstance(values, ValuesFile) else "it"
-            yield ("sweep", "parameters", name), f"{file} cannot be used: {said}"
-            return
-        if not axes[-1].count:
-            yield ("sweep", "parameters", name), f"the file {axes[-1].file} has no line with a value"
-            return
-    axes.extend(_table_axis(table))
-    counts = {axis.count for axis in axes}
-    if table.combine == "together" and len(counts) > 1:
-        found = ", ".join(f"{'+'.join(axis.names)} {axis.count}" for axis in axes)
-        yield ("sweep", "combine"), f'found {found} values, allowed with "together" is as many for each'
-    total = count_tasks(axes, together=table.combine == "together")
-    if total > MOST_TASKS:
-        yield ("sweep", "parameters"), f"found {total:,} tasks, allowed are at most {MOST_TASKS:,}"
-
-
-_OF_ARRAY = {"kind": JobKind.MALLEABLE, "runner": RunnerName.SWEEP}
-"""How a job with an array runs."""
-
-
-def array_problems(
-    components: Sequence[tuple[int, ComponentTable]], data: Mapping[str, object]
-) -> Iterator[tuple[KeyPath, str]]:
-    """Yield what a job with an array cannot have, by the place in the file. ``data``: the whole file."""
-    for key in ("kind", "runner", "sweep"):
-        if key in data:
-            yield (key,), "given together with array: allowed is one of them, as an array is a sweep of its own"
-    if len(components) > 1:
-        yield ("components",), f"found {len(components)}, allowed with array is one: each task is one process"
-    for index, component in components[:1]:
-        for key in ("processors", "minimum", "maximum"):
-            if getattr(component, key) not in {None, 1}:
-                text = f"found {getattr(component, key)}, allowed with array is 1: each task is one process"
-                yield ("components", index, key), f"{text}, with as many processors as threads says"
-        if component.output_files:
-            text = "not with array: what a task prints is kept; let it write files below working_directory"
-            yield ("components", index, "output_files"), text
-
-
-def _launchers(array: str, components: Sequence[tuple[int, ComponentTable]]) -> list[tuple[int, ComponentTable]]:
-    """Return components in the size that launchers of an array have."""
-    _, most = array_axis(array)
-    size = {"processors": None, "minimum": 1, "maximum": most or MOST_LAUNCHERS}
-    return [(index, one.model_copy(update={**size, "flexible": one.cluster is None})) for index, one in components]
-
-
-def _sweep_of(job: JobTable, directory: Path) -> Sweep | None:
-    """Return the sweep of a job that has no problems; None: it has none. Raises OSError."""
-    if job.array is not None:
-        return Sweep(axes=(array_axis(job.array)[0],), repeats=job.retries, is_array=True)
-    if (table := job.sweep) is None:
-        return None
-    axes = [_axis(name, values, directory) for name, values in table.parameters.items()]
-    return Sweep(axes=(*axes, *_table_axis(table)), together=table.combine == "together", repeats=table.repeats)
-
-
-def within_tasks(components: tuple[Component, ...], sweep: Sweep) -> tuple[Component, ...]:
-    """Return the component of a sweep with no more processors than there are tasks: more would find nothing to do."""
-    tasks = count_tasks(sweep.axes, together=sweep.together)
-    return tuple(replace(one, maximum=max(one.minimum, min(one.maximum, tasks))) for one in components)
-
-
-def _table_axis(table: SweepTable) -> Iterator[SweepAxis]:
-    if table.table:
-        names = tuple(table.table[0])
-        rows = tuple(tuple(row[name] for name in names) for row in table.table)
-        yield SweepAxis(names=names, count=len(rows), rows=rows)
-
-
-def _axis(name: str, values: Values, directory: Path) -> SweepAxis:
-    if isinstance(values, ValuesFile):
-        path = Path(os.path.abspath(directory / values.file))  # noqa: PTH100 - resolves "..", but follows no links
-        count = len(lines_of(read_regular(str(path), LARGEST_FILE)[0]))
-        return SweepAxis(names=(name,), count=count, file=str(path))
-    if isinstance(values, str):
-        found = range_axis(name, values)
-        if found is None:
-            raise AssertionError("the model has checked it")
-        return found
-    return list_axis(name, values)
-
-
 # -- The environment of the program: exported variables, software, containers --------------------------------
 
 
@@ -576,8 +421,8 @@ def _table(
     if header is not None:
         if header.array is not None:
             problems.add_all(array_problems(components, document.data))
-            components = _launchers(header.array, components)
-            header = header.model_copy(update=_OF_ARRAY)
+            components = launchers(header.array, components)
+            header = header.model_copy(update=OF_ARRAY)
         problems.add_all(malleability_problems(header, components))
         problems.add_all(sweep_problems(header, components, document.data.get("sweep"), directory))
         problems.add_all(environment_problems(header, components, environment, site))
@@ -586,7 +431,7 @@ def _table(
     if table is None:
         raise AssertionError("a job that is not valid has problems")
     if table.array is not None:
-        table = table.model_copy(update={**_OF_ARRAY, "components": tuple(one for _, one in components)})
+        table = table.model_copy(update={**OF_ARRAY, "components": tuple(one for _, one in components)})
     return table, files
 
 
@@ -719,7 +564,7 @@ def job_as_described(described: DescribedJob, *, user: str, site: SiteConfig | N
         )
         for index, component in enumerate(table.components)
     )
-    sweep = _sweep_of(table, directory)
+    sweep = sweep_of(table, directory)
     return Job(
         id=NEW,
         name=table.name or described.name,

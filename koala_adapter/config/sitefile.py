@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Site files: which clusters there are, which plugin speaks to each, and the limits to be kept there.
 
-In this order: keys made from the scheduler's parameters, the tables as pydantic models, and the file read and checked
-as a whole.
+First the tables as pydantic models, then the file read and checked as a whole.
 """
 
 from __future__ import annotations
 
 import socket
-from dataclasses import fields
-from enum import Enum
-from functools import cache, partial
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast, get_args, get_origin, get_type_hints
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
-from pydantic import AfterValidator, BaseModel, Field, SerializeAsAny, WithJsonSchema, create_model, model_validator
+from pydantic import AfterValidator, BaseModel, Field, SerializeAsAny, create_model, model_validator
 
 from koala_adapter.config.diagnosis import ALSO_CALLED, Problems, inconsistent, not_among, show_value
 from koala_adapter.config.durations import NotAllowedError
@@ -26,7 +22,6 @@ from koala_adapter.config.fields import (
     FlagName,
     Host,
     MailAddress,
-    MebibytesPerSecond,
     Name,
     PlacementName,
     PlainText,
@@ -37,21 +32,18 @@ from koala_adapter.config.fields import (
     SshDestination,
     WebAddress,
     Whole,
-    WholeSeconds,
-    known_policy,
-    policy_schema,
 )
 from koala_adapter.config.locations import state_directory
+from koala_adapter.config.parameterkeys import values_of, with_parameters
 from koala_adapter.config.tomlfile import parse_document, read_document
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.lrm.mapping import MAP_KEYS, arguments_of, braces_problem
 from koala_adapter.lrm.rate import URGENT_SHARE, WINDOW
 from koala_adapter.model import ClusterName, MpiResize
-from koala_adapter.policies.definition import PolicyKind
-from koala_adapter.scheduler.parameters import ClusterParameters, Parameters, Setting
+from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from koala_adapter.config.tomlfile import Document
@@ -71,96 +63,6 @@ __all__ = [
     "shortest_poll_interval",
     "state_directory",
 ]
-
-
-# -- Keys made from the scheduler's parameters ---------------------------------------------------------------
-# A parameter is written once, in :mod:`koala_adapter.scheduler.parameters`, with its type, default, meaning, unit and
-# bounds. A table decorated with ``with_parameters`` has a key for it in the words of site files: a duration may be a
-# text, and a broken bound is refused with file and line. Read typed values from the parameters, not from the keys.
-
-TableT = TypeVar("TableT", bound=BaseModel)
-Kind = type[Parameters] | type[ClusterParameters]
-
-_IN_FILES: Mapping[tuple[object, str], object] = {
-    (bool, ""): Flag,
-    (int, ""): Whole,
-    (int, "MiB"): Whole,
-    (int, "seconds"): WholeSeconds,
-    (float, "seconds"): Seconds,
-    (float, "MiB/s"): MebibytesPerSecond,
-    (tuple[str, ...], "absolute paths"): tuple[AbsolutePath, ...],
-}
-"""How a site file gives a parameter of a type and unit."""
-
-
-def settings_of(kind: Kind) -> Mapping[str, Setting]:
-    """Return the settings of those parameters that site files may set, by the names of the parameters."""
-    return {name: setting for name, (_, setting) in _annotated(cast("Hashable", kind)).items()}
-
-
-@cache  # a type hint is compiled each time that it is read
-def _annotated(kind: Hashable) -> Mapping[str, tuple[object, Setting]]:
-    """Return type and setting of those parameters of a kind, by their names."""
-    return {
-        name: (get_args(hint)[0], setting)
-        for name, hint in get_type_hints(kind, include_extras=True).items()
-        for setting in getattr(hint, "__metadata__", ())
-        if isinstance(setting, Setting)
-    }
-
-
-def with_parameters(
-    kind: Kind, *, only: Collection[str] | None = None, without: Collection[str] = ()
-) -> Callable[[type[TableT]], type[TableT]]:
-    """Return a decorator that gives a table the keys of parameters, after its own.
-
-    ``only``: of these parameters; None: of all that site files may set. ``without``: not of these.
-    """
-
-    def decorate(table: type[TableT]) -> type[TableT]:
-        defaults = {field.name: field.default for field in fields(kind)}
-        keys: dict[str, Any] = {
-            setting.key or name: _key(hint, setting, defaults[name])
-            for name, (hint, setting) in _annotated(cast("Hashable", kind)).items()
-            if (only is None or name in only) and name not in without
-        }
-        return create_model(table.__name__, __base__=table, __module__=table.__module__, __doc__=table.__doc__, **keys)
-
-    return decorate
-
-
-def values_of(kind: Kind, *tables: BaseModel) -> dict[str, Any]:
-    """Return the parameters that tables of a site file set, by the names of the parameters."""
-    keys = {name: setting.key or name for name, setting in settings_of(kind).items()}
-    return {
-        name: getattr(table, key) for name, key in keys.items() for table in tables if key in type(table).model_fields
-    }
-
-
-def _key(hint: object, setting: Setting, default: object) -> tuple[object, object]:
-    """Return type and field of the key that sets a parameter."""
-    extra: dict[str, Any] = {"x-unit": setting.unit} if setting.unit in {"seconds", "MiB", "MiB/s"} else {}
-    bounds: dict[str, Any] = {"ge": setting.least, "gt": setting.above, "le": setting.most}
-    bounds = {name: bound for name, bound in bounds.items() if bound is not None}
-    field = Field(default=default, description=setting.meaning, json_schema_extra=extra or None, **bounds)
-    return _in_file(hint, setting), field
-
-
-def _in_file(hint: object, setting: Setting) -> object:
-    """Return the type with which a site file is read. Raises TypeError for a parameter that no file can give."""
-    if get_origin(hint) is UnionType:
-        (kind,) = (part for part in get_args(hint) if part is not NoneType)
-        found: Any = _in_file(kind, setting)
-        return found | None
-    if setting.choices is not None:
-        own = tuple(sorted(setting.choices))
-        known = partial(known_policy, kind=PolicyKind.MALLEABILITY, own=own)
-        return Annotated[str, AfterValidator(known), WithJsonSchema(policy_schema(own))]
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint
-    if (hint, setting.unit) not in _IN_FILES:
-        raise TypeError(f"a site file has no words for {hint} in {setting.unit or 'no unit'}")
-    return _IN_FILES[hint, setting.unit]
 
 
 # -- The tables ----------------------------------------------------------------------------------------------

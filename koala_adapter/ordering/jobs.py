@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from koala_adapter.lrm.listing import Listing
-    from koala_adapter.lrm.starts import Pin
+    from koala_adapter.lrm.startlog import Pin
     from koala_adapter.model import LrmJob, Queue
     from koala_adapter.ordering.allocation import NodeRoom
     from koala_adapter.queueing.queue import LocalJob

@@ -13,7 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from koala_adapter.lrm.listing import is_another
-from koala_adapter.lrm.starts import REQUEUED, Layout, Stage, Starts, by_id, up_for_us
+from koala_adapter.lrm.starts import REQUEUED, Stage, Starts, by_id, up_for_us
 from koala_adapter.model import ACTIVE, WAITING, LrmJobState
 from koala_adapter.ordering.allocation import memory_on, rooms_of
 from koala_adapter.ordering.jobs import (
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from koala_adapter.lrm.listing import Listing
-    from koala_adapter.lrm.starts import Pin
+    from koala_adapter.lrm.startlog import Layout, Pin
     from koala_adapter.model import LrmJob, LrmJobId, Node
     from koala_adapter.ordering.allocation import NodeRoom, Pools
     from koala_adapter.queueing.queue import ClusterScheduler

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from koala_adapter.lrm.starts import OriginalRequest, Pin
+from koala_adapter.lrm.startlog import OriginalRequest, Pin
 from koala_adapter.ordering.allocation import (
     Allocation,
     Guard,

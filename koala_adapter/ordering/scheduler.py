@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from koala_adapter.host.metrics import Meter
     from koala_adapter.lrm import Lrm
     from koala_adapter.lrm.listing import Listing
-    from koala_adapter.lrm.starts import Pin, Starter, StartLog
+    from koala_adapter.lrm.startlog import Pin, StartLog
+    from koala_adapter.lrm.starts import Starter
     from koala_adapter.model import LrmJob, LrmJobId, Queue
     from koala_adapter.ordering.asking import Overview
     from koala_adapter.ordering.jobs import JobEvent, Start

@@ -21,7 +21,7 @@ import anyio
 import structlog
 from anyio import to_thread
 
-from koala_adapter.config.jobfile import LARGEST_FILE
+from koala_adapter.config.sweeps import LARGEST_FILE
 from koala_adapter.errors import JobRefusedError, KoalaError, LrmUnreachableError
 from koala_adapter.host.regularfile import read_regular
 from koala_adapter.host.sockets import lasting_ports

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from koala_adapter.lrm import Lrm
-    from koala_adapter.lrm.starts import StartLog
+    from koala_adapter.lrm.startlog import StartLog
     from koala_adapter.wiki.codec.frames import Key
     from koala_adapter.wiki.codec.records import Prepared
     from koala_adapter.wiki.codec.verbs import Request

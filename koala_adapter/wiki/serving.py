@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.lrm import Lrm
-    from koala_adapter.lrm.starts import StartLog
+    from koala_adapter.lrm.startlog import StartLog
 
 
 log = structlog.get_logger()

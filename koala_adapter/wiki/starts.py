@@ -25,7 +25,8 @@ from koala_adapter.errors import (
 )
 from koala_adapter.lrm.listing import Watcher, read_listing
 from koala_adapter.lrm.rate import CircuitBreaker
-from koala_adapter.lrm.starts import OVER, OriginalRequest, Pin, Stage, up_for_us
+from koala_adapter.lrm.startlog import OriginalRequest, Pin
+from koala_adapter.lrm.starts import OVER, Stage, up_for_us
 from koala_adapter.model import OCCUPYING, WAITING, HoldOwner, LrmJobId, LrmJobState, NodeState
 from koala_adapter.wiki.codec.verbs import StartInfo, done, not_started
 from koala_adapter.wiki.codec.words import Status, WaitReason

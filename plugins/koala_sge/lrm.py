@@ -26,13 +26,13 @@ from koala_adapter.lrm.drmaa.scripts import check_scripts
 from koala_adapter.lrm.drmaa.transport import job_template, raise_for
 from koala_adapter.model import HoldOwner, LrmJobState, NodeGpus
 from koala_sge import heldjobs
+from koala_sge.accounting import parse_accounting
 from koala_sge.checks import SgeChecks, check_outside
 from koala_sge.defaults import groups_arrays, require_whole_listings
 from koala_sge.explained import ExplainedJob, parse_explained
 from koala_sge.heldjobs import HeldJobs, possibly_hook_holds, without_users
 from koala_sge.listing import (
     GridEngineCommands,
-    parse_accounting,
     parse_jobs,
     parse_layouts,
     parse_left,

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.lrm.drmaa.libraries import FailureKind, kind_of_text
 from koala_adapter.model import EndReason, LrmJobState, NodeState
+from koala_sge.accounting import parse_accounting
 from koala_sge.explained import parse_explained
 from koala_sge.heldjobs import Wishes, instances_on, nodes_of, parse_instances, parse_wishes
 from koala_sge.listing import (
@@ -25,7 +26,6 @@ from koala_sge.listing import (
     has_access_lists,
     job_state,
     mebibytes_of,
-    parse_accounting,
     parse_jobs,
     parse_limits,
     parse_nodes,

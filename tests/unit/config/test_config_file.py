@@ -22,19 +22,17 @@ from pydantic import BaseModel, TypeAdapter
 
 from koala_adapter.config import locations
 from koala_adapter.config.locations import locate_site_file, no_site_file, state_directory
+from koala_adapter.config.parameterkeys import Kind, settings_of, values_of
 from koala_adapter.config.schema import job_schema, site_schema
 from koala_adapter.config.sitefile import (
     ClusterConfig,
     ControlCenterConfig,
     DirectivesConfig,
-    Kind,
     NoSettings,
     SchedulerConfig,
     SiteConfig,
     load_site,
     load_site_text,
-    settings_of,
-    values_of,
 )
 from koala_adapter.config.tomlfile import (
     MAXIMUM_SIZE,

@@ -13,17 +13,8 @@ import pytest
 from koala_adapter.errors import JournalError, LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import PinnedStart
 from koala_adapter.lrm import starts as starter
-from koala_adapter.lrm.starts import (
-    Failure,
-    OriginalRequest,
-    Patience,
-    Pin,
-    Stage,
-    Starter,
-    StartLog,
-    Starts,
-    placed_elsewhere,
-)
+from koala_adapter.lrm.startlog import OriginalRequest, Pin, StartLog
+from koala_adapter.lrm.starts import Failure, Patience, Stage, Starter, Starts, placed_elsewhere
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from tests.sqlite_watch import closed_later
 

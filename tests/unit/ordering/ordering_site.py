@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from koala_adapter.errors import LrmError
-    from koala_adapter.lrm.starts import Pin
+    from koala_adapter.lrm.startlog import Pin
     from koala_adapter.model import Queue
     from koala_adapter.ordering.jobs import JobEvent, JobEventKind, Start
 

@@ -17,7 +17,7 @@ from koala_adapter.ordering.passes import MOST_GUARDS, MisfitRules
 from tests.unit.ordering.ordering_site import PATIENCE, Listed, accepted, node, starting
 
 if TYPE_CHECKING:
-    from koala_adapter.lrm.starts import Pin
+    from koala_adapter.lrm.startlog import Pin
     from koala_adapter.model import Node
 
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.lrm.listing import Listing
-from koala_adapter.lrm.starts import Starts, entries_of
+from koala_adapter.lrm.startlog import entries_of
+from koala_adapter.lrm.starts import Starts
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.ordering.allocation import (
     Allocation,

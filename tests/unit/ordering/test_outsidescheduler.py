@@ -16,7 +16,8 @@ from koala_adapter.errors import JobNotFoundError, LrmRejectedError, LrmUnavaila
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.sockets import reachable
 from koala_adapter.lrm import PinnedStart
-from koala_adapter.lrm.starts import OriginalRequest, Patience, Pin, Starter, StartLog, Starts
+from koala_adapter.lrm.startlog import OriginalRequest, Pin, StartLog
+from koala_adapter.lrm.starts import Patience, Starter, Starts
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.ordering.asking import ExplainServer, ask_explanation, explain, explainer, overview
 from koala_adapter.ordering.jobs import JobEventKind, Rules

@@ -27,7 +27,7 @@ from koala_adapter.errors import (
     WikiError,
 )
 from koala_adapter.lrm.commands import LocalHost
-from koala_adapter.lrm.starts import OriginalRequest, Pin, StartLog
+from koala_adapter.lrm.startlog import OriginalRequest, Pin, StartLog
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.testing import new_context
 from koala_adapter.testing.trial import begin_start

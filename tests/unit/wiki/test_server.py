@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import Capabilities
-from koala_adapter.lrm.starts import OriginalRequest, Pin, StartLog
+from koala_adapter.lrm.startlog import OriginalRequest, Pin, StartLog
 from koala_adapter.model import EndReason, HoldOwner, LrmJobId, LrmJobState, NodeState
 from koala_adapter.wiki.codec.words import Dialect
 from tests.sqlite_watch import closed_later

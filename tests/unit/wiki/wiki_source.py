@@ -11,7 +11,7 @@ import anyio
 
 from koala_adapter.errors import LrmError, LrmNotFoundError
 from koala_adapter.lrm import Capabilities, Lrm
-from koala_adapter.lrm.starts import StartLog
+from koala_adapter.lrm.startlog import StartLog
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.wiki.codec.frames import Envelope, FrameReader, Key, open_reply, read_key, seal
 from koala_adapter.wiki.codec.verbs import Reply, parse_reply
