@@ -74,9 +74,9 @@ class SiteFileState:
             return False
 
 
-def new_site_file(environment: Mapping[str, str] | None = None) -> Path:
+def new_site_file() -> Path:
     """Return where a user's own site file belongs. Raises ConfigurationError where there is no home directory."""
-    path = _user_site_file(os.environ if environment is None else environment)
+    path = _user_site_file(os.environ)
     if path is None:
         raise ConfigurationError("there is no home directory to write the site file to", hint="say where: --output")
     return path
@@ -100,12 +100,12 @@ def state_directory(explicit: Path | None = None, environment: Mapping[str, str]
     return base / "koala"
 
 
-def requests_directory(environment: Mapping[str, str] | None = None) -> Path | None:
+def requests_directory() -> Path | None:
     """Return where all processes of this user, whatever their state directory, count what they ask batch systems.
 
     It is not created here. None when there is no home directory to put it in.
     """
-    base = _base_directory(os.environ if environment is None else environment, "XDG_STATE_HOME", ".local/state")
+    base = _base_directory(os.environ, "XDG_STATE_HOME", ".local/state")
     return None if base is None else base / "koala" / "requests"
 
 

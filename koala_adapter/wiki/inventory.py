@@ -58,9 +58,8 @@ class Setback:
 class Setbacks:
     """The failed starts of all jobs; times are of a monotonic clock."""
 
-    def __init__(self, patience: Patience | None = None) -> None:
-        """``patience``: how long a job is left alone after so many failures."""
-        self._patience = patience or Patience()
+    def __init__(self) -> None:
+        self._patience = Patience()
         self._known: dict[str, Setback] = {}
 
     def note(self, job: str, reason: str, now: float, *, refused: bool) -> Setback:

@@ -44,14 +44,6 @@ NOT_RUNNING = frozenset({2020, 2024})
 """What Slurm says when a job that waits or is ending is signalled; scancel passes such jobs over."""
 
 
-class RefusedError(Exception):
-    """A request that cannot be carried out; ``kind``: kind of the error."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
 # -- A job in the words of squeue and scontrol ---------------------------------------------------------------
 
 
@@ -278,8 +270,6 @@ class Library:
         }
         try:
             return {"result": operations[request["op"]](request)}
-        except RefusedError as error:
-            return {"error": {"kind": error.kind, "message": str(error)}}
         except Exception as error:  # noqa: BLE001 - pyslurm's classes do not exist before it is loaded
             kind = "slurm" if hasattr(error, "errno") else "library"
             message = getattr(error, "msg", None) or str(error) or type(error).__name__
@@ -289,16 +279,16 @@ class Library:
         conf, release = request["conf"], request["release"]
         # Without it libslurm tries for a minute, and then ends the process.
         if conf is not None and not Path(conf).is_file():
-            raise RefusedError("library", f"{conf} does not exist")
+            raise RuntimeError(f"{conf} does not exist")
         if self._pyslurm is None:
             try:
                 pyslurm = importlib.import_module("pyslurm")
             except (ImportError, OSError) as error:
-                raise RefusedError("library", f"pyslurm cannot be loaded: {error}") from error
+                raise RuntimeError(f"pyslurm cannot be loaded: {error}") from error
             version = tuple(int(part) for part in pyslurm.slurm_api_version())
             found = f"{version[0]}.{version[1]:02}"
             if found != release:
-                raise RefusedError("library", f"pyslurm is for Slurm {found}, and the controller runs {release}")
+                raise RuntimeError(f"pyslurm is for Slurm {found}, and the controller runs {release}")
             pyslurm.slurm_init(conf)
             self._pyslurm = pyslurm
         self._tells_details = request["details"]

@@ -24,7 +24,6 @@ from koala_slurm.words import (
     START_MAY_SHOW,
     TIME_FORMAT,
     array_index,
-    checked,
     duration,
     hold_owner,
     job_end,
@@ -84,14 +83,12 @@ _EXIT = re.compile(r"(?P<code>[0-9]{1,5}):(?P<signal>[0-9]{1,3})", re.ASCII)
 _BEGUN = frozenset({LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING, LrmJobState.ENDED})
 
 
-def squeue_command(*, user: str = "", job: str = "") -> tuple[str, ...]:
+def squeue_command(*, user: str = "") -> tuple[str, ...]:
     """Return the command line that lists all jobs, also those that ended a short while ago.
 
-    It is run in the environment of job_format. With ``user`` only that user's, which costs slurmctld least; with
-    ``job`` only that one.
+    It is run in the environment of job_format. With ``user`` only that user's, which costs slurmctld least.
     """
-    chosen = (*((f"--user={user}",) if user else ()), *((f"--jobs={checked(job)}",) if job else ()))
-    return (*EVERY_JOB, *chosen)
+    return (*EVERY_JOB, *((f"--user={user}",) if user else ()))
 
 
 def new_separator() -> str:

@@ -22,7 +22,6 @@ from koala_adapter.wiki.codec.words import (
     check_host,
     check_id,
     check_tasks,
-    compressed,
     expand,
     folded,
     plain,
@@ -64,7 +63,7 @@ class Request(ABC):
     """Slurm says of a message without its argument that it lacks ``ARG=``; of the other verbs that it lacks ``ARG``."""
 
     @abstractmethod
-    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+    def argument(self, dialect: Dialect) -> str:
         """Return the text after ``ARG=``. Raises WikiError for a value that cannot be written."""
 
     @classmethod
@@ -81,7 +80,7 @@ class GetNodes(Request):
     since: int = 0
     names: tuple[str, ...] | None = None
 
-    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+    def argument(self, dialect: Dialect) -> str:
         """``0:ALL`` or ``1700000000:n1:n2``."""
         return _listing(self.since, None if self.names is None else map(check_host, self.names))
 
@@ -100,7 +99,7 @@ class GetJobs(Request):
     since: int = 0
     ids: tuple[str, ...] | None = None
 
-    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+    def argument(self, dialect: Dialect) -> str:
         """``0:ALL`` or ``1700000000:101:102``."""
         return _listing(self.since, None if self.ids is None else map(check_id, self.ids))
 
@@ -121,14 +120,10 @@ class StartJob(Request):
     """One host for each task; empty: the resource manager chooses."""
     comment: str = ""
 
-    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+    def argument(self, dialect: Dialect) -> str:
         """``101 TASKLIST=n1:n1``."""
-        if dialect is Dialect.WIKI2 and hosts is not HostFormat.PLAIN:
-            tasks = compressed(self.tasks)
-        else:
-            check_tasks(self.tasks)
-            tasks = plain(self.tasks)
-        return f"{check_id(self.job)} TASKLIST={tasks}{_comment(self.comment, dialect)}"
+        check_tasks(self.tasks)
+        return f"{check_id(self.job)} TASKLIST={plain(self.tasks)}{_comment(self.comment, dialect)}"
 
     @classmethod
     def read(cls, argument: str, dialect: Dialect) -> Self:
@@ -152,7 +147,7 @@ class CancelJob(Request):
     type: CancelType = CancelType.ADMIN
     comment: str = ""
 
-    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+    def argument(self, dialect: Dialect) -> str:
         """``101 TYPE=ADMIN``; the first dialect ignores a comment after it."""
         return f"{check_id(self.job)} TYPE={self.type}{_comment(self.comment, Dialect.WIKI2)}"
 
@@ -176,7 +171,7 @@ class _JobAlone(Request):
 
     job: str
 
-    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+    def argument(self, dialect: Dialect) -> str:
         """``101``."""
         return check_id(self.job)
 
@@ -224,7 +219,7 @@ class ModifyJob(Request):
     changes: tuple[tuple[str, str], ...]
     """Pairs (name, value) such as ``("TIMELIMIT", "20")``."""
 
-    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+    def argument(self, dialect: Dialect) -> str:
         """``101 BANK=bio TIMELIMIT=20``: BANK first, VARIABLELIST last."""
         names = [name for name, _ in self.changes]
         unknown = [name for name in names if name not in self.changeable[dialect]]
@@ -254,7 +249,7 @@ class SignalJob(Request):
     job: str
     signal: int
 
-    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+    def argument(self, dialect: Dialect) -> str:
         """``101 VALUE=10``."""
         if not 1 <= self.signal <= HIGHEST_NUMBER:
             raise WikiError(f"{self.signal} is no signal")
@@ -282,7 +277,7 @@ class NotifyJob(Request):
     job: str
     message: str
 
-    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+    def argument(self, dialect: Dialect) -> str:
         """``101 MSG=the disk is full``."""
         return f"{check_id(self.job)} MSG={_message(self.message)}"
 
@@ -305,7 +300,7 @@ class Initialize(Request):
     event_port: int | None = None
     hosts: HostFormat | None = None
 
-    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+    def argument(self, dialect: Dialect) -> str:
         """``EPORT=15017 USEHOSTEXP=F``."""
         if self.event_port is not None and not 0 <= self.event_port <= HIGHEST_PORT:
             raise WikiError(f"{self.event_port} is no port")
@@ -340,7 +335,7 @@ class WillRun(Request):
     old: bool = False
     """In the older form, ``JOBID=5@TIME,NODES``; it is answered in the older form."""
 
-    def argument(self, dialect: Dialect, hosts: HostFormat) -> str:
+    def argument(self, dialect: Dialect) -> str:
         """``101 STARTTIME=1700000000 NODES=n[1-4] PREEMPT=99``."""
         job, nodes = check_id(self.job), ranges(self.nodes)
         time = "" if self.not_before is None else str(_at_least_zero(self.not_before))
@@ -383,11 +378,11 @@ REQUESTS: Final[Mapping[Verb, type[Request]]] = {
 """The request of each verb."""
 
 
-def build_request(request: Request, dialect: Dialect, *, hosts: HostFormat = HostFormat.PLAIN) -> bytes:
+def build_request(request: Request, dialect: Dialect) -> bytes:
     """Return the message of a request. Raises WikiError for what the dialect does not have, or cannot say safely."""
     if request.verb not in VERBS[dialect]:
         raise WikiError(f"{request.verb} does not exist in the dialect {dialect}")
-    return f"CMD={request.verb} ARG={request.argument(dialect, hosts)}".encode()
+    return f"CMD={request.verb} ARG={request.argument(dialect)}".encode()
 
 
 def parse_request(message: bytes, dialect: Dialect, *, verbs: Collection[Verb] | None = None) -> Request:

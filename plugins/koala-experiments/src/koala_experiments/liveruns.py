@@ -328,10 +328,10 @@ class _Course:
 class JournalRecord:
     """Courses of a workload's jobs, read from events of the journal."""
 
-    def __init__(self, jobs: Mapping[str, SimulatedJob], *, scheduler: Scheduler | None = None) -> None:
-        """``jobs``: by name. ``scheduler``: with the state before the first event."""
+    def __init__(self, jobs: Mapping[str, SimulatedJob]) -> None:
+        """``jobs``: by name."""
         self._jobs = jobs
-        self._scheduler = scheduler or Scheduler()
+        self._scheduler = Scheduler()
         self._courses: dict[JobId, _Course] = {}
         self._submitted: dict[str, float] = {}
         self._held: set[PlaceholderId] = set()
