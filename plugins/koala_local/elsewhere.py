@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TRAVELS = {
     "koala_adapter": ("__init__.py", "errors.py", "model.py", "outcome.py", "slots.py"),
     "koala_adapter.host": ("__init__.py", "sockets.py"),
-    "koala_local": ("__init__.py", "daemon.py", "jobs.py", "processes.py"),
+    "koala_local": ("__init__.py", "cluster.py", "daemon.py", "jobs.py", "processes.py"),
 }
 """What the daemon is made of, by package."""
 MAIN = "import sys\nfrom koala_local.daemon import main\nsys.exit(main(sys.argv[1:]))\n"
