@@ -10,7 +10,7 @@ koala) is set aside: the state, which may be half changed, is dropped and rebuil
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -32,106 +32,16 @@ if TYPE_CHECKING:
 
 
 # -- The effector: carries out actions -----------------------------------------------------------------------
-# One method for each kind of action, so that none can be forgotten. The dispatch itself is pure.
 
 
 class Effector(Protocol):
-    """Carries out the scheduler's actions, in reality or simulation; results come back as events (protocol).
+    """Carries out the scheduler's actions, in reality or simulation; results come back as events (protocol)."""
 
-    A method may raise JournalBlockedError, and is called again with the same action when the journal can be written.
-    """
+    def carry_out(self, action: Action) -> None:
+        """Carry out one action, of whatever kind.
 
-    def submit_placeholders(self, action: act.SubmitPlaceholders) -> None:
-        """Submit placeholders; reported by BatchSubmitted or another event on the submission."""
-
-    def end_placeholders(self, action: act.EndPlaceholders) -> None:
-        """Release or cancel placeholders; reported by PlaceholderEnded for each."""
-
-    def stage_files(self, action: act.StageFiles) -> None:
-        """Bring input files to a cluster; StagingProgressed, then FilesStaged or StagingFailed."""
-
-    def stop_staging(self, action: act.StopStaging) -> None:
-        """Stop bringing input files of a job to a cluster."""
-
-    def reserve_processors(self, action: act.ReserveProcessors) -> None:
-        """Have processors reserved; ReservationMade or ReservationRefused."""
-
-    def end_reservation(self, action: act.EndReservation) -> None:
-        """Have a reservation removed."""
-
-    def launch_job(self, action: act.LaunchJob) -> None:
-        """Start an application; reported by RankStarted and RankEnded for each rank."""
-
-    def offer_processors(self, action: act.OfferProcessors) -> None:
-        """Offer processors to an application; reported by OfferAnswered."""
-
-    def request_processors(self, action: act.RequestProcessors) -> None:
-        """Ask an application for processors; reported by OfferAnswered, then ProcessorsReleased."""
-
-    def take_processors(self, action: act.TakeProcessors) -> None:
-        """Start further processes of an application; reported by RankStarted for each."""
-
-    def withdraw_offer(self, action: act.WithdrawOffer) -> None:
-        """Tell an application that processors it accepted are not available."""
-
-    def grant_processors(self, action: act.GrantProcessors) -> None:
-        """Tell an application how many processors it gets of those it asked for."""
-
-    def read_output(self, action: act.ReadPlaceholderOutput) -> None:
-        """Read a placeholder's output; reported by PlaceholderSaid."""
-
-    def end_attempt(self, action: act.EndAttempt) -> None:
-        """Record the end of an attempt after which another one may follow."""
-
-    def finish_job(self, action: act.FinishJob) -> None:
-        """Record the outcome of a job."""
-
-    def correct_outcome(self, action: act.CorrectOutcome) -> None:
-        """Record another outcome of a job that has ended."""
-
-    def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
-        """Report an invalid answer of a site's policy to the operator."""
-
-
-def carry_out(action: Action, effector: Effector) -> None:  # noqa: C901, PLR0912 - one plain line per kind of action
-    """Call the method of the effector for an action."""
-    match action:
-        case act.SubmitPlaceholders():
-            effector.submit_placeholders(action)
-        case act.EndPlaceholders():
-            effector.end_placeholders(action)
-        case act.StageFiles():
-            effector.stage_files(action)
-        case act.StopStaging():
-            effector.stop_staging(action)
-        case act.ReserveProcessors():
-            effector.reserve_processors(action)
-        case act.EndReservation():
-            effector.end_reservation(action)
-        case act.LaunchJob():
-            effector.launch_job(action)
-        case act.OfferProcessors():
-            effector.offer_processors(action)
-        case act.RequestProcessors():
-            effector.request_processors(action)
-        case act.TakeProcessors():
-            effector.take_processors(action)
-        case act.WithdrawOffer():
-            effector.withdraw_offer(action)
-        case act.GrantProcessors():
-            effector.grant_processors(action)
-        case act.ReadPlaceholderOutput():
-            effector.read_output(action)
-        case act.EndAttempt():
-            effector.end_attempt(action)
-        case act.FinishJob():
-            effector.finish_job(action)
-        case act.CorrectOutcome():
-            effector.correct_outcome(action)
-        case act.ReportRefusedAnswer():
-            effector.report_refused_answer(action)
-        case _:
-            assert_never(action)
+        May raise JournalBlockedError, and is called again with the same action when the journal can be written.
+        """
 
 
 # -- The loop ------------------------------------------------------------------------------------------------
@@ -380,7 +290,7 @@ class EventLoop:
         elif self._actions:
             action = self._actions.popleft()
             try:
-                carry_out(action, self._effector)
+                self._effector.carry_out(action)
             except JournalBlockedError:
                 self._actions.appendleft(action)
                 raise

@@ -254,7 +254,7 @@ Action: TypeAlias = (
     | CorrectOutcome
     | ReportRefusedAnswer
 )
-"""All that the scheduler can want: :func:`koala_adapter.driver.loop.carry_out` knows each."""
+"""All that the scheduler can want: ``carry_out`` of each effector knows every kind, as mypy checks."""
 
 SizeAction: TypeAlias = OfferProcessors | RequestProcessors | TakeProcessors | WithdrawOffer | GrantProcessors
 """An action by which a running job changes its size."""

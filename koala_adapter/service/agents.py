@@ -12,8 +12,7 @@ import os
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import wraps
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, assert_never
 
 import anyio
 import structlog
@@ -26,8 +25,8 @@ from koala_adapter.lrm import Submission
 from koala_adapter.model import BatchKey, ClusterName
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.report.sitevalues import SampleSubmission
+from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.actions import SubmitPlaceholders
 from koala_adapter.scheduler.claiming.claims import life_at_once
 from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest
 from koala_adapter.service.opening import (
@@ -43,7 +42,7 @@ from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
 from koala_adapter.vjm.listener import AgentListener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from anyio.abc import TaskGroup
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.lrm import Lrm
     from koala_adapter.model import Component, Job, PlaceholderId
-    from koala_adapter.scheduler import actions as act
+    from koala_adapter.scheduler.actions import Action
     from koala_adapter.service.applications import Applications, Archive
     from koala_adapter.service.clusters import ClusterDriver
     from koala_adapter.service.core import Core
@@ -64,8 +63,6 @@ if TYPE_CHECKING:
 
 # -- Job scripts, one-time tokens and the output of placeholders ---------------------------------------------
 # A token is written so that no other user can read it; the journal keeps only its hash.
-
-_Action = TypeVar("_Action")
 
 SAMPLE_TOKEN = "THE-ONE-TIME-TOKEN-GOES-HERE"  # noqa: S105 - stands where a token would be, in what people are shown
 
@@ -83,7 +80,7 @@ class ScriptMaker:
 
     def submission(
         self,
-        action: SubmitPlaceholders,
+        action: act.SubmitPlaceholders,
         config: ClusterConfig,
         lrm: Lrm,
         token: str,
@@ -148,7 +145,7 @@ def sample_submissions(
     for number, component in enumerate(job.components, start=1):
         if never[component.name] is not None:
             continue
-        action = SubmitPlaceholders(
+        action = act.SubmitPlaceholders(
             batch=BatchKey(f"koala-{instance}-{number}"),
             cluster=ClusterName(config.name),
             count=component.minimum,
@@ -419,20 +416,6 @@ class Reception(AgentListener):
 # -- Effector: carry out actions on clusters and agents ------------------------------------------------------
 
 
-# A plugin, a program or a policy may make any of them raise. That is logged, and costs this action alone.
-
-
-def _contained(carry_out: Callable[[LiveEffector, _Action], None]) -> Callable[[LiveEffector, _Action], None]:
-    """Decorator: log exceptions of a method, except errors of the journal."""
-
-    @wraps(carry_out)
-    def carried_out(effector: LiveEffector, action: _Action) -> None:
-        with contained("an action", action=type(action).__name__, job=getattr(action, "job_id", "")):
-            carry_out(effector, action)
-
-    return carried_out
-
-
 class LiveEffector:
     """Carries out the actions of a service's scheduler."""
 
@@ -461,10 +444,54 @@ class LiveEffector:
         self.with_secrets: dict[BatchKey, ClusterName | None] = dict.fromkeys(core.journal.batches_with_secrets())
         """Submissions whose secrets are kept, with their clusters; None: not known, after a restart."""
 
+    def carry_out(self, action: Action) -> None:
+        """Carry out an action. A plugin, a program or a policy may make it fail: that is logged, and costs it alone."""
+        with contained("an action", action=type(action).__name__, job=getattr(action, "job_id", "")):
+            self._carry_out(action)
+
+    def _carry_out(self, action: Action) -> None:  # noqa: C901, PLR0912 - one case for each kind of action
+        match action:
+            case act.SubmitPlaceholders():
+                self._submit_placeholders(action)
+            case act.EndPlaceholders():
+                self._end_placeholders(action)
+            case act.ReadPlaceholderOutput():
+                self._read_output(action)
+            case act.ReserveProcessors():
+                self._clusters[action.cluster].reservations.ask(action)
+            case act.EndReservation():
+                if action.cluster in self._clusters:
+                    self._clusters[action.cluster].reservations.remove_unowned()
+            case act.StageFiles():
+                self._applications.stager.stage(action)
+            case act.StopStaging():
+                self._applications.stager.stop(action.job_id, action.cluster)
+            case act.LaunchJob():
+                self._launch_job(action)
+            case act.OfferProcessors() | act.RequestProcessors() | act.TakeProcessors():
+                self._sizes.made.carry_out(action)
+            case act.WithdrawOffer():
+                log.info("an offer was withdrawn", job=action.job_id, reason=action.reason)
+                self._sizes.made.carry_out(action)
+            case act.GrantProcessors():
+                count, why = action.processors, action.reason
+                log.info("processors were granted", job=action.job_id, processors=count, reason=why)
+                self._sizes.made.carry_out(action)
+            case act.EndAttempt():
+                self._applications.end_attempt(action.job_id, action.number)
+            case act.FinishJob():
+                self._finish_job(action)
+            case act.CorrectOutcome():
+                log.info("job ended otherwise", job=action.job_id, detail=action.outcome.detail)
+                self._archive.keep(action.job_id)
+            case act.ReportRefusedAnswer():
+                log.error("a policy of this site is at fault", reason=action.reason)
+            case _:
+                assert_never(action)
+
     # ---- placeholders ---------------------------------------------------------------------------------------------
 
-    @_contained
-    def submit_placeholders(self, action: act.SubmitPlaceholders) -> None:
+    def _submit_placeholders(self, action: act.SubmitPlaceholders) -> None:
         """Send a submission to its cluster, with a new one-time token."""
         driver = self._clusters[action.cluster]
         token = credentials.new_token()
@@ -489,8 +516,7 @@ class LiveEffector:
                 ev.BatchRejected(time=self._core.now(), batch=action.batch, reason=f"koala failed: {error!r}")
             )
 
-    @_contained
-    def end_placeholders(self, action: act.EndPlaceholders) -> None:
+    def _end_placeholders(self, action: act.EndPlaceholders) -> None:
         """Release agents of placeholders; cancel placeholders that do not end by themselves."""
         driver = self._clusters.get(action.cluster)
         to_cancel = []
@@ -517,8 +543,7 @@ class LiveEffector:
         job = self._core.state.jobs[record.job_id]
         return bool(job.ranks) and job.state is not JobState.CANCELLED
 
-    @_contained
-    def read_output(self, action: act.ReadPlaceholderOutput) -> None:
+    def _read_output(self, action: act.ReadPlaceholderOutput) -> None:
         """Report the end of a placeholder's own output."""
         driver = self._clusters.get(action.cluster)
         if driver is None:
@@ -535,35 +560,9 @@ class LiveEffector:
             ev.PlaceholderSaid(time=self._core.now(), cluster=action.cluster, job_id=action.job_id, text=text)
         )
 
-    # ---- reservations ---------------------------------------------------------------------------------------------
-
-    @_contained
-    def reserve_processors(self, action: act.ReserveProcessors) -> None:
-        """Ask the batch system of a cluster for a reservation."""
-        self._clusters[action.cluster].reservations.ask(action)
-
-    @_contained
-    def end_reservation(self, action: act.EndReservation) -> None:
-        """Have the reservation removed."""
-        if action.cluster in self._clusters:
-            self._clusters[action.cluster].reservations.remove_unowned()
-
-    # ---- files ----------------------------------------------------------------------------------------------------
-
-    @_contained
-    def stage_files(self, action: act.StageFiles) -> None:
-        """Bring input files of a job to a cluster at another site."""
-        self._applications.stager.stage(action)
-
-    @_contained
-    def stop_staging(self, action: act.StopStaging) -> None:
-        """Bring them no further, and let go of those that are there."""
-        self._applications.stager.stop(action.job_id, action.cluster)
-
     # ---- applications ---------------------------------------------------------------------------------------------
 
-    @_contained
-    def launch_job(self, action: act.LaunchJob) -> None:
+    def _launch_job(self, action: act.LaunchJob) -> None:
         """Start the application of a job."""
         self._applications.launch(action.job_id)
         self._meter.launched(action.job_id)
@@ -571,54 +570,10 @@ class LiveEffector:
         if not record.attempts_over:
             self._notices.started(record.job)
 
-    @_contained
-    def offer_processors(self, action: act.OfferProcessors) -> None:
-        """Offer further processors to a running job."""
-        self._sizes.made.carry_out(action)
-
-    @_contained
-    def request_processors(self, action: act.RequestProcessors) -> None:
-        """Ask a running job for processors."""
-        self._sizes.made.carry_out(action)
-
-    @_contained
-    def take_processors(self, action: act.TakeProcessors) -> None:
-        """Start further processes of a running job."""
-        self._sizes.made.carry_out(action)
-
-    @_contained
-    def withdraw_offer(self, action: act.WithdrawOffer) -> None:
-        """Tell a running job that accepted processors are not available."""
-        log.info("an offer was withdrawn", job=action.job_id, reason=action.reason)
-        self._sizes.made.carry_out(action)
-
-    @_contained
-    def grant_processors(self, action: act.GrantProcessors) -> None:
-        """Tell a running job how many processors it gets of those it asked for."""
-        log.info("processors were granted", job=action.job_id, processors=action.processors, reason=action.reason)
-        self._sizes.made.carry_out(action)
-
-    @_contained
-    def end_attempt(self, action: act.EndAttempt) -> None:
-        """Drop the application of a job that may run again."""
-        self._applications.end_attempt(action.job_id, action.number)
-
-    @_contained
-    def finish_job(self, action: act.FinishJob) -> None:
+    def _finish_job(self, action: act.FinishJob) -> None:
         """Log a job's outcome and keep its report."""
         outcome = action.outcome
         log.info("job ended", job=action.job_id, state=outcome.state.value, detail=outcome.detail)
         self._archive.ended(action.job_id)
         self._meter.ended(action.job_id, outcome.state)
         self._notices.ended(self._core.state.jobs[action.job_id].job, outcome)
-
-    @_contained
-    def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
-        """Log an invalid answer of a policy."""
-        log.error("a policy of this site is at fault", reason=action.reason)
-
-    @_contained
-    def correct_outcome(self, action: act.CorrectOutcome) -> None:
-        """Keep the report of a job with its corrected outcome."""
-        log.info("job ended otherwise", job=action.job_id, detail=action.outcome.detail)
-        self._archive.keep(action.job_id)

@@ -12,7 +12,7 @@ import heapq
 import random
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, assert_never
 
 from koala_adapter.driver.loop import EventLoop
 from koala_adapter.driver.store import MemoryStore
@@ -20,6 +20,7 @@ from koala_adapter.errors import SimulationError
 from koala_adapter.model import EndReason, JobId, LrmJobId, PlaceholderId, TaskEnd
 from koala_adapter.outcome import PlaceholderState
 from koala_adapter.scheduler import Scheduler
+from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.simulation.applications import FREE
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from koala_adapter.errors import KoalaError
     from koala_adapter.model import ClusterName, Job
     from koala_adapter.outcome import JobOutcome
-    from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
     from koala_adapter.scheduler.records import JobRecord, State
@@ -421,11 +421,45 @@ class SimulatedService:
             self._wakeup = None
             self._post(ev.TimeReached(time=self.engine.now))
 
-    # ---- placeholders ---------------------------------------------------------------------------------------------
+    def carry_out(self, action: act.Action) -> None:  # noqa: C901, PLR0912 - one case for each kind of action
+        """Carry out an action in the simulated world."""
+        engine, soon = self.engine, self.delays.message
+        match action:
+            case act.SubmitPlaceholders():
+                engine.after(self.delays.submit, partial(self._arrive, action))
+            case act.EndPlaceholders():
+                engine.after(soon, partial(self._end, action), rank=FIRST)
+            case act.ReserveProcessors():
+                self._reserve_processors(action)
+            case act.StageFiles():
+                self._stage_files(action)
+            case act.StopStaging():
+                transfer = self._transfers.pop((action.job_id, action.cluster), None)
+                if transfer is not None:
+                    transfer.cancel()
+            case act.LaunchJob():
+                self._launch_job(action)
+            case act.OfferProcessors():
+                engine.after(soon, partial(self._answer, action, 1))
+            case act.RequestProcessors():
+                engine.after(soon, partial(self._answer, action, -1))
+            case act.TakeProcessors():
+                engine.after(soon, partial(self._take, action), rank=SETTLED)
+            case act.FinishJob():
+                milestones = self.jobs[action.job_id]
+                milestones.ended_at, milestones.outcome = engine.now, action.outcome
+            case act.CorrectOutcome():
+                self.jobs[action.job_id].outcome = action.outcome
+            case act.ReportRefusedAnswer():  # a policy that gives invalid answers makes the simulation worthless
+                raise SimulationError(action.reason, hint="mend the policy; see `koala docs policies`")
+            case act.WithdrawOffer() | act.GrantProcessors():
+                pass  # no program asks for processors itself, or waits for those that it accepted
+            case act.EndReservation() | act.ReadPlaceholderOutput() | act.EndAttempt():
+                pass  # nothing is reserved; silent agents write nothing; those of an attempt end with placeholders
+            case _:
+                assert_never(action)
 
-    def submit_placeholders(self, action: act.SubmitPlaceholders) -> None:
-        """Submit placeholders to the simulated batch system."""
-        self.engine.after(self.delays.submit, partial(self._arrive, action))
+    # ---- placeholders ---------------------------------------------------------------------------------------------
 
     def _arrive(self, action: act.SubmitPlaceholders) -> None:
         system, batch = self.systems[action.cluster], action.batch
@@ -471,23 +505,16 @@ class SimulatedService:
     def _told_gone(self, id_: PlaceholderId, reason: EndReason) -> None:
         self._post(ev.PlaceholderEnded(time=self.engine.now, placeholder=id_, reason=reason))
 
-    def end_placeholders(self, action: act.EndPlaceholders) -> None:
-        """End placeholders in the simulated batch system."""
-        self.engine.after(self.delays.message, partial(self._end, action), rank=FIRST)
-
     # ---- files ----------------------------------------------------------------------------------------------------
 
-    def reserve_processors(self, action: act.ReserveProcessors) -> None:
+    def _reserve_processors(self, action: act.ReserveProcessors) -> None:
         """Refuse: a simulated batch system has a queue alone."""
         refused = ev.ReservationRefused(
             time=self.engine.now, job_id=action.job_id, name=action.name, reason="simulated clusters do not reserve"
         )
         self._post(refused)
 
-    def end_reservation(self, action: act.EndReservation) -> None:
-        """Do nothing: none is made."""
-
-    def stage_files(self, action: act.StageFiles) -> None:
+    def _stage_files(self, action: act.StageFiles) -> None:
         """Send what a cluster lacks, at the bandwidth that is known of it; where none is, it is there at once."""
         transfer = (action.job_id, action.cluster)
         if transfer not in self._transfers:
@@ -498,15 +525,6 @@ class SimulatedService:
     def _staged(self, job_id: JobId, cluster: ClusterName) -> None:
         self._post(ev.FilesStaged(time=self.engine.now, job_id=job_id, cluster=cluster))
 
-    def stop_staging(self, action: act.StopStaging) -> None:
-        """End a transfer."""
-        transfer = self._transfers.pop((action.job_id, action.cluster), None)
-        if transfer is not None:
-            transfer.cancel()
-
-    def read_output(self, action: act.ReadPlaceholderOutput) -> None:
-        """Report empty output: a simulated agent that never reports writes nothing."""
-
     def _end(self, action: act.EndPlaceholders) -> None:
         for id_ in action.placeholders:
             one = self._placeholders.get(id_)
@@ -516,23 +534,7 @@ class SimulatedService:
 
     # ---- jobs -----------------------------------------------------------------------------------------------------
 
-    def end_attempt(self, action: act.EndAttempt) -> None:
-        """Do nothing: the agents of the attempt end with its placeholders."""
-
-    def finish_job(self, action: act.FinishJob) -> None:
-        """Record the outcome of a job."""
-        milestones = self.jobs[action.job_id]
-        milestones.ended_at, milestones.outcome = self.engine.now, action.outcome
-
-    def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
-        """Raise: a policy that gives invalid answers makes the simulation worthless."""
-        raise SimulationError(action.reason, hint="mend the policy; see `koala docs policies`")
-
-    def correct_outcome(self, action: act.CorrectOutcome) -> None:
-        """Record the corrected outcome of a job."""
-        self.jobs[action.job_id].outcome = action.outcome
-
-    def launch_job(self, action: act.LaunchJob) -> None:
+    def _launch_job(self, action: act.LaunchJob) -> None:
         """Start the ranks of a job."""
         record = self.state.jobs[action.job_id]
         milestones = self.jobs[action.job_id]
@@ -574,14 +576,6 @@ class SimulatedService:
 
     # ---- changes of size ------------------------------------------------------------------------------------------
 
-    def offer_processors(self, action: act.OfferProcessors) -> None:
-        """Answer an offer for the program: accepted, as far as it can grow, once the processors are held."""
-        self.engine.after(self.delays.message, partial(self._answer, action, 1))
-
-    def request_processors(self, action: act.RequestProcessors) -> None:
-        """Shrink the program as far as it accepts."""
-        self.engine.after(self.delays.message, partial(self._answer, action, -1))
-
     def _answer(self, action: act.OfferProcessors | act.RequestProcessors, sign: int) -> None:
         one, record = self._executions.get(action.job_id), self.state.jobs.get(action.job_id)
         claim = None if one is None or record is None else record.claims[0]
@@ -601,22 +595,12 @@ class SimulatedService:
     def _release(self, job_id: JobId, going: tuple[PlaceholderId, ...]) -> None:
         self._post(ev.ProcessorsReleased(time=self.engine.now, job_id=job_id, placeholders=going))
 
-    def take_processors(self, action: act.TakeProcessors) -> None:
-        """Let the program compute with the processors that it accepted."""
-        self.engine.after(self.delays.message, partial(self._take, action), rank=SETTLED)
-
     def _take(self, action: act.TakeProcessors) -> None:
         one = self._executions.get(action.job_id)
         if one is not None:
             one.resize(len(action.ranks), self.engine.now)
             self._foresee_end(action.job_id)
             self._start_ranks(action)
-
-    def withdraw_offer(self, action: act.WithdrawOffer) -> None:
-        """Do nothing: a program waits for nothing that it accepted."""
-
-    def grant_processors(self, action: act.GrantProcessors) -> None:
-        """Do nothing: no program asks for processors itself."""
 
     # ---- polling --------------------------------------------------------------------------------------------------
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from koala_adapter.model import EndReason, JobId, RunnerName, TaskEnd
 from koala_adapter.outcome import LAUNCHED_STATES, PlaceholderState
+from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.parameters import Approach
 from tests.faults.adaptive import Adaptive
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from koala_adapter.model import BatchKey, ClusterName, LrmJobId, PlaceholderId
-    from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
     from tests.faults.driver import SimulatedService
     from tests.faults.lrm import Element, SimulatedLrm
@@ -54,9 +54,48 @@ class SimulatedEffector:
         self.refused: list[str] = []
         """What was wrong with policies of the site."""
 
+    def carry_out(self, action: act.Action) -> None:  # noqa: C901, PLR0912 - one case for each kind of action
+        match action:
+            case act.SubmitPlaceholders():
+                self._submit_placeholders(action)
+            case act.EndPlaceholders():
+                self._end_placeholders(action)
+            case act.ReadPlaceholderOutput():
+                self._read_output(action)
+            case act.ReserveProcessors():
+                self.transfers.reserve(action)
+            case act.EndReservation():
+                self.transfers.remove_reservations()
+            case act.StageFiles():
+                self.transfers.begin(action)
+            case act.StopStaging():
+                self.transfers.stop(action)
+            case act.LaunchJob():
+                self._launch_job(action)
+            case act.OfferProcessors():
+                self._tell(action)
+            case act.RequestProcessors():
+                self._request_processors(action)
+            case act.TakeProcessors():
+                self._take_processors(action)
+            case act.WithdrawOffer() | act.GrantProcessors():
+                # Those jobs whose size the service's own code does not change count on no offer, and take what comes.
+                if self._changes(action.job_id):
+                    self.sized.carry_out(action)
+            case act.EndAttempt():
+                self._end_attempt(action)
+            case act.FinishJob():
+                self._finish_job(action)
+            case act.CorrectOutcome():
+                assert self._service.outcomes[action.job_id], "corrected before it was told"
+            case act.ReportRefusedAnswer():
+                self.refused.append(action.reason)
+            case _:
+                assert_never(action)
+
     # ---- submissions -----------------------------------------------------------------------------------------------
 
-    def submit_placeholders(self, action: act.SubmitPlaceholders) -> None:
+    def _submit_placeholders(self, action: act.SubmitPlaceholders) -> None:
         key, service = action.batch, self._service
         assert key not in self._keys, "a submission is repeated under the same key"
         self._keys.add(key)
@@ -110,7 +149,7 @@ class SimulatedEffector:
 
     # ---- ends ------------------------------------------------------------------------------------------------------
 
-    def end_placeholders(self, action: act.EndPlaceholders) -> None:
+    def _end_placeholders(self, action: act.EndPlaceholders) -> None:
         to_cancel = []
         for placeholder, lrm_id in zip(action.placeholders, action.lrm_ids, strict=True):
             agent = self._service.connected.get(placeholder)
@@ -133,7 +172,7 @@ class SimulatedEffector:
         if ids:
             self._service.later(self._faults.delay(), reach)
 
-    def read_output(self, action: act.ReadPlaceholderOutput) -> None:
+    def _read_output(self, action: act.ReadPlaceholderOutput) -> None:
         service = self._service
 
         def said() -> None:
@@ -143,25 +182,9 @@ class SimulatedEffector:
 
         service.later(self._faults.delay(), said)
 
-    # ---- reservations ----------------------------------------------------------------------------------------------
-
-    def reserve_processors(self, action: act.ReserveProcessors) -> None:
-        self.transfers.reserve(action)
-
-    def end_reservation(self, _action: act.EndReservation) -> None:
-        self.transfers.remove_reservations()
-
-    # ---- files -----------------------------------------------------------------------------------------------------
-
-    def stage_files(self, action: act.StageFiles) -> None:
-        self.transfers.begin(action)
-
-    def stop_staging(self, action: act.StopStaging) -> None:
-        self.transfers.stop(action)
-
     # ---- applications ----------------------------------------------------------------------------------------------
 
-    def launch_job(self, action: act.LaunchJob) -> None:
+    def _launch_job(self, action: act.LaunchJob) -> None:
         state = self._service.state
         record = state.jobs[action.job_id]
         self.transfers.check_launch(record)
@@ -180,7 +203,7 @@ class SimulatedEffector:
         for id_ in dict.fromkeys(rank.placeholder for rank in action.ranks):
             self.start_in(id_)
 
-    def take_processors(self, action: act.TakeProcessors) -> None:
+    def _take_processors(self, action: act.TakeProcessors) -> None:
         state = self._service.state
         record = state.jobs[action.job_id]
         assert all(state.placeholders[rank.placeholder].held_at is not None for rank in action.ranks)
@@ -198,13 +221,7 @@ class SimulatedEffector:
         # What is due is decided before the event that comes late, which may be the news of the silence itself.
         return placeholder.silent_since is not None and placeholder.silent_since != self._service.state.now
 
-    def offer_processors(self, action: act.OfferProcessors) -> None:
-        if self._changes(action.job_id):
-            self.sized.carry_out(action)
-        else:
-            self.applications.told(action)
-
-    def request_processors(self, action: act.RequestProcessors) -> None:
+    def _request_processors(self, action: act.RequestProcessors) -> None:
         state = self._service.state
         step = state.clusters[action.cluster].step
         # Beside a step, jobs are asked for what their owners no longer want.
@@ -215,17 +232,13 @@ class SimulatedEffector:
             wanted = sum(job.processors for job in state.clusters[action.cluster].others_waiting)
             assert step.value <= wanted or step.step.rounds > 1, "more than others want"
             self.shrunk_for_others += action.processors
+        self._tell(action)
+
+    def _tell(self, action: act.OfferProcessors | act.RequestProcessors) -> None:
         if self._changes(action.job_id):
             self.sized.carry_out(action)
         else:
             self.applications.told(action)
-
-    def withdraw_offer(self, action: act.WithdrawOffer | act.GrantProcessors) -> None:
-        """Tell jobs that the service's own code resizes; the others count on no offer, and take what comes."""
-        if self._changes(action.job_id):
-            self.sized.carry_out(action)
-
-    grant_processors = withdraw_offer
 
     def _changes(self, job_id: JobId) -> bool:
         """Tell whether the service's own code changes the size of a job; False: its application does as it pleases."""
@@ -287,20 +300,14 @@ class SimulatedEffector:
 
     # ---- outcomes --------------------------------------------------------------------------------------------------
 
-    def end_attempt(self, action: act.EndAttempt) -> None:
+    def _end_attempt(self, action: act.EndAttempt) -> None:
         seconds, end = self._service.runs.get(action.job_id, (50.0, TaskEnd(reason=EndReason.EXITED, exit_code=0)))
         if action.outcome.reason is EndReason.WALLTIME:  # it goes on from what it has saved
             walltime = self._service.state.jobs[action.job_id].job.walltime
             self._service.runs[action.job_id] = (max(1.0, seconds - walltime / 2), end)
 
-    def finish_job(self, action: act.FinishJob) -> None:
+    def _finish_job(self, action: act.FinishJob) -> None:
         assert not self.transfers.of(action.job_id), "files of a job that has ended are still brought"
         self._service.outcomes.setdefault(action.job_id, []).append(action.outcome)
         self.workers.finished(action.job_id)
         self.adaptive.finished(action.job_id)
-
-    def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
-        self.refused.append(action.reason)
-
-    def correct_outcome(self, action: act.CorrectOutcome) -> None:
-        assert self._service.outcomes[action.job_id], "corrected before it was told"

@@ -75,15 +75,10 @@ class RecordingEffector:
         self.done: list[Action] = []
         self.error: Exception | None = None
 
-    def _do(self, action: Action) -> None:
+    def carry_out(self, action: Action) -> None:
         if self.error is not None:
             raise self.error
         self.done.append(action)
-
-    submit_placeholders = end_placeholders = launch_job = offer_processors = request_processors = _do
-    take_processors = withdraw_offer = grant_processors = read_output = finish_job = correct_outcome = _do
-    report_refused_answer = end_attempt = stage_files = stop_staging = _do
-    reserve_processors = end_reservation = _do
 
 
 class RecordingOwner:

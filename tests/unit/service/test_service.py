@@ -351,7 +351,7 @@ async def test_live_applications_keep_their_size(served: Served) -> None:
     async with served.running() as service:
         id_ = submit(service)
         offer = act.OfferProcessors(job_id=id_, component="x", cluster=ClusterName("a"), number=1, processors=1)
-        service._effector.offer_processors(offer)
+        service._effector.carry_out(offer)
         (number, answer) = list(service.journal.recover()[1])[-1]
         assert number
         assert isinstance(answer, ev.OfferAnswered)
