@@ -34,7 +34,7 @@ from koala_adapter.vjm import channel
 from koala_adapter.vjm.center import ControlCenter
 from koala_adapter.vjm.certificate import digest, load_or_create, matches, server_context
 from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
-from koala_adapter.vjm.listener import AgentEvent, AgentListener, AgentRegistered, AgentTaskStarted
+from koala_adapter.vjm.listener import AgentEvent, AgentListener, AgentRegistered, AgentReport
 from tests.real.systems import SlurmCluster
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ ENVIRONMENT = tuple((f"KOALA_VARIABLE_{number}", "a value of usual length") for 
 class Listener(AgentListener):
     """Admits all agents that know the token, and drops their output."""
 
-    def __init__(self, hear: Callable[[AgentEvent], None]) -> None:
+    def __init__(self, hear: Callable[[AgentEvent | AgentReport], None]) -> None:
         self._hear = hear
         self._stored = digest(TOKEN)
         self._owners: dict[PlaceholderId, str] = {}
@@ -72,11 +72,16 @@ class Listener(AgentListener):
         """Pass an event on to the benchmark."""
         self._hear(event)
 
+    def on_report(self, placeholder: PlaceholderId, report: AgentReport) -> None:
+        """Pass a message on to the benchmark."""
+        del placeholder
+        self._hear(report)
+
     def output_path(self, placeholder: PlaceholderId, task: str) -> None:
         """Drop the output."""
 
 
-def control_center(directory: Path, hear: Callable[[AgentEvent], None], lease: int) -> ControlCenter:
+def control_center(directory: Path, hear: Callable[[AgentEvent | AgentReport], None], lease: int) -> ControlCenter:
     """Return a control center that takes all agents that know the token."""
     return ControlCenter(Listener(hear), server_context(load_or_create(directory)), lease=lease, heartbeat=30)
 
@@ -187,10 +192,10 @@ def center(*, directory: str = "", agents: int = 1, limit: int = 600) -> None:
 
 
 async def _serve(directory: Path, agents: int, limit: int) -> None:
-    counts = dict.fromkeys((AgentRegistered, AgentTaskStarted), 0)
+    counts = dict.fromkeys((AgentRegistered, channel.TaskStarted), 0)
     news = anyio.Event()
 
-    def count(event: AgentEvent) -> None:
+    def count(event: AgentEvent | AgentReport) -> None:
         nonlocal news
         if type(event) in counts:
             counts[type(event)] += 1
@@ -214,8 +219,8 @@ async def _serve(directory: Path, agents: int, limit: int) -> None:
         for placeholder in controls.connected:
             rank = str(placeholder.index)
             order = channel.Launch(task=rank, argv=("/bin/program", "--rank", rank), environment=ENVIRONMENT)
-            controls.launch(placeholder, order)
-        while counts[AgentTaskStarted] < agents:
+            controls.tell(placeholder, order)
+        while counts[channel.TaskStarted] < agents:
             await news.wait()
         used, kib = time.process_time() - cpu, (resident_kib() - before) / agents
         tell(registered=registered, launched=time.monotonic(), cpu=used, kib=kib)
@@ -421,7 +426,7 @@ async def agents_held(count: int, path: str) -> dict[str, float]:
     used: list[float] = []
     all_here = anyio.Event()
 
-    def hear(event: AgentEvent) -> None:
+    def hear(event: AgentEvent | AgentReport) -> None:
         if isinstance(event, AgentRegistered):
             used.append(used_by(processes[event.placeholder.index - 1].pid))
             if len(used) == count:
@@ -445,7 +450,7 @@ async def agents_held(count: int, path: str) -> dict[str, float]:
                 await all_here.wait()
             seconds = time.monotonic() - begun
             for placeholder in controls.connected:
-                controls.release(placeholder, 1.0)
+                controls.tell(placeholder, channel.Release(grace=1.0))
             whole = await anyio.to_thread.run_sync(processor_seconds, processes)
             tasks.cancel_scope.cancel()
     return {"all held, s": seconds, "held, ms": 1000 * sum(used) / count, "to the end, ms": 1000 * whole}

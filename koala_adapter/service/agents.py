@@ -34,12 +34,10 @@ from koala_adapter.service.opening import (
     words_directory,
 )
 from koala_adapter.service.reachability import Reachability
-from koala_adapter.vjm import certificate
-from koala_adapter.vjm import certificate as credentials
-from koala_adapter.vjm import listener as agents
+from koala_adapter.vjm import certificate, channel
 from koala_adapter.vjm.center import ControlCenter
 from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
-from koala_adapter.vjm.listener import AgentListener
+from koala_adapter.vjm.listener import AgentDisconnected, AgentListener, AgentRefused, AgentRegistered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +56,7 @@ if TYPE_CHECKING:
     from koala_adapter.service.notices import Notices
     from koala_adapter.service.sizes import SizeChanges
     from koala_adapter.vjm.channel import FileAck, FilePiece, TaskFiles, TunnelAsked
-    from koala_adapter.vjm.listener import Route
+    from koala_adapter.vjm.listener import AgentEvent, AgentReport, Route
 
 
 # -- Job scripts, one-time tokens and the output of placeholders ---------------------------------------------
@@ -263,7 +261,7 @@ class Reception(AgentListener):
 
     def release(self, placeholder: PlaceholderId) -> bool:
         """Tell an agent to end. False when it is not connected."""
-        return self._center.release(placeholder, RELEASE_GRACE)
+        return self._center.tell(placeholder, channel.Release(grace=RELEASE_GRACE))
 
     async def open(self, tasks: TaskGroup) -> None:
         """Start listening within ``tasks``. Raises ConfigurationError."""
@@ -299,7 +297,7 @@ class Reception(AgentListener):
         """Admit agents of placeholders that the scheduler wants."""
         expected = self._journal.token_hash(placeholder.batch)
         known = placeholder in self._core.state.placeholders
-        return expected is not None and known and credentials.matches(token, expected)
+        return expected is not None and known and certificate.matches(token, expected)
 
     def bound_session(self, placeholder: PlaceholderId) -> str | None:
         """Return the digest of the session that owns ``placeholder``; None when no agent has registered for it."""
@@ -330,35 +328,37 @@ class Reception(AgentListener):
         """Keep the final report of a task's output files. Raises OSError."""
         self._applications.results.conclude(placeholder, files)
 
-    def on_event(self, event: agents.AgentEvent) -> None:  # noqa: C901 - one line per kind of event
-        """Report an agent's message to the scheduler or the application."""
+    def on_event(self, event: AgentEvent) -> None:
+        """Report to scheduler and applications that an agent has come, has come again or has gone."""
         match event:
-            case agents.AgentRegistered():
+            case AgentRegistered():
                 self._agent_registered(event)
-            case agents.AgentDisconnected():
+            case AgentDisconnected():
                 self._agent_disconnected(event)
-            case agents.AgentRefused():
+            case AgentRefused():
                 text = "an agent with a valid token was refused: its placeholder is taken (run twice, or token stolen)"
                 placeholder = str(event.placeholder)
                 report_refused(text, kind=placeholder, placeholder=placeholder, host=event.host, address=event.address)
-            case agents.AgentTaskStarted():
-                self._applications.started(event.placeholder, event.task)
-            case agents.AgentTaskEnded():
-                self._applications.ended(event.placeholder, event.task, event.end)
-            case agents.ApplicationSaid():
-                self._applications.said(event.placeholder, event.task, event.frame)
-            case agents.AgentListens():
-                self._applications.relays.listens(event.placeholder, event.listening)
-            case agents.AgentProbed():
-                self.reachability.prober.answered(event.answer)
-            case agents.AgentForwards():
-                self._applications.relays.forwards(event.placeholder, event.done)
-            case agents.AgentEnding():
-                self._core.post(
-                    ev.PlaceholderEnding(
-                        time=self._core.now(), placeholder=event.placeholder, reason=event.reason, detail=event.detail
-                    )
-                )
+
+    def on_report(self, placeholder: PlaceholderId, report: AgentReport) -> None:
+        """Hand an agent's message on to those whom it concerns."""
+        applications = self._applications
+        match report:
+            case channel.TaskStarted(task=task):
+                applications.started(placeholder, task)
+            case channel.TaskEnded(task=task, end=end):
+                applications.ended(placeholder, task, end)
+            case channel.Application(task=task, data=frame):
+                applications.said(placeholder, task, frame)
+            case channel.Listening():
+                applications.relays.listens(placeholder, report)
+            case channel.Forwarded():
+                applications.relays.forwards(placeholder, report)
+            case channel.Probing() | channel.Probed():
+                self.reachability.prober.answered(report)
+            case channel.Ending(reason=reason, detail=detail):
+                now = self._core.now()
+                self._core.post(ev.PlaceholderEnding(time=now, placeholder=placeholder, reason=reason, detail=detail))
 
     async def route(self, placeholder: PlaceholderId, asked: TunnelAsked) -> Route | None:
         """Return where a relayed connection that an agent asks for goes; None: it is not allowed."""
@@ -383,7 +383,7 @@ class Reception(AgentListener):
         self._applications.output(task, stream, offset, data)
         self._core.note_change()
 
-    def _agent_registered(self, event: agents.AgentRegistered) -> None:
+    def _agent_registered(self, event: AgentRegistered) -> None:
         now = self._core.now()
         ends_at = None if event.ends_in is None else now + event.ends_in
         self._core.post(
@@ -394,7 +394,7 @@ class Reception(AgentListener):
         self._applications.registered(event.placeholder, event.tasks)
         self.reachability.in_contact()
 
-    def _agent_disconnected(self, event: agents.AgentDisconnected) -> None:
+    def _agent_disconnected(self, event: AgentDisconnected) -> None:
         self._applications.disconnected(event.placeholder)
         record = self._core.state.placeholders.get(event.placeholder)
         if record is None:
@@ -494,7 +494,7 @@ class LiveEffector:
     def _submit_placeholders(self, action: act.SubmitPlaceholders) -> None:
         """Send a submission to its cluster, with a new one-time token."""
         driver = self._clusters[action.cluster]
-        token = credentials.new_token()
+        token = certificate.new_token()
         self._journal.set_token(action.batch, token)
         self.with_secrets[action.batch] = action.cluster
         scripts = self._reception.scripts

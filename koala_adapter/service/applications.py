@@ -365,7 +365,7 @@ class Applications:
 
     def _order(self, one: AddressedLaunch) -> bool:
         try:
-            return self._core.center.launch(one.placeholder, one.launch)
+            return self._core.center.tell(one.placeholder, one.launch)
         except ProtocolError as error:  # for one, files that have grown between the check and their copying
             self._cannot_launch(one.launch.task, str(error))
             return False
@@ -476,7 +476,7 @@ class Applications:
             if isinstance(one, AddressedLaunch):
                 self._send([one])
             else:
-                self._core.center.signal(one.placeholder, one.signal)
+                self._core.center.tell(one.placeholder, one.signal)
 
     def _reread(self, job_id: JobId, runner: Runner) -> None:
         """Let a new runner parse the launcher's earlier output, after a restart."""

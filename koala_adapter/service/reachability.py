@@ -101,7 +101,7 @@ class Prober:
         """Return what an agent answers; None: nothing in its time."""
         self._answers[name] = None
         try:
-            sent = self._center.probe(agent.placeholder, probe)
+            sent = self._center.tell(agent.placeholder, probe)
             with anyio.move_on_after(ANSWER if sent else 0):
                 while self._answers[name] is None:
                     await self._answered.wait()

@@ -220,7 +220,7 @@ class Relays:
             ports=relayed.listening[peer.rank],
             direct=(peer.address or peer.host) if relayed.plan.reaches(rank.cluster, peer.cluster) else "",
         )
-        if self._core.center.forward(rank.placeholder, forward):
+        if self._core.center.tell(rank.placeholder, forward):
             relayed.told[rank.placeholder] = relayed.number
 
     # -- this host ----------------------------------------------------------------------------------------------------

@@ -205,18 +205,20 @@ class TrialCenter(AgentListener):
             return ""
 
     def on_event(self, event: agentevents.AgentEvent) -> None:
-        """Note the registration of an agent, the end of its task, and what it says of a connection."""
-        if isinstance(event, agentevents.AgentProbed):
-            self.prober.answered(event.answer)
-            return
+        """Note the registration of an agent."""
         visit = self._visits.get(event.placeholder)
-        if visit is None:
-            return
-        if isinstance(event, agentevents.AgentRegistered):
+        if visit is not None and isinstance(event, agentevents.AgentRegistered):
             visit.agent = event
             visit.registered.set()
-        elif isinstance(event, agentevents.AgentTaskEnded):
-            visit.end = event.end
+
+    def on_report(self, placeholder: PlaceholderId, report: agentevents.AgentReport) -> None:
+        """Note the end of a task, and what an agent says of a connection."""
+        if isinstance(report, channel.Probing | channel.Probed):
+            self.prober.answered(report)
+            return
+        visit = self._visits.get(placeholder)
+        if visit is not None and isinstance(report, channel.TaskEnded):
+            visit.end = report.end
             visit.ended.set()
 
 
@@ -411,7 +413,7 @@ class Trial:
 
     def _release(self, seconds: float) -> None:
         for placeholder in self._visits:
-            self._center.center.release(placeholder, seconds)
+            self._center.center.tell(placeholder, channel.Release(grace=seconds))
 
     async def _submit(self) -> tuple[LrmJobId, ...]:
         limit = self._config.parameters.walltime_limit
@@ -532,7 +534,7 @@ class Trial:
         """Run a command in a placeholder; return how it ended, or None when nothing is known of that in time."""
         visit = self._visits[placeholder]
         visit.ended, visit.end = anyio.Event(), None
-        self._center.center.launch(placeholder, channel.Launch(task=task, argv=argv, setup=setup, time_limit=seconds))
+        self._center.center.tell(placeholder, channel.Launch(task=task, argv=argv, setup=setup, time_limit=seconds))
         with anyio.move_on_after(seconds):
             await visit.ended.wait()
         return visit.end

@@ -26,18 +26,7 @@ from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm import channel
 from koala_adapter.vjm.certificate import digest, matches
 from koala_adapter.vjm.inputs import AT_ONCE, InputSender
-from koala_adapter.vjm.listener import (
-    AgentDisconnected,
-    AgentEnding,
-    AgentForwards,
-    AgentListens,
-    AgentProbed,
-    AgentRefused,
-    AgentRegistered,
-    AgentTaskEnded,
-    AgentTaskStarted,
-    ApplicationSaid,
-)
+from koala_adapter.vjm.listener import AgentDisconnected, AgentRefused, AgentRegistered
 from koala_adapter.vjm.output import FILES, FIRST_RETRY, LONGEST_RETRY, LOST, AgentConnection, OutputFiles, TaskOutput
 from koala_adapter.vjm.tunnels import Tunnels
 
@@ -127,7 +116,7 @@ class ControlCenter:
         self._silence = SILENT_INTERVALS * heartbeat
         self._files = OutputFiles(listener)
         self._room = anyio.CapacityLimiter(AT_ONCE)
-        self.tunnels = Tunnels(listener.route, self._order, host)
+        self.tunnels = Tunnels(listener.route, self.tell, host)
         self._connected: dict[PlaceholderId, AgentConnection] = {}
         self._unproven = 0
         """Bytes that are kept of peers that have not proved themselves yet."""
@@ -162,32 +151,16 @@ class ControlCenter:
             finally:
                 self._connected.clear()
 
-    def launch(self, placeholder: PlaceholderId, launch: channel.Launch) -> bool:
-        """Send an order to start a task. False when the agent is not connected.
+    def tell(self, placeholder: PlaceholderId, message: CenterMessage) -> bool:
+        """Send a message to an agent. False when it is not connected.
 
-        Raises ProtocolError when the order cannot be sent to any agent, such as for its size.
+        Raises ProtocolError when the message cannot be sent to any agent, such as for its size.
         """
-        return self._order(placeholder, launch)
-
-    def signal(self, placeholder: PlaceholderId, signal: channel.Signal) -> bool:
-        """Send a signal to a task. False when the agent is not connected."""
-        return self._order(placeholder, signal)
-
-    def tell_application(self, placeholder: PlaceholderId, task: str, frame: bytes) -> bool:
-        """Send a frame to a task's process; it may be lost. Returns False when the agent is not connected."""
-        return self._order(placeholder, channel.Application(task=task, data=frame))
-
-    def forward(self, placeholder: PlaceholderId, forward: channel.Forward) -> bool:
-        """Have an agent listen for the processes of its job. False when it is not connected."""
-        return self._order(placeholder, forward)
-
-    def probe(self, placeholder: PlaceholderId, probe: channel.ProbeListen | channel.ProbeReach) -> bool:
-        """Have an agent do its part of a probe. False when it is not connected."""
-        return self._order(placeholder, probe)
-
-    def release(self, placeholder: PlaceholderId, grace: float) -> bool:
-        """Tell an agent to end: its tasks get SIGTERM, ``grace`` seconds later SIGKILL. False when not connected."""
-        return self._order(placeholder, channel.Release(grace=grace))
+        connection = self._connected.get(placeholder)
+        if connection is None:
+            return False
+        connection.post(message)
+        return True
 
     def disconnect(self, placeholder: PlaceholderId, reason: str) -> None:
         """Close an agent's connection; it reconnects and reports its state again."""
@@ -353,7 +326,7 @@ class ControlCenter:
             detail = detail or connection.fault or f"silent for {self._silence:g} s"
             self._listener.on_event(AgentDisconnected(placeholder=placeholder, detail=detail, closed=connection.closed))
 
-    def _handle(self, agent: _Agent, message: AgentMessage) -> None:  # noqa: C901, PLR0912 - one plain line per kind of message
+    def _handle(self, agent: _Agent, message: AgentMessage) -> None:
         connection, output = agent.connection, agent.output
         placeholder = connection.placeholder
         match message:
@@ -367,30 +340,14 @@ class ControlCenter:
                 connection.post(self._listener.take_file(placeholder, message))
             case channel.TaskFiles():
                 self._conclude(agent, message)
-            case channel.TaskStarted(task=task, pid=pid):
-                self._listener.on_event(AgentTaskStarted(placeholder=placeholder, task=task, pid=pid))
             case channel.Resending(task=task, stream=stream):
                 output.resending(task, stream)
-            case channel.TaskEnded():
-                self._task_ended(agent, message)
-            case channel.Application(task=task, data=frame):
-                self._listener.on_event(ApplicationSaid(placeholder=placeholder, task=task, frame=frame))
-            case channel.Ending(reason=reason, detail=detail):
-                self._listener.on_event(AgentEnding(placeholder=placeholder, reason=reason, detail=detail))
-            case channel.Listening():
-                self._listener.on_event(AgentListens(placeholder=placeholder, listening=message))
-            case channel.Probing() | channel.Probed():
-                self._listener.on_event(AgentProbed(placeholder=placeholder, answer=message))
-            case channel.Forwarded():
-                self._listener.on_event(AgentForwards(placeholder=placeholder, done=message))
+            case channel.TaskEnded(task=task) if output.is_behind(task):
+                pass  # it will be told again, after the output that is still to come
             case channel.Hello() | channel.TunnelAsked() | channel.TunnelTaken():
                 raise ProtocolError("a second Hello")
-
-    def _task_ended(self, agent: _Agent, ended: channel.TaskEnded) -> None:
-        if agent.output.is_behind(ended.task):
-            return  # it will be told again, after the output that is still to come
-        placeholder = agent.connection.placeholder
-        self._listener.on_event(AgentTaskEnded(placeholder=placeholder, task=ended.task, end=ended.end))
+            case _:
+                self._listener.on_report(placeholder, message)
 
     def _conclude(self, agent: _Agent, files: channel.TaskFiles) -> None:
         """Store the final report on a task's files and acknowledge it, now or later."""
@@ -414,13 +371,6 @@ class ControlCenter:
             return False
         connection.post(channel.FilesAck(task=files.task))
         self._listener.on_written(files.task, FILES)
-        return True
-
-    def _order(self, placeholder: PlaceholderId, message: CenterMessage) -> bool:
-        connection = self._connected.get(placeholder)
-        if connection is None:
-            return False
-        connection.post(message)
         return True
 
 

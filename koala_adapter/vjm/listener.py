@@ -12,7 +12,7 @@ from koala_adapter.vjm import channel
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from koala_adapter.model import EndReason, JobId, PlaceholderId, TaskEnd
+    from koala_adapter.model import JobId, PlaceholderId
     from koala_adapter.vjm.channel import TaskReport
 
 
@@ -61,79 +61,19 @@ class AgentRefused:
     """As we see it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentTaskStarted:
-    """The process of a task runs. May be told more than once."""
+AgentEvent: TypeAlias = AgentRegistered | AgentDisconnected | AgentRefused
 
-    placeholder: PlaceholderId
-    task: str
-    pid: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentTaskEnded:
-    """A task is over and all of its output is in its files. May be told more than once."""
-
-    placeholder: PlaceholderId
-    task: str
-    end: TaskEnd
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApplicationSaid:
-    """Event: a task's process sent a frame to koala."""
-
-    placeholder: PlaceholderId
-    task: str
-    frame: bytes
-    """One whole frame, as the agent has cut it; what is in it is not checked."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentEnding:
-    """The placeholder is about to go, and its tasks with it; their ends follow."""
-
-    placeholder: PlaceholderId
-    reason: EndReason
-    detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentListens:
-    """The processes of a task listen at ports."""
-
-    placeholder: PlaceholderId
-    listening: channel.Listening
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentForwards:
-    """An agent has done what Forward messages told it."""
-
-    placeholder: PlaceholderId
-    done: channel.Forwarded
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentProbed:
-    """An agent has done its part of a probe."""
-
-    placeholder: PlaceholderId
-    answer: channel.Probing | channel.Probed
-
-
-AgentEvent: TypeAlias = (
-    AgentRegistered
-    | AgentDisconnected
-    | AgentRefused
-    | AgentTaskStarted
-    | AgentTaskEnded
-    | ApplicationSaid
-    | AgentEnding
-    | AgentListens
-    | AgentForwards
-    | AgentProbed
+AgentReport: TypeAlias = (
+    channel.TaskStarted
+    | channel.TaskEnded
+    | channel.Application
+    | channel.Ending
+    | channel.Listening
+    | channel.Forwarded
+    | channel.Probing
+    | channel.Probed
 )
+"""A message of an agent that is handed on as it is. Those on a task may come more than once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +113,13 @@ class AgentListener(ABC):
     @abstractmethod
     def on_event(self, event: AgentEvent) -> None:
         """Handle an event, in order; an exception closes the agent's connection."""
+
+    @abstractmethod
+    def on_report(self, placeholder: PlaceholderId, report: AgentReport) -> None:
+        """Handle a message of an agent, in order with its events; an exception closes the agent's connection.
+
+        By the time of a TaskEnded all output of the task is in its files.
+        """
 
     @abstractmethod
     def output_path(self, placeholder: PlaceholderId, task: str) -> Path | None:

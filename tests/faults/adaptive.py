@@ -17,6 +17,7 @@ from koala_adapter.negotiation import HEADER_SIZE, NegotiationError, frame
 from koala_adapter.outcome import LAUNCHED_STATES
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.workers import KILL
+from koala_adapter.vjm.channel import Application
 from tests.faults.applications import application_of
 from tests.faults.lrm import TO_AGENT
 from tests.unit.service.standins import Center
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from koala_adapter.application.bargains import Key
     from koala_adapter.model import JobId, PlaceholderId
     from koala_adapter.scheduler.records import JobRecord
+    from koala_adapter.vjm.channel import CenterMessage
     from tests.faults.driver import SimulatedService
     from tests.faults.lrm import SimulatedAgent, Task
 
@@ -82,8 +84,10 @@ class Adaptive(Center):
         """Return the runner of a job that was looked at before."""
         return self._runners.get(record.job.id)
 
-    def tell_application(self, placeholder: PlaceholderId, task: str, data: bytes) -> bool:
+    def tell(self, placeholder: PlaceholderId, message: CenterMessage) -> bool:
         """Send a frame to the process of a task. False when its agent is not connected."""
+        assert isinstance(message, Application)
+        task, data = message.task, message.data
         assert not self.quiet, f"no look at {task}, which is told {data!r}"
         agent = self._service.connected.get(placeholder)
         if agent is None or agent.connection is None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.service.results import Results
     from koala_adapter.vjm.channel import FileAck, FilePiece, TaskFiles
-    from koala_adapter.vjm.listener import AgentEvent
+    from koala_adapter.vjm.listener import AgentEvent, AgentReport
 
 E = TypeVar("E")
 
@@ -52,7 +52,7 @@ class Site(AgentListener):
         self.lease = lease
         self.heartbeat = heartbeat
         self.port = 0
-        self.events: list[AgentEvent] = []
+        self.events: list[AgentEvent | AgentReport] = []
         self.rejected: list[str] = []
         self.unwritten: list[tuple[str, str, Path, str]] = []
         self.written: list[tuple[str, str]] = []
@@ -209,6 +209,12 @@ class Site(AgentListener):
     def on_event(self, event: AgentEvent) -> None:
         """Keep an event."""
         self.events.append(event)
+        self._wake()
+
+    def on_report(self, placeholder: PlaceholderId, report: AgentReport) -> None:
+        """Keep a message."""
+        del placeholder
+        self.events.append(report)
         self._wake()
 
     def on_rejected(self, address: str, fault: str) -> None:

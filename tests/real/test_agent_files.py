@@ -12,8 +12,8 @@ import pytest
 
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.service.results import LEDGER_NAME, Results, ResultStore, read_ledger
-from koala_adapter.vjm.channel import Launch, LaunchFile
-from koala_adapter.vjm.listener import AgentRegistered, AgentTaskEnded
+from koala_adapter.vjm.channel import Launch, LaunchFile, Release, TaskEnded
+from koala_adapter.vjm.listener import AgentRegistered
 from tests.real.agents import LIVENESS, Site, placeholder
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class Deliveries:
     async def run(self, text: str, *patterns: str, task: str = "0", files: tuple[LaunchFile, ...] = ()) -> TaskEnd:
         """Run a piece of shell in the connected agent and return how it ended."""
         order = Launch(task=task, argv=("/bin/sh", "-c", text), output_files=patterns, files=files)
-        assert self.site.center.launch(placeholder(), order)
-        return (await self.site.wait_for(AgentTaskEnded, lambda event: event.task == task)).end
+        assert self.site.center.tell(placeholder(), order)
+        return (await self.site.wait_for(TaskEnded, lambda event: event.task == task)).end
 
     async def said(self, task: str = "0") -> TaskFiles:
         """Return what the agent said of the files when all were there."""
@@ -107,9 +107,9 @@ async def test_files_of_a_rank_that_failed_or_was_killed(deliveries: Deliveries)
         assert (await deliveries.said("1")).arrived == 1
         text = "echo r >result; echo there; exec sleep 600"
         order = Launch(task="2", argv=("/bin/sh", "-c", text), output_files=("result",))
-        deliveries.site.center.launch(placeholder(), order)
+        deliveries.site.center.tell(placeholder(), order)
         await deliveries.site.wait_for_output("2", b"there\n")
-        deliveries.site.center.release(placeholder(), 1)
+        deliveries.site.center.tell(placeholder(), Release(grace=1))
         assert (await deliveries.site.ended(process))[0] == 0
         assert (await deliveries.said("2")).arrived == 1
     assert [(deliveries.job / "c1" / rank / "result").read_text() for rank in "012"] == ["3\n", "9\n", "r\n"]
@@ -211,14 +211,14 @@ async def test_what_is_said_of_files_and_cannot_be_written_is_waited_for(deliver
         site.start_agent()
         await site.wait_for(AgentRegistered)
         order = Launch(task="0", argv=("/bin/sh", "-c", "echo x >a"), output_files=("a",))
-        assert site.center.launch(placeholder(), order)
+        assert site.center.tell(placeholder(), order)
         with anyio.fail_after(LIVENESS):
             while len(site.unwritten) < 2:
                 await site.news()
         assert {(stream, why) for _, stream, _, why in site.unwritten} == {("files", "Is a directory")}
         ledger.rmdir()
         assert (await deliveries.said()).arrived == 1
-        assert (await site.wait_for(AgentTaskEnded)).end.exit_code == 0
+        assert (await site.wait_for(TaskEnded)).end.exit_code == 0
     assert [type(event) for event in site.events].count(AgentRegistered) == 1
     assert site.written == [("0", "files")]
 
@@ -236,9 +236,9 @@ async def test_files_survive_restarts_of_the_center(deliveries: Deliveries) -> N
         files = (LaunchFile(target="in", mode=0o600, content=content),)
         text = "for i in 1 2; do cp in big-$i; done; for i in 1 2 3; do echo $i >small-$i; done; exit 4"
         order = Launch(task="0", argv=("/bin/sh", "-c", text), output_files=("big-*", "small-*"), files=files)
-        site.center.launch(placeholder(), order)
-        assert (await site.wait_for(AgentTaskEnded)).end.exit_code == 4
-        site.center.release(placeholder(), 1)  # from now on the agent stays only for its files
+        site.center.tell(placeholder(), order)
+        assert (await site.wait_for(TaskEnded)).end.exit_code == 4
+        site.center.tell(placeholder(), Release(grace=1))  # from now on the agent stays only for its files
         await some_arrived(deliveries, 2 * MIB)
     assert (await anyio.to_thread.run_sync(size_of, deliveries.job)) < 2 * len(content)
     for more in (6 * MIB, 100 * MIB):
@@ -279,6 +279,6 @@ async def test_a_tree_without_bottom_costs_nobody_anything(deliveries: Deliverie
         files = (LaunchFile(target="dig.py", mode=0o600, content=program.encode()),)
         assert await deliveries.run("python3 dig.py; ln -s /etc link; echo r >result", "result", files=files) == EXITED
         assert deliveries.arrived == {"result": b"r\n"}
-        deliveries.site.center.release(placeholder(), 1)
+        deliveries.site.center.tell(placeholder(), Release(grace=1))
         assert (await deliveries.site.ended(process))[0] == 0
     assert not list(deliveries.site.directory.glob("koala-*"))

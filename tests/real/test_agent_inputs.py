@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from koala_adapter.model import EndReason
-from koala_adapter.vjm.channel import FETCHES, INPUT_PIECE, Launch, LaunchFile
+from koala_adapter.vjm.channel import FETCHES, INPUT_PIECE, Launch, LaunchFile, Release
 from koala_adapter.vjm.jobscript import SYSTEM_PYTHONS
 from koala_adapter.vjm.listener import AgentDisconnected, AgentRegistered
 from tests.real.agents import LIVENESS, Site, placeholder
@@ -75,7 +75,7 @@ async def test_a_large_file_is_fetched_once_for_a_node(site: Site, python: str) 
         for index in (1, 2):
             site.start_agent(index, script=site.script().replace(" ".join(SYSTEM_PYTHONS), python))
             await site.wait_for(AgentRegistered, of_agent(index))
-            assert site.center.launch(placeholder(index), content.launch(f"t{index}", "sh", "-c", script))
+            assert site.center.tell(placeholder(index), content.launch(f"t{index}", "sh", "-c", script))
         for task in ("t1", "t2"):
             expected = f"{content.digest}  data/large\n400 1500000000\n".encode()
             await site.wait_for_output(task, expected)
@@ -85,7 +85,7 @@ async def test_a_large_file_is_fetched_once_for_a_node(site: Site, python: str) 
         assert [await end_of(site, task) for task in ("t1", "t2")] == [EXITED, EXITED]
         os.close(descriptor)
         for index, process in enumerate(site.processes, 1):
-            site.center.release(placeholder(index), 1.0)
+            site.center.tell(placeholder(index), Release(grace=1.0))
             assert await site.ended(process) == (0, "")
     assert not list(site.directory.glob("koala-*"))
 
@@ -121,10 +121,10 @@ async def test_what_arrived_of_a_large_file_is_not_sent_twice(site: Site, lost: 
             await site.wait_for(AgentRegistered, of_agent(index))
         first, second = site.processes
         site.after_piece = PIECES // 2, lambda: os.killpg(first.pid, signal.SIGSTOP)
-        assert site.center.launch(placeholder(1), content.launch("t1"))
+        assert site.center.tell(placeholder(1), content.launch("t1"))
         while len(site.sent) < PIECES // 2:
             await site.news()
-        assert site.center.launch(placeholder(2), content.launch("t2"))
+        assert site.center.tell(placeholder(2), content.launch("t2"))
         with anyio.fail_after(LIVENESS):
             while not shares(second.pid):  # noqa: ASYNC110 - another process's doing, of which no event tells
                 await anyio.sleep(0.02)
@@ -176,7 +176,7 @@ async def test_a_release_does_not_wait_for_a_large_file(site: Site) -> None:
     async with site.serving():
         process = site.start_agent()
         await site.wait_for(AgentRegistered)
-        site.after_piece = 1, lambda: site.center.release(placeholder(), 1.0)
+        site.after_piece = 1, lambda: site.center.tell(placeholder(), Release(grace=1.0))
         end = await run(site, content.launch("t"))
         assert (end.reason, end.detail) == (EndReason.CANCELLED, "released")
         assert await site.ended(process) == (0, "")

@@ -20,9 +20,9 @@ import pytest
 from anyio.abc import SocketAttribute
 
 from koala_adapter.model import EndReason, TaskEnd
-from koala_adapter.vjm.channel import Launch, LaunchFile, Signal
+from koala_adapter.vjm.channel import Ending, Launch, LaunchFile, Release, Signal, TaskEnded, TaskStarted
 from koala_adapter.vjm.jobscript import SYSTEM_PYTHONS
-from koala_adapter.vjm.listener import AgentDisconnected, AgentEnding, AgentRegistered, AgentTaskEnded, AgentTaskStarted
+from koala_adapter.vjm.listener import AgentDisconnected, AgentRegistered
 from tests.real.agents import INDEX_VARIABLE, LIVENESS, Site, placeholder
 
 if TYPE_CHECKING:
@@ -78,13 +78,13 @@ async def nothing_left(text: str, site: Site) -> None:
 
 async def run(site: Site, order: Launch, index: int = 1) -> TaskEnd:
     """Run a task in a connected agent and return how it ended."""
-    assert site.center.launch(placeholder(index), order)
+    assert site.center.tell(placeholder(index), order)
     return await end_of(site, order.task)
 
 
 async def end_of(site: Site, task: str) -> TaskEnd:
     """Return how a task ended."""
-    return (await site.wait_for(AgentTaskEnded, lambda event: event.task == task)).end
+    return (await site.wait_for(TaskEnded, lambda event: event.task == task)).end
 
 
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: path.rpartition("/")[2])
@@ -101,14 +101,14 @@ async def test_a_placeholder_becomes_a_process(site: Site, python: str) -> None:
         end = await run(site, shell("t", "echo to out; echo to err >&2; exit 3"), 3)
         assert end == TaskEnd(reason=EndReason.EXITED, exit_code=3)
         assert (site.output("t"), site.output("t", "err")) == (b"to out\n", b"to err\n")
-        assert (await site.wait_for(AgentTaskStarted)).task == "t"
+        assert (await site.wait_for(TaskStarted)).task == "t"
         argv = ("/bin/sh", "-c", 'echo "$A $1"', "sh", "a  b")
         set_up = Launch(task="s", argv=argv, setup=("export A=1",))
         assert (await run(site, set_up, 3), site.output("s")) == (EXITED, b"1 a  b\n")
         failed = await run(site, replace(shell("f", "true"), setup=("true", "echo why >&2; (exit 4)")), 3)
         assert (failed.reason, failed.exit_code) == (EndReason.LAUNCH_FAILED, 4)
         assert failed.detail.endswith(": why")
-        assert site.center.release(placeholder(3), 1.0)
+        assert site.center.tell(placeholder(3), Release(grace=1.0))
         assert await site.ended(process) == (0, "")
     assert not list(site.directory.glob("koala-*"))
 
@@ -213,15 +213,15 @@ async def test_a_launch_is_carried_out_once(site: Site) -> None:
         order = shell("t", f"echo x >>{site.directory}/count; read line <{site.directory}/go")
         os.mkfifo(site.directory / "go")
         for _ in range(3):
-            site.center.launch(placeholder(), order)
-        await site.wait_for(AgentTaskStarted)
-        while sum(isinstance(event, AgentTaskStarted) for event in site.events) < 3:
+            site.center.tell(placeholder(), order)
+        await site.wait_for(TaskStarted)
+        while sum(isinstance(event, TaskStarted) for event in site.events) < 3:
             await site.news()
         await anyio.Path(site.directory / "go").write_text("\n")
-        assert (await site.wait_for(AgentTaskEnded)).end == EXITED
+        assert (await site.wait_for(TaskEnded)).end == EXITED
         seen = len(site.events)
-        site.center.launch(placeholder(), order)
-        assert (await site.wait_for(AgentTaskEnded, after=seen)).end == EXITED
+        site.center.tell(placeholder(), order)
+        assert (await site.wait_for(TaskEnded, after=seen)).end == EXITED
         assert (site.directory / "count").read_text() == "x\n"
 
 
@@ -231,7 +231,7 @@ async def test_several_tasks_at_once_and_in_turn(site: Site) -> None:
         site.start_agent()
         await site.wait_for(AgentRegistered)
         for number in range(5):
-            site.center.launch(placeholder(), shell(f"t{number}", f"echo {number}; exit {number}"))
+            site.center.tell(placeholder(), shell(f"t{number}", f"echo {number}; exit {number}"))
         for number in range(5):
             assert (await end_of(site, f"t{number}")).exit_code == number
             assert site.output(f"t{number}") == f"{number}\n".encode()
@@ -255,8 +255,8 @@ async def test_a_restart_of_the_center_changes_nothing(site: Site) -> None:
         await site.wait_for(AgentRegistered)
         os.mkfifo(site.directory / "go")
         text = f"i=0; while [ $i -lt 300 ]; do seq 1 1000; i=$((i+1)); done; read line <{site.directory}/go"
-        site.center.launch(placeholder(), shell("t", text))
-        await site.wait_for(AgentTaskStarted)
+        site.center.tell(placeholder(), shell("t", text))
+        await site.wait_for(TaskStarted)
     seen = len(site.events)
     async with site.serving():
         again = await site.wait_for(AgentRegistered, after=seen)
@@ -266,13 +266,13 @@ async def test_a_restart_of_the_center_changes_nothing(site: Site) -> None:
     async with site.serving():
         await site.wait_for(AgentRegistered, after=seen)
         await anyio.Path(site.directory / "go").write_text("\n")
-        assert (await site.wait_for(AgentTaskEnded, after=seen)).end == EXITED
+        assert (await site.wait_for(TaskEnded, after=seen)).end == EXITED
         assert site.output("t") == "".join(f"{i}\n" for i in range(1, 1001)).encode() * 300
     seen = len(site.events)
     async with site.serving():
         again = await site.wait_for(AgentRegistered, after=seen)
         assert [(report.task, report.running, report.end) for report in again.tasks] == [("t", False, EXITED)]
-        site.center.release(placeholder(), 0)
+        site.center.tell(placeholder(), Release(grace=0))
         assert (await site.ended(process))[0] == 0
 
 
@@ -281,14 +281,14 @@ async def test_output_waits_while_the_center_is_away(site: Site) -> None:
     async with site.serving():
         process = site.start_agent()
         await site.wait_for(AgentRegistered)
-        site.center.launch(placeholder(), shell("t", f"read line <{site.directory}/go; head -c 20000000 /dev/zero"))
+        site.center.tell(placeholder(), shell("t", f"read line <{site.directory}/go; head -c 20000000 /dev/zero"))
         os.mkfifo(site.directory / "go")
-        await site.wait_for(AgentTaskStarted)
+        await site.wait_for(TaskStarted)
     await anyio.Path(site.directory / "go").write_text("\n")
     seen = len(site.events)
     async with site.serving():
         await site.wait_for(AgentRegistered, after=seen)
-        assert (await site.wait_for(AgentTaskEnded, after=seen)).end == EXITED
+        assert (await site.wait_for(TaskEnded, after=seen)).end == EXITED
         assert site.output("t") == bytes(20_000_000)
         status = await anyio.Path(f"/proc/{process.pid}/status").read_text()
         peak = re.search(r"VmHWM:\s*(\d+) kB", status)
@@ -301,10 +301,10 @@ async def test_a_signal_from_the_center(site: Site) -> None:
     async with site.serving():
         site.start_agent()
         await site.wait_for(AgentRegistered)
-        site.center.launch(placeholder(), shell("t", "sleep 61234; true"))
-        await site.wait_for(AgentTaskStarted)
-        assert site.center.signal(placeholder(), Signal(task="t", signal=signal.SIGUSR2))
-        ended = await site.wait_for(AgentTaskEnded)
+        site.center.tell(placeholder(), shell("t", "sleep 61234; true"))
+        await site.wait_for(TaskStarted)
+        assert site.center.tell(placeholder(), Signal(task="t", signal=signal.SIGUSR2))
+        ended = await site.wait_for(TaskEnded)
         assert ended.end == TaskEnd(reason=EndReason.SIGNALLED, signal=signal.SIGUSR2)
 
 
@@ -315,9 +315,9 @@ async def test_a_signal_ends_the_lines_before_a_task(site: Site, number: int) ->
         site.start_agent()
         await site.wait_for(AgentRegistered)
         order = replace(shell("t", "echo ran"), setup=("echo here; sleep 1000",))
-        assert site.center.launch(placeholder(1), order)
+        assert site.center.tell(placeholder(1), order)
         await site.wait_for_output("t", b"here\n")
-        site.center.signal(placeholder(1), Signal(task="t", signal=number))
+        site.center.tell(placeholder(1), Signal(task="t", signal=number))
         assert (await end_of(site, "t")).signal == number
         assert site.output("t") == b"here\n"
 
@@ -341,8 +341,8 @@ async def test_a_daemon_without_the_environment_of_its_task_does_not_outlive_it(
         begun = tmp_path / "begun"
         daemon = f"setsid env -i /bin/sh -c '>{begun}; exec /bin/sleep 61245' >/dev/null 2>&1 &"
         until = f"until [ -e {begun} ]; do sleep 0.02; done"
-        site.center.launch(placeholder(), shell("other", f"until [ -e {tmp_path}/go ]; do sleep 0.02; done"))
-        await site.wait_for(AgentTaskStarted)
+        site.center.tell(placeholder(), shell("other", f"until [ -e {tmp_path}/go ]; do sleep 0.02; done"))
+        await site.wait_for(TaskStarted)
         assert await run(site, shell("t", f"{daemon} {until}")) == EXITED
         assert len(processes_with("sleep\x0061245", site)) == 1
         (tmp_path / "go").touch()
@@ -368,7 +368,7 @@ async def test_a_process_hears_that_its_agent_has_lost_koala(site: Site) -> None
         site.start_agent()
         await site.wait_for(AgentRegistered)
         order = Launch(task="t", argv=(sys.executable, "-c", SPEAKER), application=True)
-        site.center.launch(placeholder(), order)
+        site.center.tell(placeholder(), order)
         await site.wait_for_output("t", b"said\n")
     async with site.serving():
         assert await end_of(site, "t") == EXITED
@@ -383,9 +383,9 @@ async def test_release_reaches_ranks_in_sessions_of_their_own(site: Site) -> Non
         rank = "trap 'echo asked >$KOALA_STDOUT; exit' TERM; echo ready >$KOALA_STDOUT; while :; do sleep 0.05; done"
         starter = "trap : TERM; setsid /bin/sh ./rank >/dev/null & while kill -0 $!; do wait; done 2>/dev/null"
         files = (LaunchFile(target="rank", mode=0o644, content=rank.encode()),)
-        site.center.launch(placeholder(), replace(shell("t", starter), files=files))
+        site.center.tell(placeholder(), replace(shell("t", starter), files=files))
         await site.wait_for_output("t", b"ready\n")
-        site.center.release(placeholder(), 10)
+        site.center.tell(placeholder(), Release(grace=10))
         assert (await site.ended(process))[0] == 0
         assert site.output("t") == b"ready\nasked\n"
 
@@ -415,11 +415,11 @@ async def test_a_released_agent_comes_back_soon_with_what_it_has_to_say(site: Si
     async with site.serving():
         site.start_agent()
         await site.wait_for(AgentRegistered)
-        site.center.launch(
+        site.center.tell(
             placeholder(), shell("t", "trap 'echo asked; sleep 20' TERM; echo ready; while :; do sleep 0.1; done")
         )
         await site.wait_for_output("t", b"ready\n")
-        site.center.release(placeholder(), 20)
+        site.center.tell(placeholder(), Release(grace=20))
         await site.wait_for_output("t", b"ready\nasked\n")
     await turned_away(site, times=7)  # if the pauses grew, it would be gone before
 
@@ -431,7 +431,7 @@ async def test_an_agent_whose_process_speaks_with_koala_comes_back_soon(tmp_path
         async with site.serving():
             site.start_agent()
             await site.wait_for(AgentRegistered)
-            site.center.launch(placeholder(), replace(shell("t", "echo ready; sleep 60"), application=True))
+            site.center.tell(placeholder(), replace(shell("t", "echo ready; sleep 60"), application=True))
             await site.wait_for_output("t", b"ready\n")
         await turned_away(site, times=10)  # if the pauses grew, its lease would have ended it before
     finally:
@@ -444,9 +444,9 @@ async def test_a_released_agent_that_is_cut_off_keeps_its_last_words(site: Site)
         process = site.start_agent()
         await site.wait_for(AgentRegistered)
         text = "trap 'echo asked; sleep 1; echo last words; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
-        site.center.launch(placeholder(), shell("t", text))
+        site.center.tell(placeholder(), shell("t", text))
         await site.wait_for_output("t", b"ready\n")
-        site.center.release(placeholder(), 2)
+        site.center.tell(placeholder(), Release(grace=2))
         await site.wait_for_output("t", b"ready\nasked\n")
     await turned_away(site, times=30)  # for longer than an agent that is heard takes to leave
     assert process.poll() is None
@@ -461,10 +461,10 @@ async def test_release_ends_a_stubborn_task(site: Site) -> None:
         process = site.start_agent()
         await site.wait_for(AgentRegistered)
         text = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.05; done"
-        site.center.launch(placeholder(), shell("t", text))
+        site.center.tell(placeholder(), shell("t", text))
         await site.wait_for_output("t", b"ready\n")
-        site.center.release(placeholder(), 5)
-        end = (await site.wait_for(AgentTaskEnded)).end
+        site.center.tell(placeholder(), Release(grace=5))
+        end = (await site.wait_for(TaskEnded)).end
         assert (end.reason, end.signal) == (EndReason.CANCELLED, signal.SIGKILL)
         assert site.output("t") == b"ready\nasked\n"
         assert await site.ended(process) == (0, "")
@@ -500,12 +500,12 @@ async def test_a_signal_from_the_batch_system(
     async with site.serving():
         process = site.start_agent(script=site.script(walltime=walltime))
         await site.wait_for(AgentRegistered)
-        site.center.launch(placeholder(), shell("t", "echo working; sleep 61237"))
-        await site.wait_for(AgentTaskStarted)
+        site.center.tell(placeholder(), shell("t", "echo working; sleep 61237"))
+        await site.wait_for(TaskStarted)
         await site.wait_for_output("t", b"working\n")
         process.send_signal(number)
-        assert (await site.wait_for(AgentEnding)).reason is reason
-        end = (await site.wait_for(AgentTaskEnded)).end
+        assert (await site.wait_for(Ending)).reason is reason
+        end = (await site.wait_for(TaskEnded)).end
         assert (end.reason, end.signal) == (reason, signal.SIGTERM)
         code, errors = await site.ended(process)
         assert code == 5
@@ -522,7 +522,7 @@ async def test_a_notice_far_from_the_end_of_the_walltime_ends_nothing(site: Site
         assert process.stderr is not None
         assert b"got SIGUSR1" in await anyio.to_thread.run_sync(process.stderr.readline)
         assert await run(site, shell("t", "true")) == EXITED
-        assert not [event for event in site.events if isinstance(event, AgentEnding)]
+        assert not [event for event in site.events if isinstance(event, Ending)]
 
 
 @pytest.mark.parametrize("awaited", [True, False])
@@ -533,8 +533,8 @@ async def test_an_agent_that_was_stopped_for_longer_than_its_lease(tmp_path: Pat
         async with site.serving():
             process = site.start_agent(script=site.script(await_suspended=awaited))
             await site.wait_for(AgentRegistered)
-            site.center.launch(placeholder(), shell("t", f"until [ -e '{tmp_path}/go' ]; do sleep 0.1; done"))
-            await site.wait_for(AgentTaskStarted)
+            site.center.tell(placeholder(), shell("t", f"until [ -e '{tmp_path}/go' ]; do sleep 0.1; done"))
+            await site.wait_for(TaskStarted)
             process.send_signal(signal.SIGSTOP)
             await site.wait_for(AgentDisconnected)
             await anyio.sleep(2 * site.lease)  # that is how long it is to be stopped
@@ -543,7 +543,7 @@ async def test_an_agent_that_was_stopped_for_longer_than_its_lease(tmp_path: Pat
             if awaited:
                 await site.wait_for(AgentRegistered, after=before)
                 (tmp_path / "go").touch()
-                assert (await site.wait_for(AgentTaskEnded, after=before)).end == EXITED
+                assert (await site.wait_for(TaskEnded, after=before)).end == EXITED
             else:
                 code, _ = await site.ended(process)
                 assert code == 4
@@ -557,9 +557,9 @@ async def test_walltime_ends_by_the_agents_own_clock(site: Site, end_margin: flo
     async with site.serving():
         process = site.start_agent(script=site.script(walltime=14.0, end_margin=end_margin))
         await site.wait_for(AgentRegistered)
-        site.center.launch(placeholder(), Launch(task="t", argv=("sleep", "61239")))
-        assert (await site.wait_for(AgentEnding)).reason is EndReason.WALLTIME
-        assert (await site.wait_for(AgentTaskEnded)).end.reason is EndReason.WALLTIME
+        site.center.tell(placeholder(), Launch(task="t", argv=("sleep", "61239")))
+        assert (await site.wait_for(Ending)).reason is EndReason.WALLTIME
+        assert (await site.wait_for(TaskEnded)).end.reason is EndReason.WALLTIME
         assert (await site.ended(process))[0] == 5
 
 
@@ -569,7 +569,7 @@ async def test_nothing_outlives_an_agent_that_is_killed(site: Site) -> None:
         process = site.start_agent()
         await site.wait_for(AgentRegistered)
         text = "setsid sleep 61241 >/dev/null 2>&1 & env -i sleep 61241 & echo started; wait"
-        site.center.launch(placeholder(), shell("t", text))
+        site.center.tell(placeholder(), shell("t", text))
         await site.wait_for_output("t", b"started\n")
         with anyio.fail_after(LIVENESS):
             while len(processes_with("sleep\x0061241", site)) < 2:  # noqa: ASYNC110 - started is not yet executed
@@ -587,14 +587,14 @@ async def test_the_cause_of_a_killed_task_shows_late(site: Site, which: str) -> 
     async with site.serving():
         process = site.start_agent()
         await site.wait_for(AgentRegistered)
-        site.center.launch(placeholder(), shell("t", "sleep 61238" if which == "task" else "sleep 61238; exit $?"))
-        pid = (await site.wait_for(AgentTaskStarted)).pid
+        site.center.tell(placeholder(), shell("t", "sleep 61238" if which == "task" else "sleep 61238; exit $?"))
+        pid = (await site.wait_for(TaskStarted)).pid
         with anyio.fail_after(LIVENESS):
             while not (found := processes_with("sleep\x0061238", site)):  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         os.kill(pid if which == "task" else found[0], signal.SIGTERM)
         process.terminate()
-        end = (await site.wait_for(AgentTaskEnded)).end
+        end = (await site.wait_for(TaskEnded)).end
         assert (end.reason, end.status) == (EndReason.CANCELLED, 143)
 
 
@@ -604,8 +604,8 @@ async def test_the_lease_ends_an_agent_nobody_cares_for(site: Site) -> None:
     async with site.serving():
         process = site.start_agent()
         await site.wait_for(AgentRegistered)
-        site.center.launch(placeholder(), Launch(task="t", argv=("sleep", "61240")))
-        await site.wait_for(AgentTaskStarted)
+        site.center.tell(placeholder(), Launch(task="t", argv=("sleep", "61240")))
+        await site.wait_for(TaskStarted)
     code, errors = await site.ended(process)
     assert code == 4
     assert "no contact to the control center for 10" in errors
@@ -621,7 +621,7 @@ async def test_a_silent_connection_is_closed_and_made_anew(site: Site) -> None:
         process.send_signal(signal.SIGSTOP)
         lost = await site.wait_for(AgentDisconnected)
         assert "silent" in lost.detail
-        assert not site.center.launch(placeholder(), shell("t", "true"))
+        assert not site.center.tell(placeholder(), shell("t", "true"))
         seen = len(site.events)
         process.send_signal(signal.SIGCONT)
         assert not (await site.wait_for(AgentRegistered, after=seen)).first
@@ -663,8 +663,8 @@ async def test_a_long_order_on_a_slow_line_is_no_silence(site: Site) -> None:
             task="0", argv=("sh", "-c", "wc -c <in"), files=(LaunchFile(target="in", mode=0o600, content=content),)
         )
         began = anyio.current_time()
-        assert site.center.launch(placeholder(), order)
-        ended = await site.wait_for(AgentTaskEnded)
+        assert site.center.tell(placeholder(), order)
+        ended = await site.wait_for(TaskEnded)
         assert ended.end.exit_code == 0
         assert anyio.current_time() - began > 3 * site.heartbeat
         assert not [event for event in site.events if isinstance(event, AgentDisconnected)]
@@ -702,13 +702,13 @@ async def test_output_that_cannot_be_written_waits_for_its_file(site: Site) -> N
         site.start_agent()
         await site.wait_for(AgentRegistered)
         text = "seq 700000 & seq 300000 >&2; wait"
-        assert site.center.launch(placeholder(), shell("t", text))
+        assert site.center.tell(placeholder(), shell("t", text))
         with anyio.fail_after(LIVENESS):
             while len(site.unwritten) < 3:
                 await site.news()
         assert {why for _, _, _, why in site.unwritten} == {"Not a directory"}
         assert {stream for _, stream, _, _ in site.unwritten} == {"out", "err"}
-        assert not [event for event in site.events if isinstance(event, AgentTaskEnded)]
+        assert not [event for event in site.events if isinstance(event, TaskEnded)]
         (site.directory / "output").unlink()
         assert await end_of(site, "t") == EXITED
         assert site.output("t") == "".join(f"{i}\n" for i in range(1, 700001)).encode()
@@ -722,11 +722,11 @@ async def test_a_short_last_word_that_cannot_be_written_is_not_lost(site: Site) 
     async with site.serving():
         site.start_agent()
         await site.wait_for(AgentRegistered)
-        assert site.center.launch(placeholder(), shell("t", "echo precious"))
+        assert site.center.tell(placeholder(), shell("t", "echo precious"))
         with anyio.fail_after(LIVENESS):
             while len(site.unwritten) < 2:
                 await site.news()
-        assert not [event for event in site.events if isinstance(event, AgentTaskEnded)]
+        assert not [event for event in site.events if isinstance(event, TaskEnded)]
         (site.directory / "output").unlink()
         assert await end_of(site, "t") == EXITED
         assert site.output("t") == b"precious\n"
@@ -740,7 +740,7 @@ async def test_an_agent_of_an_earlier_version_sends_again_on_a_new_connection(si
         assert script.count('"resends": True') == 1
         site.start_agent(script=script.replace('"resends": True', '"old": True'))
         await site.wait_for(AgentRegistered)
-        assert site.center.launch(placeholder(), shell("t", "seq 700000"))
+        assert site.center.tell(placeholder(), shell("t", "seq 700000"))
         with anyio.fail_after(LIVENESS):
             while len(site.unwritten) < 2:
                 await site.news()
@@ -769,9 +769,9 @@ async def test_output_goes_on_after_its_file_was_removed(site: Site) -> None:
         site.start_agent()
         await site.wait_for(AgentRegistered)
         os.mkfifo(site.directory / "go")
-        site.center.launch(placeholder(), shell("t", f"echo one; read line <{site.directory}/go; echo two"))
+        site.center.tell(placeholder(), shell("t", f"echo one; read line <{site.directory}/go; echo two"))
         await site.wait_for_output("t", b"one\n")
         (site.directory / "output" / "t.out").unlink()
         await anyio.Path(site.directory / "go").write_text("\n")
-        assert (await site.wait_for(AgentTaskEnded)).end == EXITED
+        assert (await site.wait_for(TaskEnded)).end == EXITED
         assert site.output("t") == b"\0\0\0\0two\n"

@@ -17,15 +17,19 @@ import pytest
 from anyio import to_thread
 
 from koala_adapter.model import JobId
-from koala_adapter.vjm.channel import Forward, Launch, Probed, ProbeListen, ProbeReach, Probing
-from koala_adapter.vjm.listener import (
-    AgentForwards,
-    AgentListens,
-    AgentProbed,
-    AgentRegistered,
-    AgentTaskStarted,
-    Route,
+from koala_adapter.vjm.channel import (
+    Forward,
+    Forwarded,
+    Launch,
+    Listening,
+    Probed,
+    ProbeListen,
+    ProbeReach,
+    Probing,
+    Release,
+    TaskStarted,
 )
+from koala_adapter.vjm.listener import AgentRegistered, Route
 from tests.real.agents import LIVENESS, Site, placeholder
 
 if TYPE_CHECKING:
@@ -110,19 +114,19 @@ async def listening(site: RelayingSite) -> int:
     for one in (placeholder(1), SECOND):
         await site.wait_for(AgentRegistered, partial(_is_of, one))
     server = Launch(task="1:1", argv=(sys.executable, "-c", SERVER), relayed=True)
-    assert site.center.launch(SECOND, server)
-    told = await site.wait_for(AgentListens, lambda event: bool(event.listening.ports))
-    assert told.listening.task == "1:1"
-    (port,) = told.listening.ports
+    assert site.center.tell(SECOND, server)
+    told = await site.wait_for(Listening, lambda event: bool(event.ports))
+    assert told.task == "1:1"
+    (port,) = told.ports
     forwards = (
         Forward(job="1", number=1, peer=1, address=PEER, ports=(port, 9)),
         Forward(job="1", number=2, peer=-1, address=HOST, ports=(site.host_port or 1024,)),
     )
     waits = Launch(task="1:0", argv=("sleep", "600"), relayed=True, forwards=forwards)
-    assert site.center.launch(placeholder(1), waits)
-    await site.wait_for(AgentTaskStarted, lambda event: event.task == "1:0")
-    done = await site.wait_for(AgentForwards, lambda event: event.done.number == 2)
-    assert "9 on" in done.done.fault or os.getuid() == 0
+    assert site.center.tell(placeholder(1), waits)
+    await site.wait_for(TaskStarted, lambda event: event.task == "1:0")
+    done = await site.wait_for(Forwarded, lambda event: event.number == 2)
+    assert "9 on" in done.fault or os.getuid() == 0
     return port
 
 
@@ -152,7 +156,7 @@ async def test_what_is_not_allowed_or_not_there_is_reset(site: RelayingSite) -> 
                 await to_thread.run_sync(answer, PEER, 9, b"x")
         with pytest.raises(ConnectionResetError):  # no program of this host listens there
             await to_thread.run_sync(answer, HOST, 1024, b"x")
-        assert site.center.release(SECOND, 0.1)
+        assert site.center.tell(SECOND, Release(grace=0.1))
         with pytest.raises(OSError, match="reset"):
             await to_thread.run_sync(answer, PEER, port, b"x")
 
@@ -181,22 +185,21 @@ async def test_agents_try_whether_their_nodes_connect(site: RelayingSite) -> Non
         site.start_agent(2)
         for one in (placeholder(1), SECOND):
             await site.wait_for(AgentRegistered, partial(_is_of, one))
-        assert site.center.probe(SECOND, ProbeListen(probe="there", answer="secret"))
-        listening = (await site.wait_for(AgentProbed)).answer
-        assert isinstance(listening, Probing)
+        assert site.center.tell(SECOND, ProbeListen(probe="there", answer="secret"))
+        listening = await site.wait_for(Probing)
         with socket.create_server(("127.0.0.1", 0)) as other:
             for says, port in (("there", listening.port), ("wrong", listening.port), ("there", other.getsockname()[1])):
                 reach = ProbeReach(probe=f"{says}-{port}", says=says, address="127.0.0.1", port=port)
-                assert site.center.probe(placeholder(1), reach)
+                assert site.center.tell(placeholder(1), reach)
             for name, answer in ((f"there-{listening.port}", "secret"), (f"wrong-{listening.port}", "")):
-                told = await site.wait_for(AgentProbed, partial(_answers, name))
-                assert told.answer == Probed(probe=name, answer=answer)
+                told = await site.wait_for(Probed, partial(_answers, name))
+                assert told == Probed(probe=name, answer=answer)
             name = f"there-{other.getsockname()[1]}"
-            assert (await site.wait_for(AgentProbed, partial(_answers, name))).answer == Probed(probe=name, answer="")
+            assert (await site.wait_for(Probed, partial(_answers, name))) == Probed(probe=name, answer="")
 
 
-def _answers(name: str, event: AgentProbed) -> bool:
-    return event.answer.probe == name
+def _answers(name: str, event: Probed) -> bool:
+    return event.probe == name
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

@@ -18,7 +18,7 @@ from anyio.streams.tls import TLSStream
 from koala_adapter.vjm import channel
 from koala_adapter.vjm.center import APPLICANTS
 from koala_adapter.vjm.certificate import load_or_create, server_context
-from koala_adapter.vjm.listener import AgentDisconnected, AgentRefused, AgentRegistered, AgentTaskEnded
+from koala_adapter.vjm.listener import AgentDisconnected, AgentRefused, AgentRegistered
 from tests.real.agents import BATCH, LIVENESS, Site, placeholder
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ async def test_a_second_agent_for_a_placeholder_is_refused(site: Site) -> None:
         await thief.say(hello(site, session="stolen"))
         assert await thief.hear() == channel.Refused(reason="not accepted")
         assert (await site.wait_for(AgentRefused)).placeholder == placeholder()
-        site.center.launch(placeholder(), channel.Launch(task="t", argv=("true",)))
-        await site.wait_for(AgentTaskEnded)
+        site.center.tell(placeholder(), channel.Launch(task="t", argv=("true",)))
+        await site.wait_for(channel.TaskEnded)
         assert agent.poll() is None
 
 
@@ -147,7 +147,7 @@ async def test_a_new_connection_replaces_a_half_open_one(site: Site) -> None:
             await peer.say(hello(site))
             assert isinstance(await peer.hear(), channel.Welcome)
         assert await old.hear() is None
-        assert site.center.release(placeholder(), 1)
+        assert site.center.tell(placeholder(), channel.Release(grace=1))
         assert isinstance(await new.hear(), channel.Release)
         assert not [event for event in site.events if isinstance(event, AgentDisconnected)]
 
@@ -263,7 +263,7 @@ async def test_an_agent_that_does_not_read_is_dropped(site: Site) -> None:
         await peer.hear()
         large = channel.Launch(task="t", argv=("x" * 10_000,))
         for _ in range(10_100):
-            site.center.launch(placeholder(), large)
+            site.center.tell(placeholder(), large)
         assert (await site.wait_for(AgentDisconnected)).detail == "does not read"
 
 
@@ -324,8 +324,8 @@ async def test_another_user_can_read_neither_output_nor_keys(site: Site) -> None
         site.start_agent()
         await site.wait_for(AgentRegistered)
         order = channel.Launch(task="t", argv=("sh", "-c", "echo secret; dirname $KOALA_STDOUT; read x <$KOALA_STDIN"))
-        site.center.launch(placeholder(), order)
-        await site.wait_for(AgentTaskEnded)
+        site.center.tell(placeholder(), order)
+        await site.wait_for(channel.TaskEnded)
         private = [str(path) for path in site.directory.glob("koala-*")]
         assert len(private) == 1
         places = [str(site.directory / "output" / "t.out"), str(site.certificate.path), *private]

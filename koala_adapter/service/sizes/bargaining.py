@@ -42,6 +42,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.records import ChangePhase
 from koala_adapter.service.sizes.kept import Spoken, spoken
 from koala_adapter.service.sizes.offers import HOST, NEGOTIATOR, host_of, offer_of, problem_of, wish_of
+from koala_adapter.vjm.channel import Application
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -170,7 +171,7 @@ class SizedJob(ABC):
         record = self._core.state.jobs.get(self.id)
         if record is not None and rank < len(record.ranks):
             placeholder = record.ranks[rank].placeholder
-            self._core.center.tell_application(placeholder, task_id(self.id, rank), nt.frame(payload))
+            self._core.center.tell(placeholder, Application(task=task_id(self.id, rank), data=nt.frame(payload)))
 
 
 # -- Bargaining of one job -----------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import ChangePhase, State
     from koala_adapter.service.journal import Journal
     from koala_adapter.slots import Slot
-    from koala_adapter.vjm.channel import Launch, Signal
+    from koala_adapter.vjm.channel import CenterMessage
     from tests.unit.scheduler.scheduler_site import Site
 
 
@@ -69,14 +69,7 @@ class Center:
 
     connected: AbstractSet[PlaceholderId] = frozenset()
 
-    def launch(self, _placeholder: PlaceholderId, _launch: Launch) -> bool:
-        return False
-
-    def signal(self, _placeholder: PlaceholderId, _signal: Signal) -> bool:
-        return False
-
-    def tell_application(self, _placeholder: PlaceholderId, _task: str, _frame: bytes) -> bool:
-        """Take a frame."""
+    def tell(self, _placeholder: PlaceholderId, _message: CenterMessage) -> bool:
         return False
 
 
@@ -313,9 +306,10 @@ class Stage(Center):
             self.site.post(event)
             self.go_on()
 
-    def tell_application(self, _placeholder: PlaceholderId, task: str, data: bytes) -> bool:
-        assert task == "1:0"
-        self.heard += hear(self.application, data, self.site.now)
+    def tell(self, _placeholder: PlaceholderId, message: CenterMessage) -> bool:
+        assert isinstance(message, channel.Application)
+        assert message.task == "1:0"
+        self.heard += hear(self.application, message.data, self.site.now)
         return True
 
     def go_on(self) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.model import Job
+    from koala_adapter.vjm.channel import CenterMessage
 
 BAD = TaskEnd(reason=EndReason.EXITED, exit_code=3)
 
@@ -37,16 +38,13 @@ class Orders(Center):
         self.signals: list[tuple[PlaceholderId, Signal]] = []
         self.refuse = False
 
-    def launch(self, placeholder: PlaceholderId, launch: Launch) -> bool:
-        if self.refuse:
+    def tell(self, placeholder: PlaceholderId, message: CenterMessage) -> bool:
+        if isinstance(message, Signal):
+            self.signals.append((placeholder, message))
+        elif self.refuse:
             raise ProtocolError("a launch message of 40000000 bytes is longer than the channel takes")
-        if placeholder not in self.connected:
-            return False
-        self.sent.append((placeholder, launch))
-        return True
-
-    def signal(self, placeholder: PlaceholderId, signal: Signal) -> bool:
-        self.signals.append((placeholder, signal))
+        elif isinstance(message, Launch) and placeholder in self.connected:
+            self.sent.append((placeholder, message))
         return placeholder in self.connected
 
     @property

@@ -25,6 +25,7 @@ from koala_adapter.scheduler.parameters import Approach, ClusterParameters
 from koala_adapter.scheduler.records import ChangePhase
 from koala_adapter.service.sizes.offers import NEGOTIATOR
 from koala_adapter.service.sizes.workers import WorkersJob
+from koala_adapter.vjm.channel import Application
 from tests.unit.negotiation.templates import CPU
 from tests.unit.scheduler.malleable_site import JointSite, MalleableSite, part
 from tests.unit.scheduler.scheduler_site import component, of_kind
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from koala_adapter.model import PlaceholderId
+    from koala_adapter.vjm.channel import CenterMessage
 
 
 GATHERING = ChangePhase.GATHERING
@@ -525,9 +527,10 @@ class HardOfHearing(Stage):
     written = b""
     """By koala, last."""
 
-    def tell_application(self, placeholder: PlaceholderId, task: str, data: bytes) -> bool:
-        self.written = data
-        return not self.out_of_contact and super().tell_application(placeholder, task, data)
+    def tell(self, placeholder: PlaceholderId, message: CenterMessage) -> bool:
+        assert isinstance(message, Application)
+        self.written = message.data
+        return not self.out_of_contact and super().tell(placeholder, message)
 
     def come_back(self) -> None:
         self.heard += self.application.disconnected(self.site.now)

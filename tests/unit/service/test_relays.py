@@ -19,6 +19,7 @@ from tests.unit.service.standins import Center, StandInCore
 
 if TYPE_CHECKING:
     from koala_adapter.model import PlaceholderId
+    from koala_adapter.vjm.channel import CenterMessage
 
 pytestmark = pytest.mark.anyio
 
@@ -31,8 +32,9 @@ class Told(Center):
         self.ended: list[str] = []
         self.tunnels = self
 
-    def forward(self, placeholder: PlaceholderId, forward: Forward) -> bool:
-        self.told.append((placeholder, forward))
+    def tell(self, placeholder: PlaceholderId, message: CenterMessage) -> bool:
+        assert isinstance(message, Forward)
+        self.told.append((placeholder, message))
         return True
 
     def end(self, job_id: str) -> None:

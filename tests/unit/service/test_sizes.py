@@ -37,6 +37,7 @@ from koala_adapter.service.sizes.loop import Sizes
 from koala_adapter.service.sizes.offers import FirstOffer, offer_of
 from koala_adapter.service.sizes.workers import WorkersJob
 from koala_adapter.sizes import OWN_SIZES, AnySize, CheckedRule, SizeRules
+from koala_adapter.vjm import channel
 from tests.unit.scheduler.malleable_site import AdaptiveSite, MalleableSite, malleable, part
 from tests.unit.scheduler.scheduler_site import component, job, of_kind
 from tests.unit.service.standins import Center, StandInCore, around
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import JobRecord, State
     from koala_adapter.service.applications import ApplicationListener
+    from koala_adapter.vjm.channel import CenterMessage
 
 
 # What processes say on their connections, and what becomes of garbage: only who says it hears of it.
@@ -101,8 +103,9 @@ class Line(Center):
     def post(self, event: Event) -> None:
         self.site.post(event)
 
-    def tell_application(self, _placeholder: PlaceholderId, task: str, data: bytes) -> bool:
-        self.heard += [(task, one) for one in FrameBuffer().feed(data)]
+    def tell(self, _placeholder: PlaceholderId, message: CenterMessage) -> bool:
+        assert isinstance(message, channel.Application)
+        self.heard += [(message.task, one) for one in FrameBuffer().feed(message.data)]
         return True
 
     def say(self, rank: int, data: bytes) -> list[tuple[str, bytes]]:

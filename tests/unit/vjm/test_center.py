@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from koala_adapter.vjm.agent.node import Settings
-    from koala_adapter.vjm.listener import AgentEvent
+    from koala_adapter.vjm.listener import AgentEvent, AgentReport
 
 pytestmark = pytest.mark.anyio
 
@@ -174,6 +174,9 @@ class Served(AgentListener):
 
     def on_event(self, event: AgentEvent) -> None:
         self.events.append(event)
+
+    def on_report(self, placeholder: PlaceholderId, report: AgentReport) -> None:
+        """Forget what an agent says."""
 
     def on_rejected(self, address: str, fault: str) -> None:
         del address
