@@ -21,7 +21,7 @@ from koala_adapter.runners.notes import (
     WantedChange,
     note,
 )
-from koala_adapter.runners.workers import GrowingRunner, WalltimeMonitor, shrinkage
+from koala_adapter.runners.workers import GrowingRunner, leavers
 from koala_adapter.scheduler.records import ChangePhase
 
 if TYPE_CHECKING:
@@ -52,7 +52,11 @@ class WalltimeNotices:
 
     def __init__(self, warn_before: float) -> None:
         """``warn_before``: seconds before the end at which it is near; 0: never."""
-        self._monitor = WalltimeMonitor(warn_before)
+        self._warn_before = warn_before
+        self._ends_at: float | None = None
+        """When the first process is ended; None: not known."""
+        self._near = False
+        """That the end is near was noticed, and it has not moved away since."""
         self._hearing: set[int] = set()
         """Ranks in contact whose library knows the note."""
         self._tells: list[Tell] = []
@@ -60,10 +64,9 @@ class WalltimeNotices:
     def ends(self, at: float, ranks: Iterable[int], now: float) -> None:
         """Set the time at which the first process is ended, and the processes."""
         self._hearing.intersection_update(ranks)
-        known = self._monitor.ends_at
-        if known is None or abs(known - at) >= SLACK:
-            self._monitor.move(at, now)
-            self._monitor.observe(now)
+        if self._ends_at is None or abs(self._ends_at - at) >= SLACK:
+            self._ends_at = at
+            self._near = bool(self._warn_before) and at - self._warn_before <= now
             self._tell(self._hearing, now)
 
     def heard_hello(self, rank: int, hello: Note, now: float) -> None:
@@ -79,12 +82,16 @@ class WalltimeNotices:
 
     def time_passed(self, now: float) -> None:
         """Create the messages that are due."""
-        if self._monitor.observe(now) is not None:
+        due = self.next_deadline()
+        if due is not None and due <= now:
+            self._near = True
             self._tell(self._hearing, now)
 
     def next_deadline(self) -> float | None:
         """Return the next time at which `time_passed` must be called; None: not before another event."""
-        return self._monitor.due
+        if self._ends_at is None or self._near or not self._warn_before:
+            return None
+        return self._ends_at - self._warn_before
 
     def take_tells(self) -> list[Tell]:
         """Return the messages to be sent, and clear them."""
@@ -94,14 +101,13 @@ class WalltimeNotices:
     @property
     def warned(self) -> int:
         """Number of processes in contact that know of the near end."""
-        return len(self._hearing) if self._monitor.near else 0
+        return len(self._hearing) if self._near else 0
 
     def _tell(self, ranks: Iterable[int], now: float) -> None:
-        ends_at = self._monitor.ends_at
-        if ends_at is None:
+        if self._ends_at is None:
             return
-        left = min(LARGEST_NUMBER, int(max(0.0, ends_at - now)))
-        words = {"in": left, "near": int(self._monitor.near), "warn": int(self._monitor.warn_before)}
+        left = min(LARGEST_NUMBER, int(max(0.0, self._ends_at - now)))
+        words = {"in": left, "near": int(self._near), "warn": int(self._warn_before)}
         said = note("ends", **words)
         self._tells.extend(Tell(rank, said) for rank in sorted(ranks))
 
@@ -162,7 +168,7 @@ def _wanted(record: JobRecord, change: Change, members: Sequence[Rank]) -> Wante
         leaving = tuple(change.ranks)
     else:
         able = able_to_leave(members, record.claims[change.parts[0].claim].cluster or "")
-        leaving = tuple(sorted(step.rank for step in shrinkage(able, change.accepted - change.done)))
+        leaving = tuple(sorted(leavers(able, change.accepted - change.done)))
     return WantedChange(
         number=change.number,
         joining=joining,

@@ -2,22 +2,21 @@
 """Runners ``workers`` and ``sweep``: a head that stays, and workers that come and go one by one.
 
 It is KOALA's MRunner for applications whose workers find their head by themselves (CoreGRID TR-0092), and the front end
-of DYNACO: the wishes of the scheduler are observed, the size rule of the component decides, the plan is carried out by
-launches and signals, and the end of each worker is reported by itself. The parts stand in this order; the runners come
-last. All of it only computes.
+of DYNACO: the wishes of the scheduler are observed, the size rule of the component decides, launches and signals
+follow, and the end of each worker is reported by itself. The runners come last. All of it only computes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar
 
 from koala_adapter.runners.runner import AddressedLaunch, AddressedSignal, ProcessRunner
 from koala_adapter.sizes import OWN_SIZES, Decision
 from koala_adapter.vjm.channel import Launch, Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from koala_adapter.model import ClusterName, TaskEnd
     from koala_adapter.runners.runner import Application, Order
@@ -26,112 +25,33 @@ if TYPE_CHECKING:
     from koala_adapter.sizes import SizeRules
 
 
-# -- DYNACO, observe: what may make a running application adapt ----------------------------------------------
+# -- DYNACO, observe and plan: what a component is asked, and who leaves by what it decides ------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """Base of events that ask the application to change."""
+class Proposal:
+    """Offer of processors to a component of workers, or request for some of its own."""
 
     component: str
     cluster: ClusterName
-    processors: int
-    """By how many."""
+    by: int
+    """Positive: processors that are offered; negative: those to be given up, as far as the minimum allows."""
     size: int
     """Processors that the component has on all clusters."""
     minimum: int
     maximum: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrowOffer(Observation):
-    """Offer of processors to a component of workers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShrinkRequest(Observation):
-    """Request for processors, to be met as far as the minimum allows."""
-
-
-@dataclass(frozen=True, slots=True)
-class WalltimeNear:
-    """Event: the application's processes will soon be ended at the end of their walltime."""
-
-    seconds_left: float
-
-
-@dataclass(slots=True)
-class WalltimeMonitor:
-    """Tells once when the end of the walltime is near; all times are of one clock."""
-
-    warn_before: float
-    """So long before the end, the end is near; 0: it never is."""
-    ends_at: float | None = None
-    """When the processes are ended; None: not known."""
-    near: bool = False
-    """That the end is near was observed, and it has not moved away since."""
-
-    def move(self, ends_at: float, now: float) -> None:
-        """Set another end of the walltime."""
-        self.ends_at = ends_at
-        self.near = self.near and ends_at - self.warn_before <= now
-
-    def observe(self, now: float) -> WalltimeNear | None:
-        """Return the event when it is due, once only."""
-        if self.ends_at is None or self.due is None or now < self.due:
-            return None
-        self.near = True
-        return WalltimeNear(max(0.0, self.ends_at - now))
-
-    @property
-    def due(self) -> float | None:
-        """Time at which to call `observe`; None: not before the end is moved."""
-        if self.ends_at is None or self.near or not self.warn_before:
-            return None
-        return self.ends_at - self.warn_before
-
-
-# -- DYNACO, plan: the actions that lead to the size that was decided on -------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StartProcess:
-    """Plan step: start the process of a new rank."""
-
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class RetireProcess:
-    """Plan step: ask a process to end, wait, and kill it if it takes too long."""
-
-    rank: int
-
-
-Plan: TypeAlias = "tuple[StartProcess | RetireProcess, ...]"
-"""For workers the order does not matter: each comes and goes without the others."""
-
-
-def growth(ranks: Iterable[int]) -> Plan:
-    """Return the plan for adding ranks."""
-    return tuple(StartProcess(rank) for rank in ranks)
-
-
-def farewell(ranks: Iterable[int]) -> Plan:
-    """Return the plan for retiring workers whose walltime is near."""
-    return tuple(RetireProcess(rank) for rank in sorted(ranks))
-
-
-def shrinkage(ranks: Collection[int], count: int, *, leaving: Collection[int] = ()) -> Plan:
-    """Return the plan for retiring ``count`` ranks, latest first.
+def leavers(ranks: Collection[int], count: int, *, leaving: Collection[int] = ()) -> list[int]:
+    """Return ``count`` ranks to be given up, latest first.
 
     ``leaving``: ranks that are on their way out for another reason, which are not asked again.
     """
     staying = sorted(rank for rank in ranks if rank not in leaving)
-    return tuple(RetireProcess(rank) for rank in reversed(staying[max(0, len(staying) - count) :]))
+    return staying[: -count - 1 : -1] if count > 0 else []
 
 
-# -- DYNACO, execute: how far the actions of a plan have come ------------------------------------------------
+# -- DYNACO, execute: processes that were asked to end -------------------------------------------------------
 # Workers have no common point of progress to be adapted at: an action is done as soon as its own process does it.
 
 
@@ -183,8 +103,7 @@ class GrowingRunner(ProcessRunner):
     def grow(self, application: Application, ranks: Collection[int]) -> Sequence[AddressedLaunch]:
         """Take new ranks in, which ``application`` has beside the former ones; return what is to be started."""
         self.application = application
-        wanted = {step.rank for step in growth(ranks)}
-        return [launch for rank in application.ranks if rank.rank in wanted for launch in self.launches_in(rank)]
+        return [launch for rank in application.ranks if rank.rank in ranks for launch in self.launches_in(rank)]
 
 
 # -- The runner of workers -----------------------------------------------------------------------------------
@@ -195,30 +114,38 @@ KILL = 9
 class WorkersRunner(GrowingRunner):
     """Runner that starts one process for each rank and retires workers one by one."""
 
+    kills_after: ClassVar[int] = 0
+    """Seconds after the time that its component gives a worker to end, before it is killed."""
+
     def __init__(self, application: Application) -> None:
         """Make the runner of a job."""
         super().__init__(application)
-        self._retiring = {one.name: Retirements(float(one.retirement.grace)) for one in application.job.components}
+        self._retiring = {
+            one.name: Retirements(float(one.retirement.grace + self.kills_after)) for one in application.job.components
+        }
         self._over: set[int] = set()
         """Ranks whose processes have ended, or are no longer part of the job: they cannot be asked for anything."""
 
-    def accepted(self, observation: Observation, rules: SizeRules = OWN_SIZES) -> Decision:
+    def accepted(self, proposal: Proposal, rules: SizeRules = OWN_SIZES) -> Decision:
         """Return how many processors are accepted or given up; ``rules``: known size rules."""
-        name = self.application.job.component(observation.component).sizes
-        amount = observation.processors if isinstance(observation, GrowOffer) else -observation.processors
-        if not amount:
+        if not proposal.by:
             return Decision(0)
-        return rules.decide(name, observation.size, amount, observation.minimum, observation.maximum)
+        name = self.application.job.component(proposal.component).sizes
+        return rules.decide(name, proposal.size, proposal.by, proposal.minimum, proposal.maximum)
 
-    def shrink(self, request: ShrinkRequest, count: int, now: float) -> Sequence[Order]:
-        """Retire ``count`` workers; return the orders for their agents.
+    def shrink(self, component: str, cluster: ClusterName, count: int, now: float) -> Sequence[Order]:
+        """Retire ``count`` workers of a component on a cluster; return the orders for their agents.
 
         Those that are on their way out already count: asking for so many again asks no others.
         """
-        retiring = self._retiring[request.component]
-        mine = {one.rank: one for one in self._workers(request)}
-        plan = shrinkage(mine, count - len(retiring.ranks & mine.keys()), leaving=retiring.ranks)
-        return [order for step in plan if retiring.begin(step.rank, now) for order in self._ask(mine[step.rank])]
+        retiring = self._retiring[component]
+        mine = {
+            rank.rank: rank
+            for rank in self.application.ranks
+            if (rank.component, rank.cluster) == (component, cluster) and rank.rank not in self._over
+        }
+        leaving = leavers(mine, count - len(retiring.ranks & mine.keys()), leaving=retiring.ranks)
+        return [order for rank in leaving if retiring.begin(rank, now) for order in self._ask(mine[rank])]
 
     @property
     def staying(self) -> Sequence[Rank]:
@@ -234,19 +161,12 @@ class WorkersRunner(GrowingRunner):
 
     def retire(self, ranks: Collection[int], now: float) -> Sequence[Order]:
         """Retire workers whose walltime is near; return the orders for their agents."""
-        mine = {rank.rank: rank for rank in self.staying if rank.rank in ranks}
         orders: list[Order] = []
-        for step in farewell(mine):
-            self._retiring[mine[step.rank].component].begin(step.rank, now)
-            orders.extend(self._ask(mine[step.rank]))
+        for rank in self.staying:
+            if rank.rank in ranks:
+                self._retiring[rank.component].begin(rank.rank, now)
+                orders.extend(self._ask(rank))
         return orders
-
-    def _workers(self, request: ShrinkRequest) -> Sequence[Rank]:
-        return [
-            rank
-            for rank in self.application.ranks
-            if (rank.component, rank.cluster) == (request.component, request.cluster) and rank.rank not in self._over
-        ]
 
     def _ask(self, rank: Rank) -> Sequence[Order]:
         component = self.application.component(rank)
@@ -332,11 +252,7 @@ KILLED_LATER = 10
 class SweepRunner(WorkersRunner):
     """Runner that starts a launcher for each rank and retires launchers one by one."""
 
-    def __init__(self, application: Application) -> None:
-        """Make the runner of a job."""
-        super().__init__(application)
-        for component in application.job.components:
-            self._retiring[component.name] = Retirements(float(component.retirement.grace + KILLED_LATER))
+    kills_after = KILLED_LATER
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
         """Return the processes of a placeholder that are to be launched."""
@@ -348,5 +264,4 @@ class SweepRunner(WorkersRunner):
 
     def _ask(self, rank: Rank) -> Sequence[Order]:
         """Ask a launcher to leave by a signal that its task, which also gets it, ignores."""
-        asked = Signal(task=self.task_of(rank.rank), signal=URGENT)
-        return [AddressedSignal(placeholder=rank.placeholder, signal=asked)]
+        return [self._signal(rank, URGENT)]

@@ -15,7 +15,7 @@ import structlog
 from koala_adapter.model import RunnerName
 from koala_adapter.outcome import JobState
 from koala_adapter.runners.runner import process_ends_at
-from koala_adapter.runners.workers import GrowOffer, ShrinkRequest
+from koala_adapter.runners.workers import Proposal
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.records import ChangePhase
@@ -138,8 +138,7 @@ class WorkersJob(SizedJob):
 
     def size(self, component: str) -> int:
         """Return the processors that a component has."""
-        claims = self._core.state.jobs[self.id].claims
-        return sum(claim.processors for claim in claims if claim.component == component)
+        return self._core.state.jobs[self.id].size(component)
 
     def able_to_leave(self, record: JobRecord, claim: Claim) -> int:
         """Return how many processors a claim can give up at most."""
@@ -177,9 +176,8 @@ class WorkersJob(SizedJob):
     def _have_leave(self, record: JobRecord, change: Change) -> None:
         runner = self._seen(record)
         if change.phase is ChangePhase.RELEASING and runner is not None:
-            left = change.accepted - change.done
-            request = _request(record, record.claims[change.parts[0].claim], left)
-            self._applications.order(runner.shrink(request, left, self._core.now()))
+            claim, left = record.claims[change.parts[0].claim], change.accepted - change.done
+            self._applications.order(runner.shrink(claim.component, _cluster_of(claim), left, self._core.now()))
 
     def _answer(self, record: JobRecord, action: act.OfferProcessors | act.RequestProcessors) -> None:
         """Answer an offer or request by the component's size rule and start the workers' leaving."""
@@ -189,19 +187,18 @@ class WorkersJob(SizedJob):
             log.warning("declined, as the application keeps its size", job=self.id)
             self._core.post(answer_of(self._core.now(), self.id, action.number, Decision(0)))
             return
-        rules, now = self._core.size_rules, self._core.now()
-        if isinstance(action, act.OfferProcessors):
-            decision = runner.accepted(_offer(record, claims[0], action.processors), rules)
-            self._core.post(answer_of(now, self.id, action.number, decision))
-            return
-        runner.departed(record.departed)
-        request = _request(record, claims[0], action.processors)
-        decision = runner.accepted(request, rules)
-        if not decision.processors and not decision.trouble and request.minimum < request.size:
-            decision = Decision(0, _no_size_is_left(record, request))
+        claim, now = claims[0], self._core.now()
+        grows = isinstance(action, act.OfferProcessors)
+        if not grows:
+            runner.departed(record.departed)
+        proposal = _proposal(record, claim, action.processors if grows else -action.processors)
+        decision = runner.accepted(proposal, self._core.size_rules)
+        if not grows and not decision.processors and not decision.trouble and proposal.minimum < proposal.size:
+            decision = Decision(0, _no_size_is_left(record, proposal))
         # Told first: a worker that ends at once must be known to have been asked.
         self._core.post(answer_of(now, self.id, action.number, decision))
-        self._applications.order(runner.shrink(request, decision.processors, self._core.now()))
+        if not grows:
+            self._applications.order(runner.shrink(claim.component, proposal.cluster, decision.processors, now))
 
 
 def answer_of(now: float, job_id: JobId, number: int, decision: Decision) -> ev.OfferAnswered:
@@ -212,39 +209,23 @@ def answer_of(now: float, job_id: JobId, number: int, decision: Decision) -> ev.
     return ev.OfferAnswered(time=now, job_id=job_id, number=number, accepted=accepted, trouble=trouble)
 
 
-def _offer(record: JobRecord, claim: Claim, processors: int) -> GrowOffer:
-    component = record.job.component(claim.component)
-    return GrowOffer(
+def _proposal(record: JobRecord, claim: Claim, by: int) -> Proposal:
+    component, (least, most) = record.job.component(claim.component), bounds(record, claim)
+    size = record.size(claim.component)
+    return Proposal(
         component=claim.component,
         cluster=_cluster_of(claim),
-        processors=max(0, min(processors, bounds(record, claim)[1] - claim.processors)),
-        size=_size(record, claim),
-        minimum=component.minimum,
-        maximum=component.maximum,
-    )
-
-
-def _request(record: JobRecord, claim: Claim, processors: int) -> ShrinkRequest:
-    component, size = record.job.component(claim.component), _size(record, claim)
-    spare = max(0, claim.processors - bounds(record, claim)[0])
-    return ShrinkRequest(
-        component=claim.component,
-        cluster=_cluster_of(claim),
-        processors=processors,
+        by=max(0, min(by, most - claim.processors)) if by > 0 else by,
         size=size,
-        minimum=max(component.minimum, size - spare),
+        minimum=component.minimum if by > 0 else max(component.minimum, size - max(0, claim.processors - least)),
         maximum=component.maximum,
     )
 
 
-def _size(record: JobRecord, claim: Claim) -> int:
-    return sum(one.processors for one in record.claims if one.component == claim.component)
-
-
-def _no_size_is_left(record: JobRecord, request: ShrinkRequest) -> str:
-    left = max(request.minimum, request.size - request.processors)
+def _no_size_is_left(record: JobRecord, request: Proposal) -> str:
+    left = max(request.minimum, request.size + request.by)
     sizes = record.job.component(request.component).sizes
-    asked = f"{request.processors} back on {request.cluster}"
+    asked = f"{-request.by} back on {request.cluster}"
     return f'asked for {asked}, {request.component} gives none: it cannot have {left} (sizes = "{sizes}")'
 
 

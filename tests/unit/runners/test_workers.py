@@ -25,10 +25,7 @@ from koala_adapter.runners.adaptive import WalltimeNotices
 from koala_adapter.runners.notes import Note, note
 from koala_adapter.runners.runner import AddressedLaunch, AddressedSignal, Application
 from koala_adapter.runners.workers import (
-    GrowOffer,
-    ShrinkRequest,
-    WalltimeMonitor,
-    WalltimeNear,
+    Proposal,
     WorkersRunner,
 )
 from koala_adapter.scheduler.actions import Rank
@@ -83,9 +80,9 @@ def application(*workers: Rank, sizes: str = "any", retirement: Retirement | Non
     return Application(job=job, ranks=ranks, files={})
 
 
-def request(processors: int, size: int = 3) -> ShrinkRequest:
-    """Return the wish that workers on beta end."""
-    return ShrinkRequest(component="worker", cluster=BETA, processors=processors, size=size, minimum=1, maximum=9)
+def proposal(by: int, size: int = 3) -> Proposal:
+    """Return an offer to workers on beta, or the wish that some of them end."""
+    return Proposal(component="worker", cluster=BETA, by=by, size=size, minimum=1, maximum=9)
 
 
 def signals(orders: Sequence[Order]) -> list[tuple[str, int]]:
@@ -100,15 +97,14 @@ def signals(orders: Sequence[Order]) -> list[tuple[str, int]]:
 def test_the_rule_decides_what_is_taken(sizes: str, offered: int, accepted: int) -> None:
     """Of an offer as much as brings the component to the largest size that it can have."""
     runner = WorkersRunner(application(sizes=sizes))
-    offer = GrowOffer(component="worker", cluster=BETA, processors=offered, size=3, minimum=1, maximum=9)
-    assert runner.accepted(offer).processors == accepted
+    assert runner.accepted(proposal(offered)).processors == accepted
 
 
 def test_the_rule_decides_what_is_given_up() -> None:
     """More than requested, where what would be left is no size that it can have."""
-    assert WorkersRunner(application()).accepted(request(2)).processors == 2
-    assert WorkersRunner(application(sizes="power-of-two")).accepted(request(1, size=4)).processors == 2
-    assert WorkersRunner(application()).accepted(request(9)).processors == 2
+    assert WorkersRunner(application()).accepted(proposal(-2)).processors == 2
+    assert WorkersRunner(application(sizes="power-of-two")).accepted(proposal(-1, size=4)).processors == 2
+    assert WorkersRunner(application()).accepted(proposal(-9)).processors == 2
 
 
 def test_new_ranks_are_started_where_the_head_is_told() -> None:
@@ -122,22 +118,22 @@ def test_new_ranks_are_started_where_the_head_is_told() -> None:
 def test_those_that_came_last_leave_first_on_that_cluster() -> None:
     """The head, and workers elsewhere, are left alone; asking again for as many asks nobody else."""
     runner = WorkersRunner(application(rank(1), rank(2), rank(3, "gamma"), rank(4)))
-    assert signals(runner.shrink(request(2), 2, 100.0)) == [("7:4", 2), ("7:2", 2)]
-    assert runner.shrink(request(2), 2, 101.0) == []
-    assert signals(runner.shrink(request(3), 3, 102.0)) == [("7:1", 2)]
+    assert signals(runner.shrink("worker", BETA, 2, 100.0)) == [("7:4", 2), ("7:2", 2)]
+    assert runner.shrink("worker", BETA, 2, 101.0) == []
+    assert signals(runner.shrink("worker", BETA, 3, 102.0)) == [("7:1", 2)]
 
 
 def test_nobody_is_asked_who_has_left_already() -> None:
     runner = WorkersRunner(application(rank(1), rank(2), rank(3), rank(4)))
-    runner.shrink(request(2), 2, 100.0)
+    runner.shrink("worker", BETA, 2, 100.0)
     runner.ended("7:4", WELL, 101.0)
     runner.departed({3})
-    assert signals(runner.shrink(request(1), 1, 102.0)) == [("7:2", 2)]
+    assert signals(runner.shrink("worker", BETA, 1, 102.0)) == [("7:2", 2)]
 
 
 def test_who_does_not_end_in_time_is_killed() -> None:
     runner = WorkersRunner(application(rank(1), rank(2), rank(3)))
-    runner.shrink(request(3), 3, 100.0)
+    runner.shrink("worker", BETA, 3, 100.0)
     runner.ended("7:3", WELL, 101.0)
     assert (runner.next_kill, runner.kills(104.9)) == (105.0, [])
     runner.departed({2})
@@ -149,7 +145,7 @@ def test_who_does_not_end_in_time_is_killed() -> None:
 def test_a_command_may_ask_instead_of_a_signal() -> None:
     """It is run beside the worker, in its environment; what becomes of it means nothing for the ranks."""
     runner = WorkersRunner(application(rank(1), retirement=Retirement(command=("bye", "now"), grace=9)))
-    (order,) = runner.shrink(request(1), 1, 100.0)
+    (order,) = runner.shrink("worker", BETA, 1, 100.0)
     assert isinstance(order, AddressedLaunch)
     assert (order.launch.task, order.launch.argv, order.launch.time_limit) == ("7:1.retire", ("bye", "now"), 9.0)
     assert dict(order.launch.environment)["KOALA_RANK"] == "1"
@@ -159,7 +155,7 @@ def test_a_command_may_ask_instead_of_a_signal() -> None:
 def test_what_an_agent_may_have_missed_is_repeated() -> None:
     """The wish when there is time left, the kill when there is none; nothing to those who were not asked."""
     runner = WorkersRunner(application(rank(1), rank(2)))
-    runner.shrink(request(1), 1, 100.0)
+    runner.shrink("worker", BETA, 1, 100.0)
     assert signals(runner.asked_again(rank(2), 101.0)) == [("7:2", 2)]
     assert signals(runner.asked_again(rank(2), 106.0)) == [("7:2", 9)]
     assert runner.asked_again(rank(1), 101.0) == ()
@@ -167,15 +163,15 @@ def test_what_an_agent_may_have_missed_is_repeated() -> None:
 
 def test_a_runner_made_anew_asks_the_same_again() -> None:
     former = WorkersRunner(application(rank(1), rank(2), rank(3)))
-    first = former.shrink(request(2), 2, 100.0)
+    first = former.shrink("worker", BETA, 2, 100.0)
     anew = WorkersRunner(replace(application(rank(1), rank(2), rank(3))))
-    assert anew.shrink(request(2), 2, 200.0) == first
+    assert anew.shrink("worker", BETA, 2, 200.0) == first
 
 
 def test_workers_leave_before_the_walltime_ends() -> None:
     """Each is asked once, is killed when it takes too long, and is asked again by who does not know; never the head."""
     runner = WorkersRunner(application(rank(1), rank(2), rank(3, "gamma"), rank(4)))
-    assert signals(runner.shrink(request(1), 1, 100.0)) == [("7:4", 2)]
+    assert signals(runner.shrink("worker", BETA, 1, 100.0)) == [("7:4", 2)]
     runner.ended("7:1", WELL, 100.0)
     assert [one.rank for one in runner.staying] == [2, 3]
     assert signals(runner.retire([0, 1, 2, 4], 101.0)) == [("7:2", 2)]
@@ -206,18 +202,19 @@ def hears(notices: WalltimeNotices, rank: int, said: Note, now: float) -> list[t
     return told(notices)
 
 
-def test_the_event_comes_once() -> None:
-    """Again only when the end has moved away in between."""
-    monitor = WalltimeMonitor(60)
-    assert (monitor.due, monitor.observe(5)) == (None, None)
-    monitor.move(1000, now=5)
-    assert (monitor.due, monitor.observe(939)) == (940, None)
-    assert monitor.observe(945) == WalltimeNear(55)
-    assert (monitor.due, monitor.observe(946)) == (None, None)
-    monitor.move(990, now=947)
-    assert monitor.observe(947) is None
-    monitor.move(2000, now=948)
-    assert (monitor.due, monitor.observe(2001)) == (1940, WalltimeNear(0))
+def test_the_end_comes_near_again_only_when_it_has_moved_away() -> None:
+    notices = WalltimeNotices(60)
+    assert notices.next_deadline() is None
+    notices.ends(1000, [0], 5)
+    assert (hears(notices, 0, HELLO, 5), notices.next_deadline()) == ([(0, 995, "0")], 940)
+    notices.time_passed(945)
+    assert (told(notices), notices.next_deadline()) == ([(0, 55, "1")], None)
+    notices.ends(990, [0], 947)
+    assert (told(notices), notices.next_deadline()) == ([(0, 43, "1")], None)
+    notices.ends(2000, [0], 948)
+    assert (told(notices), notices.next_deadline()) == ([(0, 1052, "0")], 1940)
+    notices.time_passed(2001)
+    assert told(notices) == [(0, 0, "1")]
 
 
 def test_who_is_in_contact_knows_the_end_and_hears_when_it_is_near() -> None:
