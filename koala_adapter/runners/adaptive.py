@@ -196,7 +196,7 @@ class AdaptiveRunner(GrowingRunner):
         """Make the runner of a job."""
         super().__init__(application)
         self.coordinators: Mapping[str, Coordinator] = {
-            one.name: Coordinator(float(one.point_patience), float(one.done_patience))
+            one.name: Coordinator(application.job.id, float(one.point_patience), float(one.done_patience))
             for one in application.job.components
             if application.job.adapts(one.name)
         }

@@ -16,30 +16,30 @@ In order: one process, one change, the coordinator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import ProtocolError
+from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.runners.notes import (
     LARGEST_NUMBER,
-    AllDone,
-    AllStand,
     Complaint,
-    GivenUp,
     Membership,
     Note,
-    Overdue,
-    Report,
     Tell,
     WantedChange,
     change_note,
     note,
     welcome_note,
 )
+from koala_adapter.scheduler.events import ChangeGivenUp, ChangeMade, PointReached, RankEnded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from koala_adapter.model import JobId
+    from koala_adapter.scheduler.events import Event
 
 
 # -- One process of an adaptive component, by its last messages ----------------------------------------------
@@ -155,8 +155,8 @@ class ChangeUnderWay:
     """Those who stand have been told the change."""
     warned: bool = False
     """They have been told who holds it up."""
-    overdue: Overdue | None = None
-    """The process that is taken as lost for that."""
+    overdue: RankEnded | None = None
+    """End of the process that is taken as lost for that."""
 
     def ready(self, membership: Membership, processes: Mapping[int, Process]) -> bool:
         """Return whether all members compute and all new processes are in contact, so that a point can be set."""
@@ -173,10 +173,6 @@ class ChangeUnderWay:
         return None not in newcomers and all(
             one is not None and one.in_change(self.number, Stand.WAITING) and one.at == self.at for one in members
         )
-
-    def all_stand(self) -> AllStand:
-        """Return the report to the scheduler that all processes wait at the point."""
-        return AllStand(number=self.wanted.number, adaptation=self.number, point=self.at, leaving=self.wanted.leaving)
 
     def unfinished(self, membership: Membership, processes: Mapping[int, Process]) -> list[int]:
         """Return the processes that the change waits for."""
@@ -232,11 +228,12 @@ LAST_WORDS = 2.0
 class Coordinator:
     """Brings the processes of one component from one size to another, one change at a time."""
 
-    def __init__(self, patience: float, done_patience: float = 600.0) -> None:
+    def __init__(self, job_id: JobId, patience: float, done_patience: float = 600.0) -> None:
         """``patience``: seconds in which all must stand at a point, or have joined, before a change is given up.
 
         ``done_patience``: seconds in which all must have carried it out; a process that has not is taken as lost.
         """
+        self._job_id = job_id
         self._patience = patience
         self._done_patience = done_patience
         self._membership = Membership(members=(), places={})
@@ -249,7 +246,7 @@ class Coordinator:
         """Reasons by the numbers of changes that the records still have."""
         self._highest = 0
         self._tells: list[Tell] = []
-        self._reports: list[Report] = []
+        self._reports: list[Event | Complaint] = []
 
     # ---- what happens ---------------------------------------------------------------------------------------------
 
@@ -272,7 +269,7 @@ class Coordinator:
             self._highest = max(self._highest, process.change)
             self._welcome()
             self._remind(rank, process)
-            self._report_again()
+            self._report_again(now)
         elif said.verb == "error":
             self._reports.append(Complaint(rank=rank, text=said.text("text")))
         else:
@@ -316,8 +313,8 @@ class Coordinator:
         tells, self._tells = self._tells, []
         return tells
 
-    def take_reports(self) -> list[Report]:
-        """Return and clear the reports for the scheduler."""
+    def take_reports(self) -> list[Event | Complaint]:
+        """Return and clear the events for the scheduler, and what processes did that they may not do."""
         reports, self._reports = self._reports, []
         return reports
 
@@ -408,16 +405,38 @@ class Coordinator:
         elif current.stage is Stage.CHANGING and current.told:
             self._tell_change(current, rank, process)
 
-    def _report_again(self) -> None:
+    def _report_again(self, now: float) -> None:
         """Repeat a report that the records do not show; repeating does no harm."""
-        self._reports.extend(GivenUp(number=number, reason=reason) for number, reason in self._given_up.items())
+        for number, reason in self._given_up.items():
+            self._report_given_up(number, reason, now)
         current = self._current
         if current is not None and current.stage is Stage.RECORDING:
-            self._reports.append(current.all_stand())
+            self._report_all_stand(current, now)
         elif current is not None and current.stage is Stage.CLOSING:
-            self._reports.append(AllDone(number=current.wanted.number))
+            self._report_made(current, now)
         elif current is not None and current.overdue is not None:
-            self._reports.append(current.overdue)
+            self._reports.append(replace(current.overdue, time=now))
+
+    def _report_all_stand(self, current: ChangeUnderWay, now: float) -> None:
+        """Report that all old members wait at the point, and all new ones have joined: the change can be made."""
+        self._reports.append(
+            PointReached(
+                time=now,
+                job_id=self._job_id,
+                number=current.wanted.number,
+                adaptation=current.number,
+                point=current.at,
+                leaving=current.wanted.leaving,
+            )
+        )
+
+    def _report_made(self, current: ChangeUnderWay, now: float) -> None:
+        """Report that all processes have made the change, and wait to continue."""
+        self._reports.append(ChangeMade(time=now, job_id=self._job_id, number=current.wanted.number))
+
+    def _report_given_up(self, number: int, reason: str, now: float) -> None:
+        """Report that a change is not made, and the application continues as before."""
+        self._reports.append(ChangeGivenUp(time=now, job_id=self._job_id, number=number, reason=reason))
 
     def _resume(self, rank: int, process: Process) -> None:
         self._tells.append(Tell(rank, note("resume", change=process.change)))
@@ -469,7 +488,9 @@ class Coordinator:
                 late = current.late(self._membership, self._processes)[:1]  # one line says it, of however many
                 self._say(late, note("error", text=f"{problem}: all go on as they are, and the size stays"))
             if problem:
-                self._give_up(current, problem)
+                self._given_up[current.wanted.number] = problem
+                self._report_given_up(current.wanted.number, problem, now)
+                self._release(current)
                 self._go_on(now)
         elif current is not None and current.stage is Stage.CHANGING:
             self._await_done(current, now)
@@ -519,14 +540,14 @@ class Coordinator:
                 if not current.all_at_point(self._membership, self._processes):
                     return False
                 current.stage = Stage.RECORDING
-                self._reports.append(current.all_stand())
+                self._report_all_stand(current, now)
             case Stage.CHANGING:
-                return self._change(current, everybody)
+                return self._change(current, everybody, now)
             case _:
                 return False
         return True
 
-    def _change(self, current: ChangeUnderWay, everybody: tuple[int, ...]) -> bool:
+    def _change(self, current: ChangeUnderWay, everybody: tuple[int, ...], now: float) -> bool:
         if not current.told:
             if current.unfinished(self._membership, self._processes):
                 return False
@@ -537,7 +558,7 @@ class Coordinator:
         if current.unfinished(self._membership, self._processes):
             return False
         current.stage = Stage.CLOSING
-        self._reports.append(AllDone(number=current.wanted.number))
+        self._report_made(current, now)
         return True
 
     def _await_done(self, current: ChangeUnderWay, now: float) -> None:
@@ -551,7 +572,8 @@ class Coordinator:
         within = f"within {self._done_patience:g} s of the change at point {current.at}"
         text = f"{who_has(late)} not {missing} {within}"
         if current.warned:
-            current.overdue = Overdue(rank=late[0], reason=text)
+            end = TaskEnd(reason=EndReason.LOST, detail=text)
+            current.overdue = RankEnded(time=now, job_id=self._job_id, rank=late[0], end=end)
             self._reports.append(current.overdue)
             return
         current.warned = True
@@ -567,11 +589,6 @@ class Coordinator:
                 process.move(Stand.LEFT if rank in leaving else Stand.RUNNING, current.number)
 
     # ---- changes that are not made --------------------------------------------------------------------------------
-
-    def _give_up(self, current: ChangeUnderWay, reason: str) -> None:
-        self._given_up[current.wanted.number] = reason
-        self._reports.append(GivenUp(number=current.wanted.number, reason=reason))
-        self._release(current)
 
     def _release(self, current: ChangeUnderWay) -> None:
         """Let all processes continue as if no change had been asked for."""

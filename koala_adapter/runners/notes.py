@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote_to_bytes
 
 from koala_adapter.errors import ProtocolError
@@ -172,47 +172,11 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllStand:
-    """Report: all old members wait at the point, all new ones have joined, so the change can be made."""
-
-    number: int
-    adaptation: int
-    point: int
-    leaving: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllDone:
-    """Report: all processes have made the change and wait to continue."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenUp:
-    """Report: the change is not made, and the application continues as before."""
-
-    number: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Complaint:
-    """Report: a process made a wrong call or sent a message that is not allowed."""
+    """A process made a wrong call or sent a message that is not allowed."""
 
     rank: int
     text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overdue:
-    """Report: a process did not make the change in time; it counts as lost, with its data."""
-
-    rank: int
-    reason: str
-
-
-Report: TypeAlias = AllStand | AllDone | GivenUp | Complaint | Overdue
 
 
 # -- Notes that tell processes the members, at first and at each change --------------------------------------

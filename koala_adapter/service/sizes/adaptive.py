@@ -13,20 +13,10 @@ import structlog
 
 from koala_adapter.errors import JournalBlockedError, ProtocolError
 from koala_adapter.host.containment import report_defect, report_refused
-from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.negotiation import HEADER_SIZE
 from koala_adapter.outcome import JobState
 from koala_adapter.runners.adaptive import able_to_leave
-from koala_adapter.runners.notes import (
-    AllDone,
-    AllStand,
-    Complaint,
-    GivenUp,
-    Overdue,
-    note,
-    parse_note,
-    payload_of,
-)
+from koala_adapter.runners.notes import Complaint, note, parse_note, payload_of
 from koala_adapter.runners.runner import job_ends_at
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
@@ -36,7 +26,6 @@ from koala_adapter.service.sizes.offers import NEGOTIATOR
 if TYPE_CHECKING:
     from koala_adapter.runners.adaptive import AdaptiveRunner
     from koala_adapter.runners.coordinator import Coordinator
-    from koala_adapter.runners.notes import Report
     from koala_adapter.scheduler.records import Change, Claim, JobRecord
 
 
@@ -220,27 +209,16 @@ class AdaptiveJob(SizedJob):
             for report in coordinator.take_reports():
                 self._take_report(report)
 
-    def _take_report(self, report: Report) -> None:
-        job_id, now = self.id, self._core.now()
-        match report:
-            case AllStand(number=number, adaptation=adaptation, point=point, leaving=leaving):
-                self._core.post(
-                    ev.PointReached(
-                        time=now, job_id=job_id, number=number, adaptation=adaptation, point=point, leaving=leaving
-                    )
-                )
-            case AllDone(number=number):
-                self._core.post(ev.ChangeMade(time=now, job_id=job_id, number=number))
-            case GivenUp(number=number, reason=reason):
-                log.warning("a change of size is given up", job=job_id, reason=reason)
-                self.bargaining.withdraw(number, reason)
-                self._core.post(ev.ChangeGivenUp(time=now, job_id=job_id, number=number, reason=reason))
-            case Overdue(rank=rank, reason=reason):
-                log.warning("a process holds a change of size up for too long", job=job_id, rank=rank)
-                end = TaskEnd(reason=EndReason.LOST, detail=reason)
-                self._core.post(ev.RankEnded(time=now, job_id=job_id, rank=rank, end=end))
-            case Complaint(rank=rank, text=text):
-                self._complain(rank, text)
+    def _take_report(self, report: ev.Event | Complaint) -> None:
+        if isinstance(report, Complaint):
+            self._complain(report.rank, report.text)
+            return
+        if isinstance(report, ev.ChangeGivenUp):
+            log.warning("a change of size is given up", job=self.id, reason=report.reason)
+            self.bargaining.withdraw(report.number, report.reason)
+        elif isinstance(report, ev.RankEnded):
+            log.warning("a process holds a change of size up for too long", job=self.id, rank=report.rank)
+        self._core.post(report)
 
     def _complain(self, rank: int, text: str) -> None:
         self.complaint = f"Process {rank} made a wrong call: {shown(text)}."

@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING
 from koala_adapter.application.notes import KoalaAppError
 from koala_adapter.application.notes import parse_note as parse_as_library
 from koala_adapter.application.process import Process
+from koala_adapter.model import JobId
 from koala_adapter.runners.coordinator import Coordinator
 from koala_adapter.runners.notes import (
-    AllDone,
-    AllStand,
-    GivenUp,
     Membership,
-    Overdue,
     Place,
     WantedChange,
     note,
     parse_note,
     payload_of,
 )
+from koala_adapter.scheduler.events import ChangeGivenUp, ChangeMade, PointReached, RankEnded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,8 +82,8 @@ class World:
         self.given_up: list[str] = []
         self.made: list[int] = []
         self.complaints: list[str] = []
-        self.overdue: list[Overdue] = []
-        self.coordinator = Coordinator(PATIENCE, DONE_PATIENCE)
+        self.overdue: list[RankEnded] = []
+        self.coordinator = Coordinator(JobId("1"), PATIENCE, DONE_PATIENCE)
         self.members = tuple(self.start() for _ in range(size))
         self.follow()
 
@@ -165,17 +163,17 @@ class World:
     def _carry_out(self) -> None:
         for report in self.coordinator.take_reports():
             by_number = {one.number: one for one in self.wanted}
-            if isinstance(report, AllStand) and report.number in by_number:
+            if isinstance(report, PointReached) and report.number in by_number:
                 one = replace(by_number[report.number], adaptation=report.adaptation, point=report.point)
                 self._stand(one)
                 self.wanted = tuple(one if other.number == one.number else other for other in self.wanted)
-            elif isinstance(report, AllDone) and report.number in by_number:
+            elif isinstance(report, ChangeMade) and report.number in by_number:
                 self._made(by_number[report.number])
-            elif isinstance(report, GivenUp) and report.number in by_number:
+            elif isinstance(report, ChangeGivenUp) and report.number in by_number:
                 assert not by_number[report.number].adaptation
                 self.given_up.append(report.reason)
                 self._drop(by_number[report.number])
-            elif isinstance(report, Overdue):
+            elif isinstance(report, RankEnded):
                 self.overdue.append(report)
             self.coordinator.update(self.membership(), self.now)
         for told in self.coordinator.take_tells():
@@ -269,7 +267,7 @@ class World:
 
     def restart_service(self) -> None:
         """Begin with a new coordinator, which knows the records alone; what was on its way to processes is gone."""
-        self.coordinator = Coordinator(PATIENCE, DONE_PATIENCE)
+        self.coordinator = Coordinator(JobId("1"), PATIENCE, DONE_PATIENCE)
         for rank in self.alive():
             self.processes[rank].down.clear()
             self.processes[rank].down.append(payload_of(note("who")))

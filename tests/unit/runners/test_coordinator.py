@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koala_adapter.errors import ProtocolError
+from koala_adapter.model import JobId
 from koala_adapter.runners.coordinator import LAST_WORDS, Coordinator
-from koala_adapter.runners.notes import LARGEST_NUMBER, GivenUp, Membership, Note, Overdue, Place, WantedChange, note
+from koala_adapter.runners.notes import LARGEST_NUMBER, Membership, Note, Place, WantedChange, note
+from koala_adapter.scheduler.events import ChangeGivenUp
 from tests.unit.runners.program import DONE_PATIENCE, PATIENCE, World
 
 if TYPE_CHECKING:
@@ -121,7 +123,7 @@ def test_a_process_that_never_calls_done() -> None:
     assert world.overdue == []
     assert world.coordinator.next_deadline() is not None
     world.wait(LAST_WORDS + 1)
-    assert world.overdue == [Overdue(rank=1, reason=why)]
+    assert [(one.rank, one.end.detail) for one in world.overdue] == [(1, why)]
     assert world.coordinator.next_deadline() is None
 
 
@@ -267,7 +269,7 @@ def _in_single_steps(world: World, most: int) -> int:
 def joining() -> Coordinator:
     """Return the coordinator of one process that is asked how far it is, as a second one joins."""
     places = {rank: Place(rank=rank, cluster="a", address="n1") for rank in (0, 1)}
-    coordinator = Coordinator(PATIENCE)
+    coordinator = Coordinator(JobId("1"), PATIENCE)
     coordinator.update(Membership(members=(0,), places={0: places[0]}), 0.0)
     coordinator.heard(0, hello(), 1.0)
     wanted = (WantedChange(number=5, joining=(1,)),)
@@ -314,5 +316,5 @@ def test_a_count_beyond_what_can_be_told_gives_the_change_up(passes: bool) -> No
         coordinator.heard(0, note("passed", change=1, reached=LARGEST_NUMBER - 1), 5.0)
     assert all(at <= LARGEST_NUMBER for at in points(coordinator))
     (given_up,) = coordinator.take_reports()
-    assert isinstance(given_up, GivenUp)
+    assert isinstance(given_up, ChangeGivenUp)
     assert "adaptation points" in given_up.reason
