@@ -44,7 +44,7 @@ from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
 from koala_adapter.service.reachability import connections_tried
 from koala_adapter.service.replicas import Read, files_report, place_of, read_at
 from koala_adapter.service.results import read_ledger
-from koala_adapter.service.service import WithPolicies, configuration
+from koala_adapter.service.service import configuration
 from koala_adapter.service.sweeps import recorded_progress
 from koala_adapter.vjm import certificate
 from koala_adapter.wire.messages import adapter_of
@@ -226,7 +226,7 @@ def read_record(directory: Path, policies: Policies) -> JournalView:
     if not (directory / JOURNAL_NAME).exists():
         return JournalView(directory=directory, scheduler=Scheduler(policies=policies))
     with Journal(directory / JOURNAL_NAME, read_only=True) as journal:
-        scheduler = rebuilt(WithPolicies(journal, policies), partial(Scheduler, policies=policies))
+        scheduler = rebuilt(journal, partial(Scheduler, policies=policies))
         return JournalView(
             directory=directory,
             scheduler=scheduler,

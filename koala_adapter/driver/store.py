@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler import Scheduler
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.events import Event
+    from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.scheduler.records import State
 
     MakeScheduler: TypeAlias = Callable[[State | None], Scheduler]
@@ -61,11 +62,15 @@ class EventStore(Protocol):
 
 
 def rebuilt(store: EventStore, make: MakeScheduler) -> Scheduler:
-    """Return the scheduler that :func:`rebuild` builds."""
-    return rebuild(store, make)[0]
+    """Return the scheduler that :func:`rebuild` builds, if all policies are here by which its events were decided.
+
+    Without them, jobs would be refused in the replay that waited or ran in truth. Raises ConfigurationError, with
+    nothing written.
+    """
+    return rebuild(store, make, check_policies=True)[0]
 
 
-def rebuild(store: EventStore, make: MakeScheduler) -> tuple[Scheduler, list[Event]]:
+def rebuild(store: EventStore, make: MakeScheduler, *, check_policies: bool = False) -> tuple[Scheduler, list[Event]]:
     """Build the scheduler from snapshot and events; return it with the events on which it failed.
 
     Each of these is set aside, and all begun anew. Whatever is left out, submissions have the names that they were made
@@ -76,6 +81,8 @@ def rebuild(store: EventStore, make: MakeScheduler) -> tuple[Scheduler, list[Eve
     while len(failures) <= MOST_FAILURES:
         state, events = store.recover()
         scheduler = make(state)
+        if check_policies:
+            events = _with_policies(scheduler.policies, state, events)
         recorded = RecordedBatches(store.batches(), after=scheduler.state.batches_made)
         made: list[NumberedBatch] = []
         with closing(events):
@@ -97,6 +104,27 @@ def rebuild(store: EventStore, make: MakeScheduler) -> tuple[Scheduler, list[Eve
     raise RecoveryError(
         f"{message}, such as {number}: {latest}", hint="nothing was lost; report it, or use the version that wrote it"
     )
+
+
+def _with_policies(
+    policies: Policies, state: State | None, events: Generator[tuple[int, Event], None, None]
+) -> Generator[tuple[int, Event], None, None]:
+    """Yield events; raise ConfigurationError before the first that would be decided otherwise than it was."""
+    for record in state.jobs.values() if state is not None else ():
+        if not record.state.final:
+            policies.require_placement(record.job)
+    configured = state is None
+    with closing(events):
+        for number, event in events:
+            if isinstance(event, ev.Configured):
+                policies.require_malleability(event.parameters, *event.clusters)
+            elif isinstance(event, ev.JobSubmitted):
+                policies.require_placement(event.job)
+            if not configured and state is not None and not isinstance(event, ev.Configured):
+                clusters = [record.parameters for record in state.clusters.values() if record.configured]
+                policies.require_malleability(state.parameters, *clusters)
+            configured = True
+            yield number, event
 
 
 def _replay(

@@ -47,6 +47,7 @@ from koala_adapter.scheduler.events import (
     PlaceholderEnded,
     SlotsCounted,
 )
+from koala_adapter.service.core import Nudge
 from koala_adapter.service.listings import ClusterObservation, ListingJudge, processors_held
 from koala_adapter.service.opening import remove_token, token_path
 from koala_adapter.service.reservations import Reservations
@@ -117,7 +118,7 @@ class Poller:
         self._lrm = lrm
         self._owner = owner
         self._host = host
-        self._wanted = anyio.Event()
+        self._wanted = Nudge()
         shortest = shortest_poll_interval(config.requests_per_minute, lrm.requests_per_poll)
         self._pace = PollPace(shortest_interval=shortest)
         self.breaker = CircuitBreaker(pause=config.poll_interval)
@@ -144,7 +145,7 @@ class Poller:
                 interval = self._config.poll_interval * (1 if self._core.busy else IDLE_FACTOR)
                 with anyio.move_on_after(max(0.0, now + interval - anyio.current_time())):
                     await self._wanted.wait()
-            self._wanted = anyio.Event()
+            self._wanted.clear()
 
     async def _poll(self) -> bool:
         if self._watcher.resting:
@@ -156,7 +157,7 @@ class Poller:
             return not self.breaker.open
         self.latest = reading
         with contained("judging a listing", cluster=self._config.name):
-            return self._owner.examine(reading) or self._core.growth_waits(self._name)
+            return self._owner.examine(reading) or self._core.scheduler.growth_waits(self._name)
         return False
 
     def _note_trouble(self, error: LrmError | None) -> None:
@@ -166,7 +167,7 @@ class Poller:
             log.warning("cluster does not answer", cluster=self._config.name, error=str(error))
 
     async def _read(self) -> ClusterReading:
-        others = self._lrm.capabilities.lists_others and self._core.others_matter(self._name)
+        others = self._lrm.capabilities.lists_others and self._core.scheduler.shrinks_for_others(self._name)
         return await read_cluster(
             self._config,
             self._lrm,
@@ -333,7 +334,7 @@ class ClusterDriver:
             jobs=reading.jobs,
             tells_holders=capabilities.tells_holders or (capabilities.tells_own_holders and not reading.of_all_users),
             others_waiting=reading.others_waiting,
-            slots=reading.count(self._core.shapes_on(self.name)),
+            slots=reading.count(self._core.scheduler.shapes_on(self.name)),
         )
         now = self._core.now()
         judgement = self.judge.judge(self._core.state, look, now=now, in_contact=self._core.in_contact)

@@ -27,6 +27,26 @@ if TYPE_CHECKING:
     from koala_adapter.vjm.center import ControlCenter
 
 
+class Nudge:
+    """Wakes the one task that waits for it; what comes while that is busy is not lost."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    def set(self) -> None:
+        """Let the task go on."""
+        self._event.set()
+
+    def clear(self) -> None:
+        """Forget what has come so far."""
+        self._event = anyio.Event()
+
+    async def wait(self) -> None:
+        """Wait until something has come, and forget it."""
+        await self._event.wait()
+        self.clear()
+
+
 class Core:
     """State and services shared by all parts of one service."""
 
@@ -96,19 +116,7 @@ class Core:
         """Tell whether the agent of a placeholder is connected."""
         return placeholder in self.center.connected
 
-    def others_matter(self, cluster: ClusterName) -> bool:
-        """Return whether waiting jobs of other users on a cluster matter."""
-        return self.scheduler.shrinks_for_others(cluster)
-
     def slots_on(self, cluster: ClusterName) -> Mapping[LrmJobId, Slot]:
         """Return the slots that placeholders hold on a cluster, by their ids there."""
         placeholders = self.state.placeholders.on(cluster).values()
         return {one.lrm_id: self.state.slot_of(one) for one in placeholders if one.lrm_id is not None}
-
-    def shapes_on(self, cluster: ClusterName) -> tuple[Slot, ...]:
-        """Return slot shapes, other than one processor, of unfinished jobs for a cluster."""
-        return self.scheduler.shapes_on(cluster)
-
-    def growth_waits(self, cluster: ClusterName) -> bool:
-        """Return whether a running job would take processors that come free on a cluster."""
-        return self.scheduler.growth_waits(cluster)

@@ -25,6 +25,7 @@ from koala_adapter.host.containment import contained
 from koala_adapter.lrm.commands import child_environment
 from koala_adapter.model import Notified
 from koala_adapter.outcome import JobState
+from koala_adapter.service.core import Nudge
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -83,7 +84,7 @@ class Notices:
         """The site file of ``core`` names the ways."""
         self._core = core
         self._waiting: deque[Notice] = deque()
-        self._come = anyio.Event()
+        self._come = Nudge()
 
     def started(self, job: Job) -> None:
         """Notify of a job's start, if wanted."""
@@ -102,7 +103,6 @@ class Notices:
         try:
             while True:
                 await self._come.wait()
-                self._come = anyio.Event()
                 await self._tell_waiting()
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(LAST_PATIENCE):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The service: drives the pure scheduler against real clusters, real agents and the real clock.
 
-In this order: the scheduler's configuration from a site file, the policies that must be installed, agents asked again
-after a defect, the start of cluster drivers, periodic upkeep, and the service itself.
+In this order: the scheduler's configuration from a site file, the policies of new jobs, agents asked again after a
+defect, the start of cluster drivers, periodic upkeep, and the service itself.
 
 Every event is journaled before the scheduler sees it; what the scheduler wants is done after that. A restart replays
 the journal, and then compares with what LRMs and agents report. All times are those of the service clock.
@@ -11,7 +11,7 @@ the journal, and then compares with what LRMs and agents report. All times are t
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -31,12 +31,12 @@ from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.claiming.dependencies import WORDS, fulfils
-from koala_adapter.scheduler.events import Configured, JobSubmitted
+from koala_adapter.scheduler.events import Configured
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.agents import LiveEffector, Reception, ScriptMaker, tidy_words
 from koala_adapter.service.applications import Applications, Archive
 from koala_adapter.service.clusters import ClusterDriver
-from koala_adapter.service.core import Core
+from koala_adapter.service.core import Core, Nudge
 from koala_adapter.service.information import Information
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.meter import ServiceMeter
@@ -50,17 +50,15 @@ from koala_adapter.service.sweeps import Sweeps
 from koala_adapter.sizes import SizeRules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from anyio.abc import TaskGroup, TaskStatus
 
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
-    from koala_adapter.driver.store import EventStore
     from koala_adapter.host.clock import HostClocks
     from koala_adapter.lrm import Capabilities, PluginDefinition
     from koala_adapter.model import ClusterName, Job, PlaceholderId
-    from koala_adapter.scheduler.context import NumberedBatch
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.parameters import ClusterParameters
     from koala_adapter.scheduler.records import JobRecord, State
@@ -103,10 +101,6 @@ def configuration(
     return Configured(time=now, parameters=parameters, clusters=clusters)
 
 
-# -- Policies that must be installed -------------------------------------------------------------------------
-# Those of new jobs, and, before a journal is replayed, those with which its events were decided.
-
-
 def check_policies(job: Job, policies: Policies, rules: SizeRules) -> None:
     """Raise JobRefusedError when a policy or size rule of a new job is not installed."""
     if job.placement not in policies.placement_names:
@@ -117,62 +111,6 @@ def check_policies(job: Job, policies: Policies, rules: SizeRules) -> None:
         if not rules.known(component.sizes):
             message = f"component {component.name!r}: the service has no rule {component.sizes!r} for sizes"
             raise JobRefusedError(message, hint="restart it if the rule has been installed meanwhile")
-
-
-class WithPolicies:
-    """Journal that checks on recovery that all needed policies are installed.
-
-    Without them, jobs would be refused in the replay that waited or ran in truth. Nothing is written by then.
-    """
-
-    def __init__(self, store: EventStore, policies: Policies) -> None:
-        """``policies``: those that there are."""
-        self._store = store
-        self._policies = policies
-
-    def recover(self) -> tuple[State | None, Generator[tuple[int, Event], None, None]]:
-        """Return the latest snapshot, or None, and the numbered events after it.
-
-        Raises ConfigurationError when a policy is gone that a job needs which has not ended; so do the events, before
-        the first that would be decided otherwise than it was.
-        """
-        state, events = self._store.recover()
-        for record in state.jobs.values() if state is not None else ():
-            if not record.state.final:
-                self._policies.require_placement(record.job)
-        return state, self._checked(state, events)
-
-    def _checked(
-        self, state: State | None, events: Generator[tuple[int, Event], None, None]
-    ) -> Generator[tuple[int, Event], None, None]:
-        configured = state is None
-        with closing(events):
-            for number, event in events:
-                if isinstance(event, Configured):
-                    self._policies.require_malleability(event.parameters, *event.clusters)
-                elif isinstance(event, JobSubmitted):
-                    self._policies.require_placement(event.job)
-                if not configured and state is not None and not isinstance(event, Configured):
-                    clusters = [record.parameters for record in state.clusters.values() if record.configured]
-                    self._policies.require_malleability(state.parameters, *clusters)
-                configured = True
-                yield number, event
-
-    def set_aside(self, number: int, event: Event, failure: str) -> None:
-        """Leave an event out from now on."""
-        self._store.set_aside(number, event, failure)
-
-    def note_batch(self, batch: NumberedBatch) -> None:
-        """Keep which submission has a name."""
-        self._store.note_batch(batch)
-
-    def batches(self) -> list[NumberedBatch]:
-        """Return the submissions that were noted."""
-        return self._store.batches()
-
-    def largest_batch_number(self) -> int:
-        """Return the largest number in the name of a submission."""
-        return self._store.largest_batch_number()
 
 
 # -- Agents asked again for events that were set aside -------------------------------------------------------
@@ -196,7 +134,7 @@ class AskingAgain:
         self._failed: dict[type[Event], tuple[float, float]] = {}
         """For each kind of event when it failed last, and the pause before what the next tells is asked for."""
         self._due: dict[PlaceholderId, float] = {}
-        self._more = anyio.Event()
+        self._more = Nudge()
 
     def ask(self, event: Event, placeholders: Iterable[PlaceholderId]) -> None:
         """Ask agents to repeat what they told in an event: at once the first time."""
@@ -223,7 +161,6 @@ class AskingAgain:
             while self._due:
                 await anyio.sleep(max(0.0, min(self._due.values()) - self._core.now()))
                 self._ask_due()
-            self._more = anyio.Event()
 
 
 # -- Start of the cluster drivers ----------------------------------------------------------------------------
@@ -289,21 +226,14 @@ class Upkeep:
         self._clock = core.clock
         self._clusters = clusters
         self._effector = effector
-        self._halted = anyio.Event()
-        self._snapshot_begun = anyio.Event()
+        self.halted = Nudge()
+        """Set when the journal cannot be written."""
+        self.snapshot_begun = Nudge()
 
     def start(self, tasks: TaskGroup) -> None:
         """Begin, within ``tasks``."""
         for work in (self._keep_trying, self._keep_time, self._write_snapshots, self._tidy):
             tasks.start_soon(work)
-
-    def halted(self) -> None:
-        """Start retrying the journal, which cannot be written."""
-        self._halted.set()
-
-    def snapshot_begun(self) -> None:
-        """Start writing a snapshot."""
-        self._snapshot_begun.set()
 
     def watch_time_of_day(self) -> None:
         """Record changes of the time of day, which after a reboot would look like elapsed time."""
@@ -316,7 +246,7 @@ class Upkeep:
     async def _keep_trying(self) -> None:
         """Retry the journal until it can be written, then poll the clusters."""
         while True:
-            await self._halted.wait()
+            await self.halted.wait()
             pause, since = FIRST_JOURNAL_PAUSE, anyio.current_time()
             while self._loop.trouble:
                 await anyio.sleep(pause)
@@ -324,7 +254,6 @@ class Upkeep:
                 self._loop.try_again()
                 if anyio.current_time() - since >= self._journal_patience:
                     self._require_use()
-            self._halted = anyio.Event()
             log.info("the journal can be written again")
             self._core.note_change()
             for driver in self._clusters.values():
@@ -340,8 +269,7 @@ class Upkeep:
     async def _write_snapshots(self) -> None:
         """Write snapshots group by group, serving clients and agents in between."""
         while True:
-            await self._snapshot_begun.wait()
-            self._snapshot_begun = anyio.Event()
+            await self.snapshot_begun.wait()
             while self._loop.write_snapshot_group():
                 await anyio.lowlevel.checkpoint()
             for driver in self._clusters.values():
@@ -424,7 +352,7 @@ class Service:
                     "the journal lacks jobs whose files are there; new numbers begin after them", largest=largest
                 )
             make_scheduler = partial(Scheduler, policies=policies)
-            scheduler = rebuilt(WithPolicies(self.journal, policies), make_scheduler)
+            scheduler = rebuilt(self.journal, make_scheduler)
             self.clock = ServiceClock(clocks, before=self.journal.clock_reading(), latest=scheduler.state.now)
             self.journal.note_clock(self.clock.reading())
             self._failed = anyio.Event()
@@ -536,11 +464,11 @@ class Service:
 
     def halted(self) -> None:
         """Try the journal from now on until it can be written."""
-        self._upkeep.halted()
+        self._upkeep.halted.set()
 
     def snapshot_begun(self) -> None:
         """Write a snapshot group by group."""
-        self._upkeep.snapshot_begun()
+        self._upkeep.snapshot_begun.set()
 
     def state_rebuilt(self, set_aside: Sequence[ev.Event]) -> None:
         """Ask agents and clusters again for what is no longer known, as events were set aside."""

@@ -29,6 +29,7 @@ from koala_adapter.model import EndReason, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState
 from koala_adapter.report.values import MOST_NAMED, SweepProgress, end_in_words
 from koala_adapter.scheduler.events import RankEnded
+from koala_adapter.service.core import Nudge
 from koala_adapter.tasks.launcher import SETTINGS
 from koala_adapter.tasks.results import RESULTS, entry_of, output_file
 from koala_adapter.tasks.server import TOKEN_BYTES, Puller, PullServer, listening_socket, node_files, send
@@ -515,8 +516,8 @@ class Sweeps:
         """Those of which nothing has been read yet."""
         self._closing: list[RunningSweep] = []
         self._over: set[JobId] = set()
-        self._changed = anyio.Event()
-        self._urgent = anyio.Event()
+        self._changed = Nudge()
+        self._urgent = Nudge()
         """Set when something is to be done at once."""
 
     def files(self, job: Job) -> SweepFiles:
@@ -671,7 +672,6 @@ class Sweeps:
             async with anyio.create_task_group() as readers:
                 while True:
                     await self._changed.wait()
-                    self._changed = anyio.Event()
                     while self._unread:
                         readers.start_soon(self._read_and_start, self._unread.pop(0), limiter)
                     self._end_those_that_are_over()
@@ -680,7 +680,7 @@ class Sweeps:
                     self._core.note_change()
                     with anyio.move_on_after(TELLING):
                         await self._urgent.wait()
-                    self._urgent = anyio.Event()
+                    self._urgent.clear()
         finally:
             for opening in self._unread:
                 opening.listening.close()

@@ -7,7 +7,7 @@ import sqlite3
 import ssl
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 from anyio.streams.tls import TLSStream
@@ -91,7 +91,7 @@ class StandInCore(Core):
         self.user = "alice"
         self.posted: list[Event] = []
         self.shapes: tuple[Slot, ...] = ()
-        self.is_holding = self.shrinks_for_others = self.grows = False
+        self.is_holding = self.others_matter = self.grows = False
         database = closed_later(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
         weakref.finalize(self, database.close)
         database.executescript(TABLES)
@@ -116,8 +116,12 @@ class StandInCore(Core):
         self.posted.append(event)
         self.world.post(event)
 
-    def others_matter(self, _cluster: ClusterName) -> bool:
-        return self.shrinks_for_others
+    @property
+    def scheduler(self) -> Any:  # noqa: ANN401 - some of its questions are answered here
+        return self
+
+    def shrinks_for_others(self, _cluster: ClusterName) -> bool:
+        return self.others_matter
 
     def slots_on(self, _cluster: ClusterName) -> dict[LrmJobId, Slot]:
         return {}

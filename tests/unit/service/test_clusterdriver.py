@@ -47,7 +47,7 @@ class Driven:
         self.site = Site({"a": 4})
         self.site.submit(job("1", component("x", 2, cluster="a")))
         self.core = StandInCore(self.site)
-        self.core.shrinks_for_others = others_matter
+        self.core.others_matter = others_matter
         self.heard = self.core.posted
         self.driver = ClusterDriver(self.core, config(**settings), self.lrm, CommandRunner())
 
@@ -254,7 +254,7 @@ async def test_holders_stay_known_while_all_jobs_are_listed() -> None:
     )  # fmt: skip
     async with driven.running():
         await driven.heard_of(ev.HoldsSeen)
-        driven.core.shrinks_for_others = True
+        driven.core.others_matter = True
         await driven.until(lambda: "" in driven.lrm.prefixes)
         polls = driven.lrm.polls
         await driven.until(lambda: driven.lrm.polls >= polls + 2)
@@ -306,8 +306,8 @@ class Polled:
         self.failures: list[str] = []
         self._restless = restless
         core = StandInCore(Site({}))
-        core.shrinks_for_others, core.grows = others_matter, growth_waits
-        self.poller = Poller(core, settings or config(), self.lrm, self, THIS_HOST)
+        core.others_matter, core.grows = others_matter, growth_waits
+        self.poller = Poller(core, settings or config(), self.lrm, self, THIS_HOST)  # type: ignore[arg-type]
 
     def examine(self, reading: ClusterReading) -> bool:
         self.readings.append(reading)
