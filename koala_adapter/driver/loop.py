@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from koala_adapter.driver.store import EventStore, failure_text, numbered_batches, rebuild, report_defect
+from koala_adapter.driver.store import EventStore, batches_in, failure_text, rebuild, report_defect
 from koala_adapter.errors import DefectError, JobRefusedError, JournalBlockedError, RecoveryError
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler.events import TimeReached, TimersPostponed
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from koala_adapter.errors import KoalaError
     from koala_adapter.scheduler import Scheduler
     from koala_adapter.scheduler.actions import Action
-    from koala_adapter.scheduler.context import NumberedBatch
     from koala_adapter.scheduler.events import Event
-    from koala_adapter.scheduler.records import State
+    from koala_adapter.scheduler.records import BatchRecord, State
 
 
 # -- The effector: carries out actions -----------------------------------------------------------------------
@@ -128,7 +127,7 @@ class EventLoop:
         self._make = make
         self._events: deque[Event] = deque()
         self._actions: deque[Action] = deque()
-        self._batches: deque[NumberedBatch] = deque()
+        self._batches: deque[BatchRecord] = deque()
         """Submissions that the journal does not know yet, which nothing is asked of the world before."""
         self._failed_on: tuple[int, Event, str] | None = None
         """Event that has left the state half changed and is not set aside yet, with its number and the traceback."""
@@ -313,7 +312,7 @@ class EventLoop:
             return False
         self._latest = number
         self._actions.extend(actions)
-        self._batches.extend(numbered_batches(self.scheduler.state, actions))
+        self._batches.extend(batches_in(self.scheduler.state, actions))
         self._sync_wanted |= any(isinstance(one, act.SubmitPlaceholders | act.LaunchJob) for one in actions)
         try:
             self._owner.handled(event)

@@ -16,7 +16,7 @@ from koala_adapter.errors import JobRefusedError, RecoveryError
 from koala_adapter.outcome import PlaceholderState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import SubmitPlaceholders
-from koala_adapter.scheduler.context import NumberedBatch, RecordedBatches, batch_number
+from koala_adapter.scheduler.context import RecordedBatches, batch_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.knownpolicies import Policies
-    from koala_adapter.scheduler.records import State
+    from koala_adapter.scheduler.records import BatchRecord, State
 
     MakeScheduler: TypeAlias = Callable[[State | None], Scheduler]
 
@@ -51,10 +51,10 @@ class EventStore(Protocol):
         Raises JournalBlockedError.
         """
 
-    def note_batch(self, batch: NumberedBatch) -> None:
+    def note_batch(self, batch: BatchRecord) -> None:
         """Record the name of a submission until a snapshot includes it. Raises JournalBlockedError."""
 
-    def batches(self) -> list[NumberedBatch]:
+    def batches(self) -> list[BatchRecord]:
         """Return the submissions recorded since the latest snapshot, and perhaps earlier ones, by number."""
 
     def largest_batch_number(self) -> int:
@@ -84,7 +84,7 @@ def rebuild(store: EventStore, make: MakeScheduler, *, check_policies: bool = Fa
         if check_policies:
             events = _with_policies(scheduler.policies, state, events)
         recorded = RecordedBatches(store.batches(), after=scheduler.state.batches_made)
-        made: list[NumberedBatch] = []
+        made: list[BatchRecord] = []
         with closing(events):
             failed = _replay(scheduler, (one for one in events if one[0] not in failures), recorded, made)
         if failed is None:
@@ -128,12 +128,12 @@ def _with_policies(
 
 
 def _replay(
-    scheduler: Scheduler, events: Iterable[tuple[int, Event]], recorded: RecordedBatches, made: list[NumberedBatch]
+    scheduler: Scheduler, events: Iterable[tuple[int, Event]], recorded: RecordedBatches, made: list[BatchRecord]
 ) -> tuple[int, Event, str] | None:
     """Replay events; return the first failure. ``made`` gets the submissions."""
     for number, event in events:
         try:
-            made += numbered_batches(scheduler.state, scheduler.handle(event, recorded))
+            made += batches_in(scheduler.state, scheduler.handle(event, recorded))
         except JobRefusedError:  # and nothing was changed, as when it happened
             continue
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a defect
@@ -141,20 +141,9 @@ def _replay(
     return None
 
 
-def numbered_batches(state: State, actions: Iterable[Action]) -> list[NumberedBatch]:
+def batches_in(state: State, actions: Iterable[Action]) -> list[BatchRecord]:
     """Return the submissions in the actions of an event."""
-    found = (state.batches[one.batch] for one in actions if isinstance(one, SubmitPlaceholders))
-    return [
-        NumberedBatch(
-            key=batch.key,
-            submitted_at=batch.submitted_at,
-            job_id=batch.job_id,
-            component=batch.component,
-            cluster=batch.cluster,
-            count=batch.count,
-        )
-        for batch in found
-    ]
+    return [state.batches[one.batch] for one in actions if isinstance(one, SubmitPlaceholders)]
 
 
 def tellers(state: State, event: Event) -> list[PlaceholderId]:
@@ -223,7 +212,7 @@ class MemoryStore:
         self.events: list[Event] = []
         self.left_out: dict[int, str] = {}
         """Numbers (from 1) of the events that are set aside, each with the traceback."""
-        self._batches: list[NumberedBatch] = []
+        self._batches: list[BatchRecord] = []
 
     def append(self, event: Event) -> int:
         """Keep an event and return its number."""
@@ -244,11 +233,11 @@ class MemoryStore:
         """Exclude an event from the state."""
         self.left_out[number] = failure
 
-    def note_batch(self, batch: NumberedBatch) -> None:
+    def note_batch(self, batch: BatchRecord) -> None:
         """Keep the number and name of a submission."""
         self._batches.append(batch)
 
-    def batches(self) -> list[NumberedBatch]:
+    def batches(self) -> list[BatchRecord]:
         """Return the submissions that were noted."""
         return list(self._batches)
 

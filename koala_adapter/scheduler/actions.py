@@ -23,12 +23,11 @@ class SubmitPlaceholders:
     count: int
     walltime: int
     """Seconds, to be asked from the LRM."""
-    # What the first version did not say stays out of the text by which replays of its journals are compared.
-    memory_mib: int = field(default=0, repr=False)
+    memory_mib: int = 0
     """Memory of each, where an application has asked for it; 0: what the site says of the cluster."""
-    slot: Slot = field(default=PLAIN, repr=False)
+    slot: Slot = PLAIN
     """What each of them is asked for."""
-    reservation: str = field(default="", repr=False)
+    reservation: str = ""
     """What the batch system calls the reservation that they run in; empty: in none."""
 
 
@@ -114,55 +113,50 @@ class LaunchJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfferProcessors:
+class OfChange:
+    """Base of actions about a change of the size of a running application."""
+
+    job_id: JobId
+    component: str
+    cluster: ClusterName
+    number: int
+    """Of the change; answers repeat it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferProcessors(OfChange):
     """Ask a running malleable application how many of ``processors`` further ones it would take: OfferAnswered.
 
     They are not there yet: those that it accepts are gathered while it keeps running.
     """
 
-    job_id: JobId
-    component: str
-    cluster: ClusterName
-    number: int
     processors: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestProcessors:
+class RequestProcessors(OfChange):
     """Ask a running malleable application to give up ``processors``: OfferAnswered, then ProcessorsReleased.
 
     The number must be accommodated as far as the application's minimum allows.
     """
 
-    job_id: JobId
-    component: str
-    cluster: ClusterName
-    number: int
     processors: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeProcessors:
+class TakeProcessors(OfChange):
     """Turn stubs that are all held into processes of a running application, which takes them in: RankStarted for each.
 
     Doing it twice must be harmless.
     """
 
-    job_id: JobId
-    component: str
-    cluster: ClusterName
-    number: int
     ranks: tuple[Rank, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WithdrawOffer:
+class WithdrawOffer(OfChange):
     """Tell a running application that the processors it accepted cannot be had; it goes on as it is."""
 
-    job_id: JobId
-    component: str
-    cluster: ClusterName
-    number: int
     reason: str
 
 
@@ -182,14 +176,13 @@ class GrantProcessors:
     processors: int
     reason: str = ""
     """Why it is less than what was asked for."""
-    # What the first version did not say stays out of the text by which replays of its journals are compared.
-    agreement: str = field(default="", repr=False)
+    agreement: str = ""
     """What the application calls the negotiation; empty: it does not negotiate."""
-    rank: int | None = field(default=None, repr=False)
+    rank: int | None = None
     """Rank of the process that asked."""
-    countered: bool = field(default=False, repr=False)
+    countered: bool = False
     """These are offered: they are kept for it until it answers (OfferAnswered)."""
-    memory_mib: int = field(default=0, repr=False)
+    memory_mib: int = 0
     """Memory that each comes with; 0: none was asked for, or it cannot be had."""
 
 

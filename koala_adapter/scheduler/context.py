@@ -24,13 +24,21 @@ from koala_adapter.slots import PLAIN
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from koala_adapter.model import BatchKey, ClusterName, Component, JobId
+    from koala_adapter.model import BatchKey, ClusterName, Component
     from koala_adapter.outcome import JobOutcome
     from koala_adapter.scheduler.claiming.queue import PlacementQueue
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.parameters import Parameters
     from koala_adapter.scheduler.placement.policy import PlacedComponent
-    from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State, TimerKind
+    from koala_adapter.scheduler.records import (
+        BatchRecord,
+        Claim,
+        ClusterRecord,
+        JobRecord,
+        PlaceholderRecord,
+        State,
+        TimerKind,
+    )
     from koala_adapter.scheduler.states import Ledger
     from koala_adapter.scheduler.timetable import Timetable
     from koala_adapter.slots import Slot
@@ -41,41 +49,22 @@ if TYPE_CHECKING:
 # given to. A replay that leaves an event out, and so comes to other submissions than were made, finds the same number
 # for the same submission and a new number for any other.
 
-Contents: TypeAlias = "tuple[float, JobId, str, ClusterName, int]"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumberedBatch:
-    """A submission with its number."""
-
-    key: BatchKey
-    submitted_at: float
-    job_id: JobId
-    component: str
-    cluster: ClusterName
-    count: int
-
-    @property
-    def contents(self) -> Contents:
-        """The submission without its number."""
-        return self.submitted_at, self.job_id, self.component, self.cluster, self.count
-
 
 class RecordedBatches:
     """Submissions of a replayed journal with their numbers, each returned once."""
 
-    def __init__(self, batches: Iterable[NumberedBatch] = (), *, after: int = 0) -> None:
+    def __init__(self, batches: Iterable[BatchRecord] = (), *, after: int = 0) -> None:
         """``after``: numbers up to this one belong to what was there before the replay."""
         self.largest = after
         """The largest number that was handed out."""
-        self._waiting: dict[Contents, deque[int]] = {}
+        self._waiting: dict[tuple[object, ...], deque[int]] = {}
         for batch in batches:
             number = batch_number(batch.key)
             if number > after:
                 self._waiting.setdefault(batch.contents, deque()).append(number)
                 self.largest = max(self.largest, number)
 
-    def number_of(self, contents: Contents) -> int | None:
+    def number_of(self, contents: tuple[object, ...]) -> int | None:
         """Return the recorded number of a submission; None when there is none."""
         numbers = self._waiting.get(contents)
         return numbers.popleft() if numbers else None
@@ -182,7 +171,7 @@ class Context:
         """Read what the ledger writes."""
         self.state = self.ledger.state
 
-    def batch_number(self, contents: Contents) -> int:
+    def batch_number(self, contents: tuple[object, ...]) -> int:
         """Return the number of a submission: its recorded one, or a new one."""
         state, largest, number = self.state, 0, None
         if self.recorded is not None:

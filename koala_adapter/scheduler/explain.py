@@ -632,10 +632,6 @@ def _by_cluster(placeholders: Iterable[PlaceholderRecord]) -> dict[ClusterName, 
     return counts
 
 
-def _where(placeholders: Iterable[PlaceholderRecord]) -> str:
-    return _joined(f"{n} on {name}" for name, n in _by_cluster(placeholders).items())
-
-
 def _joined(said: Iterable[str]) -> str:
     parts = list(said)
     if len(parts) > LISTED:

@@ -655,6 +655,11 @@ class BatchRecord:
     mixed: bool = False
     """Placeholders of it may belong to other jobs: some were exchanged."""
 
+    @property
+    def contents(self) -> tuple[object, ...]:
+        """The submission without its name: a replay that makes it again gives it that name again."""
+        return self.submitted_at, self.job_id, self.component, self.cluster, self.count
+
 
 @dataclass(slots=True)
 class Staging:

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 import structlog
@@ -97,20 +97,10 @@ class ClusterReading(Listing):
         return processors_held(self.jobs)
 
 
-class PollOwner(Protocol):
-    """Receiver of a cluster's polls (protocol)."""
-
-    def examine(self, reading: ClusterReading) -> bool:
-        """Process a reading; return True when the next poll is urgent."""
-
-    def unavailable(self, reason: str) -> None:
-        """Called when the cluster did not answer."""
-
-
 class Poller:
     """Polls one cluster at intervals and passes readings and failures to its owner."""
 
-    def __init__(self, core: Core, config: ClusterConfig, lrm: Lrm, owner: PollOwner, host: LrmHost) -> None:
+    def __init__(self, core: Core, config: ClusterConfig, lrm: Lrm, owner: ClusterDriver, host: LrmHost) -> None:
         """Poll nothing before :meth:`run`."""
         self._core = core
         self._config = config

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 from koala_adapter.errors import JournalBlockedError, JournalError
 from koala_adapter.host.clock import ClockReading
 from koala_adapter.model import BatchKey, JobId, PlaceholderId
-from koala_adapter.scheduler.context import NumberedBatch, batch_number
+from koala_adapter.scheduler.context import batch_number
 from koala_adapter.scheduler.events import EVENT_TYPES, Event
 from koala_adapter.scheduler.records import BatchRecord, ClusterRecord, JobRecord, PlaceholderRecord, State
 from koala_adapter.service.records import (
@@ -362,17 +362,17 @@ class Journal:
             self._execute(f"DELETE FROM set_aside WHERE number IN ({oldest}) AND NOT {kept}", (MOST_SET_ASIDE,))  # noqa: S608 - constants
         self._left_out.add(number)
 
-    def note_batch(self, batch: NumberedBatch) -> None:
+    def note_batch(self, batch: BatchRecord) -> None:
         """Record a submission's name, if the journal is writable. Raises JournalBlockedError."""
         if not self._read_only:
             contents = (batch.key, *batch.contents)
             self._execute("INSERT OR REPLACE INTO submissions VALUES (?, ?, ?, ?, ?, ?)", contents)
 
-    def batches(self) -> list[NumberedBatch]:
+    def batches(self) -> list[BatchRecord]:
         """Return the submissions made since the latest snapshot, in the order of their numbers."""
         rows = self._execute("SELECT batch, submitted_at, job, component, cluster, count FROM submissions")
         found = [
-            NumberedBatch(key=key, submitted_at=at, job_id=job, component=component, cluster=cluster, count=count)
+            BatchRecord(key=key, submitted_at=at, job_id=job, component=component, cluster=cluster, count=count)
             for key, at, job, component, cluster, count in rows
         ]
         return sorted(found, key=lambda batch: batch_number(batch.key))

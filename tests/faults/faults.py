@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
     from koala_adapter.model import ClusterName
-    from koala_adapter.scheduler.context import NumberedBatch
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.malleable.policies import J, RunningJobs, Step
     from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest
-    from koala_adapter.scheduler.records import State
+    from koala_adapter.scheduler.records import BatchRecord, State
 
 
 class SubmissionFate(Enum):
@@ -179,7 +178,7 @@ class FaultyStore(MemoryStore):
         self._moment()
         return number
 
-    def note_batch(self, batch: NumberedBatch) -> None:
+    def note_batch(self, batch: BatchRecord) -> None:
         self._write()
         self._moment()
         super().note_batch(batch)

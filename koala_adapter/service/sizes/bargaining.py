@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from koala_adapter import negotiation as nt
 from koala_adapter.errors import NegotiationStepError, UnreadableTemplateError
@@ -52,19 +52,10 @@ if TYPE_CHECKING:
     from koala_adapter.service.applications import Applications
     from koala_adapter.service.core import Core
     from koala_adapter.service.sizes.kept import NegotiationKeeper
+    from koala_adapter.service.sizes.port import NegotiationPort
 
 
 # -- A job that changes its size -----------------------------------------------------------------------------
-
-
-class Speech(Protocol):
-    """Channel for templates to negotiating programs (protocol)."""
-
-    def represents(self, job_id: JobId) -> bool:
-        """Return whether a program negotiates for a job now."""
-
-    def say(self, job_id: JobId, payload: bytes) -> None:
-        """Send a template to a job's program; without one it is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +64,7 @@ class Surroundings:
 
     core: Core
     applications: Applications
-    programs: Speech
+    programs: NegotiationPort
     keeper: NegotiationKeeper
 
 

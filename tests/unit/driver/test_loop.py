@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from koala_adapter.scheduler.context import NumberedBatch
+    from koala_adapter.scheduler.records import BatchRecord
 
 
 # -- Events in order, each on disk before it takes effect; a journal that cannot be written stops it and loses nothing.
@@ -514,7 +514,7 @@ def test_what_is_not_noted_is_not_asked_for(named: Looped) -> None:
     work(named)
     note_batch = named.journal.note_batch
 
-    def full(batch: NumberedBatch) -> None:
+    def full(batch: BatchRecord) -> None:
         raise JournalBlockedError(f"full: {batch}")
 
     named.journal.note_batch = full  # type: ignore[method-assign]
