@@ -29,7 +29,6 @@ class KoalaError(Exception):
     transient: ClassVar[bool] = False
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        """Store message and hint separately."""
         super().__init__(message)
         self.message = message
         self.hint = hint

@@ -271,26 +271,22 @@ class CheckedQueue(ClusterScheduler):
     # What happened
 
     def submit(self, job: LocalJob) -> None:
-        """Add a job to the queue."""
         self._waiting[job] = job.processors
         self._tell(lambda policy: policy.submit(job))
 
     def withdraw(self, job: LocalJob, now: float) -> None:
-        """Remove a waiting job from the queue."""
         if job not in self._waiting:
             raise ValueError(job.id)
         del self._waiting[job]
         self._tell(lambda policy: policy.withdraw(job, now))
 
     def end(self, job: LocalJob, now: float) -> None:
-        """Take note that a running job has ended."""
         _, processors = self._running.pop(job)
         self.free += processors
         self._tell(lambda policy: policy.end(job, now))
         job.entry = None
 
     def resize(self, processors: int, now: float) -> None:
-        """Take note that the cluster has another size."""
         self.free += processors - self.processors
         self.processors = processors
         self._tell(lambda policy: policy.resize(processors, now))
@@ -298,7 +294,6 @@ class CheckedQueue(ClusterScheduler):
     def revise(
         self, job: LocalJob, now: float, *, estimate: float | None = None, priority: float | None = None
     ) -> None:
-        """Change the estimate or the priority of a job."""
         if job not in self._running and job not in self._waiting:
             raise ValueError(job.id)
         self._tell(lambda policy: policy.revise(job, now, estimate=estimate, priority=priority))
@@ -307,19 +302,16 @@ class CheckedQueue(ClusterScheduler):
             job.priority = job.priority if priority is None else priority
 
     def adopt(self, job: LocalJob, started_at: float, now: float) -> None:
-        """Take note of a job that was not started here."""
         self._started(job, job.processors, started_at)
         self._tell(lambda policy: policy.adopt(job, started_at, now))
 
     def put_back(self, jobs: Mapping[LocalJob, float], now: float) -> None:
-        """Let jobs wait again that could not be started."""
         self._waiting.update((job, job.processors) for job in jobs)
         self._tell(lambda policy: policy.put_back(jobs, now))
 
     # What to do
 
     def schedule(self, now: float) -> list[LocalJob]:
-        """Return the jobs to start now."""
         self.passes += 1
         self.wake_at = inf
         if self._policy is None:
@@ -359,13 +351,11 @@ class CheckedQueue(ClusterScheduler):
 
     @property
     def waiting(self) -> Sequence[LocalJob]:
-        """Waiting jobs, in the order of the queue."""
         told = self._tell(lambda policy: list(policy.waiting)) or []
         return told if len(told) == len(self._waiting) and self._waiting.keys() == set(told) else list(self._waiting)
 
     @property
     def running(self) -> Sequence[LocalJob]:
-        """Running jobs, in the order of their expected ends."""
         return sorted(self._running, key=lambda job: (self._running[job][0] + job.estimate, str(job.id)))
 
     @property
@@ -375,11 +365,9 @@ class CheckedQueue(ClusterScheduler):
         return self.processors - self.free + waiting
 
     def counters(self) -> Mapping[str, int]:
-        """Counters of the policy, by name."""
         return dict(self._tell(lambda policy: policy.counters()) or {}) | {"passes": self.passes}
 
     def reservations(self, now: float) -> Mapping[LocalJob, float]:
-        """Reserved starts, by waiting job."""
         told = self._tell(lambda policy: dict(policy.reservations(now))) or {}
         return {job: at for job, at in told.items() if job in self._waiting and isinstance(at, int | float)}
 

@@ -193,7 +193,6 @@ class AdaptiveRunner(GrowingRunner):
     speaks = True
 
     def __init__(self, application: Application) -> None:
-        """Make the runner of a job."""
         super().__init__(application)
         self.coordinators: Mapping[str, Coordinator] = {
             one.name: Coordinator(application.job.id, float(one.point_patience), float(one.done_patience))
@@ -207,7 +206,6 @@ class AdaptiveRunner(GrowingRunner):
         self._signature: object = None
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
-        """Return the processes of a placeholder that are to be started."""
         launches = super().launches_in(rank)
         if rank.component not in self.coordinators:
             return launches

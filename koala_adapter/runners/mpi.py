@@ -256,12 +256,10 @@ class AdaptiveMpiRunner(AdaptiveRunner):
     """Runner that starts mpiexec and the first process; others are spawned by the program."""
 
     def __init__(self, application: Application) -> None:
-        """Make the runner of a job."""
         super().__init__(application)
         self._mpi = MpiRunner(application, spawns=True)
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
-        """Return the processes of a placeholder that are to be started."""
         return [self._speaking(one) for one in self._mpi.launches_in(rank)]
 
     def grow(self, application: Application, ranks: Collection[int]) -> Sequence[AddressedLaunch]:
@@ -271,12 +269,10 @@ class AdaptiveMpiRunner(AdaptiveRunner):
         return ()
 
     def output_of(self, task: str, stream: str, offset: int, data: bytes, now: float) -> Reaction:
-        """Handle output of a process."""
         reaction = self._mpi.output_of(task, stream, offset, data, now)
         return replace(reaction, launches=tuple(self._speaking(one) for one in reaction.launches))
 
     def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:
-        """Handle the end of a process."""
         return self._mpi.ended(task, end, now)
 
     def _speaking(self, one: AddressedLaunch) -> AddressedLaunch:

@@ -165,7 +165,6 @@ class RestartedMpiRunner(AdaptiveRunner):
         self._first = application.ranks
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
-        """Return the processes of a placeholder that are to be started."""
         return [self._kept(one) for one in super().launches_in(rank)]
 
     def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:

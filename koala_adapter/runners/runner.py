@@ -376,7 +376,6 @@ class ProcessRunner(Runner):
     """Runner of one process for each rank."""
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
-        """Return the processes of a placeholder that are to be started."""
         application = self.application
         launch = Launch(
             task=self.task_of(rank.rank),

@@ -101,7 +101,6 @@ class GrowingRunner(ProcessRunner):
     """Runner of one process for each rank, also for ranks added later."""
 
     def grow(self, application: Application, ranks: Collection[int]) -> Sequence[AddressedLaunch]:
-        """Take new ranks in, which ``application`` has beside the former ones; return what is to be started."""
         self.application = application
         return [launch for rank in application.ranks if rank.rank in ranks for launch in self.launches_in(rank)]
 
@@ -118,7 +117,6 @@ class WorkersRunner(GrowingRunner):
     """Seconds after the time that its component gives a worker to end, before it is killed."""
 
     def __init__(self, application: Application) -> None:
-        """Make the runner of a job."""
         super().__init__(application)
         self._retiring = {
             one.name: Retirements(float(one.retirement.grace + self.kills_after)) for one in application.job.components
@@ -187,7 +185,6 @@ class WorkersRunner(GrowingRunner):
         return AddressedSignal(placeholder=rank.placeholder, signal=Signal(task=self.task_of(rank.rank), signal=number))
 
     def asked_again(self, rank: Rank, now: float) -> Sequence[Order]:
-        """Return what must be repeated to the agent of a rank that is in contact again."""
         retiring = self._retiring[rank.component]
         if rank.rank not in retiring.ranks:
             return ()
@@ -219,7 +216,6 @@ class WorkersRunner(GrowingRunner):
         return min((time for time in times if time is not None), default=None)
 
     def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:
-        """Handle the end of a process."""
         rank = self.rank_of(task)
         if rank is not None:
             self.departed((rank,))
@@ -255,7 +251,6 @@ class SweepRunner(WorkersRunner):
     kills_after = KILLED_LATER
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
-        """Return the processes of a placeholder that are to be launched."""
         library = self.application.library
         command = (*COMMAND, *self.application.container(rank))
         return [

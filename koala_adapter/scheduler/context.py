@@ -336,11 +336,9 @@ class Views(Mapping["ClusterName", ClusterView]):
         return iter(self._names)
 
     def __len__(self) -> int:
-        """Number of clusters."""
         return len(self._names)
 
     def __contains__(self, name: object) -> bool:
-        """Tell whether a cluster is among them."""
         return name in self._names
 
 

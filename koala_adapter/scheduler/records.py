@@ -526,7 +526,6 @@ class ClusterTable(dict[Key, Record]):
     __slots__ = ("_clusters",)
 
     def __init__(self, entries: Iterable[tuple[Key, Record]] = ()) -> None:
-        """Hold these entries."""
         super().__init__()
         self._clusters: dict[ClusterName, dict[Key, Record]] = {}
         for key, record in entries:
@@ -537,7 +536,6 @@ class ClusterTable(dict[Key, Record]):
         return self._clusters.get(cluster, {})
 
     def __setitem__(self, key: Key, record: Record) -> None:
-        """Add or replace a record."""
         super().__setitem__(key, record)
         self._clusters.setdefault(record.cluster, {})[key] = record
 
@@ -565,7 +563,6 @@ class ClusterTable(dict[Key, Record]):
         return record
 
     def __ior__(self, other: Any) -> Self:  # type: ignore[override,misc] # noqa: ANN401 - what dict takes
-        """Add or replace records."""
         self.update(other)
         return self
 

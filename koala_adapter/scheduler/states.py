@@ -178,7 +178,6 @@ class Ledger:
     """Moves jobs, placeholders and changes between states, and keeps all counts."""
 
     def __init__(self, state: State) -> None:
-        """Count what is there."""
         self.state = state
         self._with_slots: dict[JobId, None] = {}
         """Jobs some of whose slots are more than a processor, until they are known to have ended."""
@@ -409,11 +408,9 @@ class Roster:
             self.update(record)
 
     def __len__(self) -> int:
-        """Number of running malleable components."""
         return len(self._members)
 
     def __contains__(self, cluster: ClusterName) -> bool:
-        """Tell whether malleable jobs run on a cluster."""
         return cluster in self._clusters
 
     def clusters(self) -> list[ClusterName]:

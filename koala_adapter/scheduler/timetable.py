@@ -115,7 +115,6 @@ class Timetable:
         self.rebuild()
 
     def __len__(self) -> int:
-        """Number of timers that are set."""
         return sum(self._stands(timer) for timer in self._heap)
 
     def rebuild(self) -> None:

@@ -294,38 +294,30 @@ class Reception(AgentListener):
             await anyio.sleep(PORT_PAUSE)
 
     def admits(self, placeholder: PlaceholderId, token: str) -> bool:
-        """Admit agents of placeholders that the scheduler wants."""
         expected = self._journal.token_hash(placeholder.batch)
         known = placeholder in self._core.state.placeholders
         return expected is not None and known and certificate.matches(token, expected)
 
     def bound_session(self, placeholder: PlaceholderId) -> str | None:
-        """Return the digest of the session that owns ``placeholder``; None when no agent has registered for it."""
         return self._journal.bound_session(placeholder)
 
     def lease_of(self, placeholder: PlaceholderId) -> float | None:
-        """Return the lease on the cluster of a placeholder."""
         record = self._core.state.placeholders.get(placeholder)
         return None if record is None else self._core.state.lease_on(record.cluster)
 
     def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
-        """Note the owner in the journal. Raises JournalBlockedError."""
         self._journal.bind(placeholder, session_hash)
 
     def output_path(self, placeholder: PlaceholderId, task: str) -> Path | None:
-        """Return where the output of a task goes; None: the task is not that agent's."""
         return self._applications.output_path(placeholder, task)
 
     def input_path(self, placeholder: PlaceholderId, task: str, content: str) -> Path | None:
-        """Return the path of an input file of a task of that agent."""
         return self._applications.input_path(placeholder, task, content)
 
     def take_file(self, placeholder: PlaceholderId, piece: FilePiece) -> FileAck:
-        """Keep a piece of an output file, or refuse the file. Raises ProtocolError."""
         return self._applications.results.take(placeholder, piece)
 
     def files_done(self, placeholder: PlaceholderId, files: TaskFiles) -> None:
-        """Keep the final report of a task's output files. Raises OSError."""
         self._applications.results.conclude(placeholder, files)
 
     def on_event(self, event: AgentEvent) -> None:
@@ -361,7 +353,6 @@ class Reception(AgentListener):
                 self._core.post(ev.PlaceholderEnding(time=now, placeholder=placeholder, reason=reason, detail=detail))
 
     async def route(self, placeholder: PlaceholderId, asked: TunnelAsked) -> Route | None:
-        """Return where a relayed connection that an agent asks for goes; None: it is not allowed."""
         return await self._applications.relays.route(placeholder, asked)
 
     def on_rejected(self, address: str, fault: str) -> None:
@@ -369,17 +360,14 @@ class Reception(AgentListener):
         report_refused("turned away somebody at the control center", kind=address, address=address, fault=fault)
 
     def on_unwritten(self, task: str, stream: str, file: Path, why: str) -> None:
-        """Record a stream whose file cannot be written, for reports."""
         if self._applications.unwritten.note(task, stream, file, why):
             self._core.note_change()
 
     def on_written(self, task: str, stream: str) -> None:
-        """Record that a stream's file can be written again."""
         self._applications.unwritten.written(task, stream)
         self._core.note_change()
 
     def on_output(self, task: str, stream: str, offset: int, data: bytes) -> None:
-        """Pass new output to the job's runner."""
         self._applications.output(task, stream, offset, data)
         self._core.note_change()
 

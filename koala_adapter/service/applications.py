@@ -65,7 +65,6 @@ class UnwrittenOutput:
     """Streams whose files cannot be written, with the reason, by job."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._found: dict[JobId, dict[tuple[str, str], tuple[Path, str]]] = {}
 
     def note(self, task: str, stream: str, file: Path, why: str) -> bool:

@@ -269,11 +269,9 @@ class Journal:
         """Numbers of the events that are set aside."""
 
     def __enter__(self) -> Self:
-        """Return the journal itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the journal."""
         self.close()
 
     def close(self) -> None:

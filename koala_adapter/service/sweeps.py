@@ -505,7 +505,6 @@ class Sweeps:
     """All sweeps of a service."""
 
     def __init__(self, core: Core) -> None:
-        """Open nothing yet."""
         self._core = core
         self._jobs = core.directory / "jobs"
         self._certificates = core.directory / "certificate"

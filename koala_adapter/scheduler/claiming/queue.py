@@ -87,11 +87,9 @@ class LaneQueue(Generic[L, P, I]):
         self._entries: dict[I, tuple[L, tuple[P, I]]] = {}
 
     def __len__(self) -> int:
-        """Number of waiting jobs."""
         return len(self._entries)
 
     def __contains__(self, id_: I) -> bool:
-        """Tell whether a job waits here."""
         return id_ in self._entries
 
     def clear(self) -> None:

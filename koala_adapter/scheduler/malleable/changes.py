@@ -51,7 +51,6 @@ class Changes:
     """The changes of size of one running job, while an event is handled."""
 
     def __init__(self, context: Context, record: JobRecord) -> None:
-        """Nothing is changed yet."""
         self.context = context
         self.record = record
 

@@ -93,7 +93,6 @@ class RunningJobs(Generic[J]):
     __slots__ = ("_all", "_growable", "_shrinkable", "growth", "spare")
 
     def __init__(self) -> None:
-        """Begin without jobs."""
         self._all: _Sorted[J] = _Sorted()
         self._growable: _Sorted[J] = _Sorted()
         self._shrinkable: _Sorted[J] = _Sorted()
@@ -103,7 +102,6 @@ class RunningJobs(Generic[J]):
         """Processors that the jobs could give up without going below their minima, those under a change left out."""
 
     def __len__(self) -> int:
-        """Number of jobs."""
         return len(self._all.jobs)
 
     def __iter__(self) -> Iterator[J]:

@@ -46,7 +46,6 @@ class WorstFit(PlacementPolicy):
     name = "worst-fit"
 
     def place(self, requests: Sequence[ComponentRequest], views: Views) -> PlacementResult:
-        """Place all components or none."""
         order = sorted(requests, key=lambda r: (r.component.cluster is None, -r.component.minimum))
         clusters = _greedy(order, views, self.preference(views)) or _searched(requests, views)
         if clusters is None:
@@ -159,7 +158,6 @@ class ClusterMinimization(PlacementPolicy):
     name = "cluster-minimization"
 
     def place(self, requests: Sequence[ComponentRequest], views: Views) -> PlacementResult:
-        """Place all components or none."""
         if not self.splits:
             requests = [replace(one, splittable=False) if one.splittable else one for one in requests]
         opened = [view for view in views.values() if view.closed is None]
@@ -256,7 +254,6 @@ class WaitingHistory(PlacementPolicy):
         self._cost = max(0.0, cost)
 
     def set_by(self, parameters: Parameters) -> PlacementPolicy:
-        """Return the policy with the cost of a cluster that a site has set."""
         return WaitingHistory(parameters.cluster_cost)
 
     def place(self, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> PlacementResult:

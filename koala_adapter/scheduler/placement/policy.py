@@ -464,7 +464,6 @@ class Budget:
     """Remaining processors during one placement."""
 
     def __init__(self, views: Mapping[ClusterName, ClusterView]) -> None:
-        """Nothing is taken yet."""
         self._views = views
         self._taken: dict[ClusterName, int] = {}
 

@@ -26,7 +26,6 @@ class SizeChanges:
     """Door to all that changes sizes of jobs: created when a job needs it."""
 
     def __init__(self, core: Core, applications: Applications) -> None:
-        """Make nothing yet."""
         self._core = core
         self._applications = applications
         self._tasks: TaskGroup | None = None

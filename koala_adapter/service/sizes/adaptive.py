@@ -90,7 +90,6 @@ class AdaptiveJob(SizedJob):
         self.bargaining.time_passed(record)
 
     def next_deadline(self) -> float | None:
-        """Return the next time at which :meth:`time_passed` must be called; None: not before another event."""
         times = [one.next_deadline() for one in self.runner.coordinators.values()]
         times += [self.runner.notices.next_deadline(), self.bargaining.next_deadline()]
         return min((one for one in times if one is not None), default=None)
@@ -103,7 +102,6 @@ class AdaptiveJob(SizedJob):
     # ---- how it negotiates -----------------------------------------------------------------------------------------
 
     def negotiates(self, component: str) -> bool:
-        """Tell whether the size of a component is negotiated."""
         return component in self.runner.coordinators
 
     def ready(self, component: str) -> bool:
@@ -116,11 +114,9 @@ class AdaptiveJob(SizedJob):
         return NEGOTIATOR if self.represented else members[0] if members else None
 
     def size(self, component: str) -> int:
-        """Return the number of processes of a component."""
         return len(self.runner.memberships[component].members)
 
     def able_to_leave(self, record: JobRecord, claim: Claim) -> int:
-        """Return how many processors a claim can give up at most."""
         members = set(self.runner.memberships[claim.component].members)
         ranks = [one for one in record.ranks if one.rank in members]
         return len(able_to_leave(ranks, claim.cluster or ""))
@@ -132,7 +128,6 @@ class AdaptiveJob(SizedJob):
         return self.runner.component_of(rank)
 
     def in_progress(self, change: Change) -> bool:
-        """Return whether the processes are changing."""
         return bool(change.adaptation)
 
     # ---- what its processes say ------------------------------------------------------------------------------------

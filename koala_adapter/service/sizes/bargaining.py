@@ -72,7 +72,6 @@ class SizedJob(ABC):
     """A running job that may change its size; base class."""
 
     def __init__(self, around: Surroundings, job_id: JobId) -> None:
-        """Negotiate nothing yet."""
         self.id = job_id
         self._core = around.core
         self._applications = around.applications

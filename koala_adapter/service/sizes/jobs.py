@@ -28,14 +28,12 @@ class Deadlines(Generic[Key]):
     """One deadline for each key; most keys have none."""
 
     def __init__(self) -> None:
-        """Nothing is due."""
         self._at: dict[Key, float] = {}
         self._heap: list[tuple[float, int, Key]] = []
         """Also what does not hold any more. The number: keys need not be comparable."""
         self._set = 0
 
     def __len__(self) -> int:
-        """Number of keys with a deadline."""
         return len(self._at)
 
     def set(self, key: Key, at: float | None) -> None:

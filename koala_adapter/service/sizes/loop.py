@@ -44,7 +44,6 @@ class Sizes:
     """All running jobs that may change their size, and programs that negotiate for them."""
 
     def __init__(self, core: Core, applications: Applications) -> None:
-        """Create without jobs."""
         self._core = core
         self._applications = applications
         self._port = NegotiationPort(core.site.control_center.negotiation_listen, self)

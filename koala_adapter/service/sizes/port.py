@@ -45,7 +45,6 @@ class OneTimeTokens:
     """Unused one-time tokens by application."""
 
     def __init__(self) -> None:
-        """Give out no token yet."""
         self._applications: dict[bytes, str] = {}
 
     def issue(self, application: str) -> str:

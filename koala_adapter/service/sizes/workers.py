@@ -50,7 +50,6 @@ class WorkersJob(SizedJob):
     # ---- what the service tells it ---------------------------------------------------------------------------------
 
     def follow(self, record: JobRecord) -> None:
-        """Update from the records: workers may have come or gone."""
         self._watch(record)
         if self.negotiated and record.state is JobState.RUNNING:
             self.bargaining.follow(record)
@@ -113,7 +112,6 @@ class WorkersJob(SizedJob):
             self.bargaining.time_passed(record)
 
     def next_deadline(self) -> float | None:
-        """Return the next time at which :meth:`time_passed` must be called; None: not before another event."""
         kill = None if self._runner is None else self._runner.next_kill
         return min((at for at in (self._near, kill, self.bargaining.next_deadline()) if at is not None), default=None)
 
@@ -125,7 +123,6 @@ class WorkersJob(SizedJob):
     # ---- how it negotiates -----------------------------------------------------------------------------------------
 
     def negotiates(self, component: str) -> bool:
-        """Tell whether the size of a component is negotiated."""
         return self._job.changes_size(component)
 
     def ready(self, component: str) -> bool:
@@ -137,11 +134,9 @@ class WorkersJob(SizedJob):
         return NEGOTIATOR if self.ready(component) else None
 
     def size(self, component: str) -> int:
-        """Return the processors that a component has."""
         return self._core.state.jobs[self.id].size(component)
 
     def able_to_leave(self, record: JobRecord, claim: Claim) -> int:
-        """Return how many processors a claim can give up at most."""
         return max(0, claim.processors - bounds(record, claim)[0])
 
     def component_of(self, rank: int) -> str | None:
@@ -150,7 +145,6 @@ class WorkersJob(SizedJob):
         return able[0] if rank == NEGOTIATOR and len(able) == 1 else None
 
     def in_progress(self, change: Change) -> bool:
-        """Return whether workers are starting or leaving by a change."""
         return change.phase in {ChangePhase.TAKING, ChangePhase.RELEASING}
 
     # ---- its workers -----------------------------------------------------------------------------------------------
