@@ -37,7 +37,7 @@ from koala_adapter.host import metrics as catalogue
 from koala_adapter.lrm import Capabilities, PluginDefinition
 from koala_adapter.negotiation.states import BROKEN, EXPIRED, LOST, RECEIVED, REJECTED, SENT, WITHDRAWN
 from koala_adapter.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.records import ChangePhase
+from koala_adapter.scheduler.sizechange import ChangePhase
 from koala_adapter.scheduler.states import CHANGE_TRANSITIONS, JOB_TRANSITIONS, PLACEHOLDER_TRANSITIONS
 from koala_adapter.simulation.platform import (
     BackgroundLoad,

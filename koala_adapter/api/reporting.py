@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName, Component, Job, JobId
     from koala_adapter.report.values import SweepProgress
     from koala_adapter.scheduler import Scheduler
+    from koala_adapter.scheduler.clusters import ClusterRecord
     from koala_adapter.scheduler.placement.policy import ClusterView, PlacedComponent
-    from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
+    from koala_adapter.scheduler.records import Claim, JobRecord, State
     from koala_adapter.service.clusters import ClusterDriver
     from koala_adapter.service.records import NegotiationStore
     from koala_adapter.service.service import Service

@@ -22,7 +22,7 @@ from koala_adapter.runners.notes import (
     note,
 )
 from koala_adapter.runners.workers import GrowingRunner, leavers
-from koala_adapter.scheduler.records import ChangePhase
+from koala_adapter.scheduler.sizechange import ChangePhase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from koala_adapter.runners.relayed import RelayPlan
     from koala_adapter.runners.runner import AddressedLaunch, Application
     from koala_adapter.scheduler.actions import Rank
-    from koala_adapter.scheduler.records import Change, JobRecord
+    from koala_adapter.scheduler.records import JobRecord
+    from koala_adapter.scheduler.sizechange import Change
 
 
 # -- Notices of the end of the walltime ----------------------------------------------------------------------

@@ -27,19 +27,13 @@ if TYPE_CHECKING:
     from koala_adapter.model import BatchKey, ClusterName, Component
     from koala_adapter.outcome import JobOutcome
     from koala_adapter.scheduler.claiming.queue import PlacementQueue
+    from koala_adapter.scheduler.clusters import ClusterRecord
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.parameters import Parameters
     from koala_adapter.scheduler.placement.policy import PlacedComponent
-    from koala_adapter.scheduler.records import (
-        BatchRecord,
-        Claim,
-        ClusterRecord,
-        JobRecord,
-        PlaceholderRecord,
-        State,
-        TimerKind,
-    )
+    from koala_adapter.scheduler.records import BatchRecord, Claim, JobRecord, PlaceholderRecord, State
     from koala_adapter.scheduler.states import Ledger
+    from koala_adapter.scheduler.timers import TimerKind
     from koala_adapter.scheduler.timetable import Timetable
     from koala_adapter.slots import Slot
 

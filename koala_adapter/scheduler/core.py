@@ -30,6 +30,7 @@ from koala_adapter.scheduler.claiming.waiting import (
     refuse_impossible,
     wake_for_scan,
 )
+from koala_adapter.scheduler.clusters import ClusterRecord, Connection
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.malleable import changes, requests
@@ -38,8 +39,9 @@ from koala_adapter.scheduler.malleable.jobmanagement import JobManagement, Sched
 from koala_adapter.scheduler.malleable.requests import keep_to_wanted_sizes, place_lost, would_take
 from koala_adapter.scheduler.malleable.steps import others_seen
 from koala_adapter.scheduler.parameters import Approach
-from koala_adapter.scheduler.records import Claim, ClusterRecord, Connection, JobRecord, State, Timer, TimerKind
+from koala_adapter.scheduler.records import Claim, JobRecord, State
 from koala_adapter.scheduler.states import Ledger, Roster
+from koala_adapter.scheduler.timers import Timer, TimerKind
 from koala_adapter.scheduler.timetable import Timetable, advance, change_due, give_time, postpone
 
 if TYPE_CHECKING:

@@ -32,7 +32,8 @@ from koala_adapter.scheduler.context import SHORTEST_PAUSE
 from koala_adapter.scheduler.events import JobsForgotten, RankEnded
 from koala_adapter.scheduler.malleable.changes import Changes, change_of_rank, check_running, time_left
 from koala_adapter.scheduler.parameters import Approach
-from koala_adapter.scheduler.records import ChangePhase, TimerKind
+from koala_adapter.scheduler.sizechange import ChangePhase
+from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from koala_adapter.model import TaskEnd

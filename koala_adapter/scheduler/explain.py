@@ -25,25 +25,17 @@ from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.parameters import absent
 from koala_adapter.scheduler.placement.policies import MIB
 from koala_adapter.scheduler.placement.policy import slots_said
-from koala_adapter.scheduler.records import ChangePhase
 from koala_adapter.scheduler.reports import hold_groups
+from koala_adapter.scheduler.sizechange import ChangePhase
 from koala_adapter.slots import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from koala_adapter.model import Component, Job
-    from koala_adapter.scheduler.records import (
-        Change,
-        Claim,
-        ClusterRecord,
-        JobRecord,
-        Part,
-        PlaceholderRecord,
-        SizeChange,
-        Staging,
-        State,
-    )
+    from koala_adapter.scheduler.clusters import ClusterRecord
+    from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord, Staging, State
+    from koala_adapter.scheduler.sizechange import Change, Part, SizeChange
     from koala_adapter.slots import Slot
 
 

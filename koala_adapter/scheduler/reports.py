@@ -23,7 +23,7 @@ from koala_adapter.scheduler.claiming.claims import (
 from koala_adapter.scheduler.claiming.exchange import yield_to_priority
 from koala_adapter.scheduler.ends import correct_outcome, placeholder_lost, settle_suspicion
 from koala_adapter.scheduler.malleable.changes import Changes, check_running, newcomer
-from koala_adapter.scheduler.records import TimerKind
+from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,19 +11,15 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from koala_adapter.scheduler.records import ChangePhase, Due, Timer, TimerKind
+from koala_adapter.scheduler.timers import Due, Timer, TimerKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from koala_adapter.model import ClusterName
-    from koala_adapter.scheduler.records import (
-        Change,
-        ClusterRecord,
-        JobRecord,
-        PlaceholderRecord,
-        State,
-    )
+    from koala_adapter.scheduler.clusters import ClusterRecord
+    from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord, State
+    from koala_adapter.scheduler.sizechange import Change
 
 
 # -- Moving timers: downtime, postponement -------------------------------------------------------------------
@@ -63,7 +59,7 @@ def give_time(state: State, timetable: Timetable, now: float) -> None:
 def _await_answers(state: State, until: float) -> None:
     """Postpone the time-outs of offers until then."""
     for change in (change for job in state.jobs.values() for change in job.changes.values()):
-        if change.phase is ChangePhase.ASKED and change.due is not None:
+        if change.is_asked and change.due is not None:
             change.due = change.due._replace(at=max(change.due.at, until))
 
 

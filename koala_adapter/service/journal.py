@@ -24,9 +24,10 @@ from pydantic import TypeAdapter
 from koala_adapter.errors import JournalBlockedError, JournalError
 from koala_adapter.host.clock import ClockReading
 from koala_adapter.model import BatchKey, JobId, PlaceholderId
+from koala_adapter.scheduler.clusters import ClusterRecord
 from koala_adapter.scheduler.context import batch_number
 from koala_adapter.scheduler.events import EVENT_TYPES, Event
-from koala_adapter.scheduler.records import BatchRecord, ClusterRecord, JobRecord, PlaceholderRecord, State
+from koala_adapter.scheduler.records import BatchRecord, JobRecord, PlaceholderRecord, State
 from koala_adapter.service.records import (
     INDEXES,
     SCHEMA_VERSION,

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from koala_adapter.host.metrics import Meter
     from koala_adapter.lrm.commands import CommandRunner
     from koala_adapter.model import JobId
-    from koala_adapter.scheduler.records import JobRecord, SizeChange
+    from koala_adapter.scheduler.records import JobRecord
+    from koala_adapter.scheduler.sizechange import SizeChange
     from koala_adapter.service.core import Core
 
 

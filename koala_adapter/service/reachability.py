@@ -19,8 +19,8 @@ from pydantic import ValidationError
 
 from koala_adapter.host.containment import contained
 from koala_adapter.model import ClusterName, PlaceholderId  # noqa: TC001 - types of fields are read at run time
+from koala_adapter.scheduler.clusters import CONNECTIONS_LAST
 from koala_adapter.scheduler.events import NodesConnect
-from koala_adapter.scheduler.records import CONNECTIONS_LAST
 from koala_adapter.vjm.channel import Probed, ProbeListen, ProbeReach, Probing
 from koala_adapter.wire.messages import adapter_of
 

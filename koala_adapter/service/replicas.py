@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import InputFile, Job
-    from koala_adapter.scheduler.records import ClusterRecord
+    from koala_adapter.scheduler.clusters import ClusterRecord
     from koala_adapter.service.core import Core
 
 # -- Reading a catalogue where it is -------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import Component, JobKind, Retirement, RunnerName
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler.parameters import Approach
-from koala_adapter.scheduler.records import ChangePhase, TimerKind
+from koala_adapter.scheduler.sizechange import ChangePhase
+from koala_adapter.scheduler.timers import TimerKind
 from koala_adapter.sizes import rule_named
 from tests.unit.scheduler.scheduler_site import component
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.model import ClusterName, Component, Job, JobId, TaskEnd
-    from koala_adapter.scheduler.records import Change, JobRecord, State
+    from koala_adapter.scheduler.records import JobRecord, State
+    from koala_adapter.scheduler.sizechange import Change
 
 
 # -- Jobs of a head and workers.

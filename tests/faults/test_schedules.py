@@ -23,7 +23,7 @@ from koala_adapter.model import JobId
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.records import ChangePhase
+from koala_adapter.scheduler.sizechange import ChangePhase
 from tests.faults.__main__ import KINDS, moments_of
 from tests.faults.effector import STRANGER
 from tests.faults.laws import LONGEST_CHANGE, AdaptiveLaws

@@ -16,7 +16,8 @@ from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
 from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
-from koala_adapter.scheduler.records import ChangePhase, TimerKind
+from koala_adapter.scheduler.sizechange import ChangePhase
+from koala_adapter.scheduler.timers import TimerKind
 from koala_adapter.slots import Slot
 from tests.faults.driver import SimulatedService
 from tests.faults.effector import STRANGER

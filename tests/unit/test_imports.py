@@ -50,7 +50,19 @@ NOUNS = _in("__version__", "on_demand", "errors", "outcome", "model", "slots")
 
 SCHEDULER_NOUNS = tuple(
     f"scheduler.{part}"
-    for part in ("actions", "context", "events", "knownpolicies", "parameters", "records", "states", "timetable")
+    for part in (
+        "actions",
+        "context",
+        "events",
+        "knownpolicies",
+        "parameters",
+        "records",
+        "clusters",
+        "sizechange",
+        "states",
+        "timers",
+        "timetable",
+    )
 )
 """What the rooms inside the scheduler share."""
 

@@ -18,7 +18,8 @@ from koala_adapter.scheduler.actions import EndAttempt
 from koala_adapter.scheduler.claiming.claims import end_placeholder
 from koala_adapter.scheduler.claiming.waiting import enqueue
 from koala_adapter.scheduler.context import SHORTEST_PAUSE
-from koala_adapter.scheduler.records import ATTEMPTS_KEPT, Attempt, Claim, TimerKind
+from koala_adapter.scheduler.records import ATTEMPTS_KEPT, Attempt, Claim
+from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from koala_adapter.model import Job

@@ -44,7 +44,8 @@ from koala_adapter.scheduler.claiming.waiting import (
 )
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, backoff, life
 from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed
-from koala_adapter.scheduler.records import BatchRecord, Claim, PlaceholderRecord, TimerKind
+from koala_adapter.scheduler.records import BatchRecord, Claim, PlaceholderRecord
+from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from koala_adapter.model import ClusterName

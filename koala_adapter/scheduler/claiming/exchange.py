@@ -26,8 +26,8 @@ from koala_adapter.scheduler.claiming.staging import is_staged, must_be_staged, 
 from koala_adapter.scheduler.claiming.waiting import leave_queue
 from koala_adapter.scheduler.context import backoff, grace
 from koala_adapter.scheduler.events import BatchSubmitted
-from koala_adapter.scheduler.records import TimerKind
 from koala_adapter.scheduler.states import initial_size
+from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -15,7 +15,8 @@ from koala_adapter.model import Claiming
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler.actions import EndReservation, ReserveProcessors
 from koala_adapter.scheduler.claiming.staging import ready_at
-from koala_adapter.scheduler.records import Reservation, TimerKind
+from koala_adapter.scheduler.records import Reservation
+from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

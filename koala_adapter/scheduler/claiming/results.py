@@ -33,7 +33,7 @@ from koala_adapter.scheduler.events import (
     StagingFailed,
     StagingProgressed,
 )
-from koala_adapter.scheduler.records import TimerKind
+from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from koala_adapter.model import ClusterName

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.actions import StageFiles, StopStaging
 from koala_adapter.scheduler.placement.policies import MIB, holds, size_mib, transfer_seconds
-from koala_adapter.scheduler.records import Staging, TimerKind
+from koala_adapter.scheduler.records import Staging
+from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from koala_adapter.model import ClusterName, Component, InputFile
+    from koala_adapter.scheduler.clusters import ClusterRecord
     from koala_adapter.scheduler.context import Context, Views
-    from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
+    from koala_adapter.scheduler.records import Claim, JobRecord, State
 
 STARTS_IN = 10.0
 """Seconds from the submission of a placeholder until it is held, where a processor is idle for it."""

@@ -19,16 +19,17 @@ from koala_adapter.scheduler.claiming.connections import doubts, groups, may_spr
 from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER
 from koala_adapter.scheduler.context import Views, closed_reason
 from koala_adapter.scheduler.placement.policy import Insufficient, Placed, infeasibility
-from koala_adapter.scheduler.records import TimerKind
+from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.claiming.queue import Lane, Need, PlacementQueue
+    from koala_adapter.scheduler.clusters import ClusterRecord
     from koala_adapter.scheduler.context import Context, JobTimers
     from koala_adapter.scheduler.placement.policy import ComponentRequest, PlacedComponent, PlacementResult
-    from koala_adapter.scheduler.records import ClusterRecord, JobRecord, State
+    from koala_adapter.scheduler.records import JobRecord, State
 
 
 # -- Room on all clusters during one scan --------------------------------------------------------------------

@@ -34,15 +34,19 @@ from koala_adapter.scheduler.malleable.steps import (
     settle,
     wanted_again,
 )
-from koala_adapter.scheduler.records import ChangePhase, Claim, Part, TimerKind
+from koala_adapter.scheduler.records import Claim
+from koala_adapter.scheduler.sizechange import ChangePhase, Part
 from koala_adapter.scheduler.states import bounds
+from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from koala_adapter.model import PlaceholderId
+    from koala_adapter.scheduler.clusters import ClusterRecord
     from koala_adapter.scheduler.context import Context, Handlers, JobTimers
-    from koala_adapter.scheduler.records import Change, ClusterRecord, JobRecord, PlaceholderRecord
+    from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
+    from koala_adapter.scheduler.sizechange import Change
 
 NEAR_END = "the walltime of the job is near"
 

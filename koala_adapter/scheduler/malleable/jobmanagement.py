@@ -36,15 +36,16 @@ from koala_adapter.scheduler.malleable.steps import (
     start_step,
 )
 from koala_adapter.scheduler.parameters import Approach
-from koala_adapter.scheduler.records import ChangePhase
+from koala_adapter.scheduler.sizechange import ChangePhase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from koala_adapter.model import ClusterName
+    from koala_adapter.scheduler.clusters import ClusterRecord
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.malleable.policies import RunningJobs
-    from koala_adapter.scheduler.records import ClusterRecord, JobRecord
+    from koala_adapter.scheduler.records import JobRecord
 
 
 # -- Where to shrink for the head of the queue ---------------------------------------------------------------

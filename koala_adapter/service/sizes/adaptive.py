@@ -26,7 +26,8 @@ from koala_adapter.service.sizes.offers import NEGOTIATOR
 if TYPE_CHECKING:
     from koala_adapter.runners.adaptive import AdaptiveRunner
     from koala_adapter.runners.coordinator import Coordinator
-    from koala_adapter.scheduler.records import Change, Claim, JobRecord
+    from koala_adapter.scheduler.records import Claim, JobRecord
+    from koala_adapter.scheduler.sizechange import Change
 
 
 LONGEST_COMPLAINT = 300

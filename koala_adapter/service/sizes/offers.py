@@ -21,7 +21,8 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.states import bounds
 
 if TYPE_CHECKING:
-    from koala_adapter.scheduler.records import Change, Claim, JobRecord
+    from koala_adapter.scheduler.records import Claim, JobRecord
+    from koala_adapter.scheduler.sizechange import Change
     from koala_adapter.sizes import SizeRules
 
 

@@ -18,7 +18,7 @@ from koala_adapter.runners.runner import process_ends_at
 from koala_adapter.runners.workers import Proposal
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.records import ChangePhase
+from koala_adapter.scheduler.sizechange import ChangePhase
 from koala_adapter.scheduler.states import bounds
 from koala_adapter.service.sizes.bargaining import SizedJob, Surroundings
 from koala_adapter.service.sizes.offers import NEGOTIATOR
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import ClusterName, Job, JobId
     from koala_adapter.runners.workers import WorkersRunner
-    from koala_adapter.scheduler.records import Change, Claim, JobRecord
+    from koala_adapter.scheduler.records import Claim, JobRecord
+    from koala_adapter.scheduler.sizechange import Change
 
 
 log = structlog.get_logger()

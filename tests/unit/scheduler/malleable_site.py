@@ -16,7 +16,7 @@ from tests.unit.scheduler.scheduler_site import WELL, A, B, Site, component, job
 
 if TYPE_CHECKING:
     from koala_adapter.model import Component, Job, TaskEnd
-    from koala_adapter.scheduler.records import Change
+    from koala_adapter.scheduler.sizechange import Change
 
 
 def malleable(id_: str, *components: Component, initial: int | None = None, walltime: int = 600) -> Job:

@@ -32,7 +32,8 @@ from koala_adapter.scheduler.actions import Action, EndPlaceholders, FinishJob, 
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.scheduler.records import ChangePhase, State
+from koala_adapter.scheduler.records import State
+from koala_adapter.scheduler.sizechange import ChangePhase
 from koala_adapter.scheduler.states import bounds
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from koala_adapter.scheduler.claiming.claims import KEPT_PATIENCE
 from koala_adapter.scheduler.claiming.waiting import FIRST_LOOK
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.placement.policy import Placed, PlacedComponent
-from koala_adapter.scheduler.records import TimerKind
+from koala_adapter.scheduler.timers import TimerKind
 from koala_adapter.service.listings import new_holds
 from tests.unit.scheduler.malleable_site import JointSite, MalleableSite, malleable, part
 from tests.unit.scheduler.scheduler_site import (

@@ -9,8 +9,8 @@ from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import LaunchJob
 from koala_adapter.scheduler.claiming.connections import PATIENCE, groups
+from koala_adapter.scheduler.clusters import CONNECTIONS_LAST
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.scheduler.records import CONNECTIONS_LAST
 from tests.unit.scheduler.scheduler_site import A, B, C, Site, component, ends, job, of_kind, submissions
 
 

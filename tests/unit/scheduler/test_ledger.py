@@ -19,12 +19,14 @@ from koala_adapter.scheduler import Scheduler, ends, records, reports
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import LaunchJob
 from koala_adapter.scheduler.claiming import exchange, results
+from koala_adapter.scheduler.clusters import ClusterTable
 from koala_adapter.scheduler.core import HANDLERS, JOB_TIMERS, PLACEHOLDER_TIMERS
 from koala_adapter.scheduler.events import EVENT_TYPES
 from koala_adapter.scheduler.malleable import changes, requests
 from koala_adapter.scheduler.parameters import Parameters
-from koala_adapter.scheduler.records import ChangePhase, ClusterTable, Timer, TimerKind
+from koala_adapter.scheduler.sizechange import ChangePhase
 from koala_adapter.scheduler.states import CHANGE_TRANSITIONS, JOB_TRANSITIONS, PLACEHOLDER_TRANSITIONS, Ledger
+from koala_adapter.scheduler.timers import Timer, TimerKind
 from koala_adapter.scheduler.timetable import Timetable
 from tests.unit.scheduler import test_malleability_state
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable, part

@@ -24,7 +24,7 @@ from koala_adapter.scheduler.actions import (
 )
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
-from koala_adapter.scheduler.records import ChangePhase
+from koala_adapter.scheduler.sizechange import ChangePhase
 from koala_adapter.scheduler.states import Roster
 from tests.unit.scheduler.malleable_site import AdaptiveSite, MalleableSite, malleable, part
 from tests.unit.scheduler.scheduler_site import STATE, WELL, A, B, Site, component, copied, job, of_kind, submissions
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from koala_adapter.scheduler.actions import Action
-    from koala_adapter.scheduler.records import Change, Claim, JobRecord
+    from koala_adapter.scheduler.records import Claim, JobRecord
+    from koala_adapter.scheduler.sizechange import Change
 
 
 # -- Malleable jobs under random events: same events, same actions, also through a snapshot; bounds always hold.

@@ -16,10 +16,10 @@ from koala_adapter.model import ClusterName, EndReason, InputFile
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.clusters import WAITS_KEPT
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES, WaitingHistory, missing_files
 from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Piece, Placed, pack_fewest
-from koala_adapter.scheduler.records import WAITS_KEPT
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, copied, job, submissions
 from tests.unit.scheduler.test_placement import Views, request, request_sets, site, some_fit, view, view_sets
 

@@ -13,7 +13,7 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import LaunchJob
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.scheduler.records import TimerKind
+from koala_adapter.scheduler.timers import TimerKind
 from tests.unit.scheduler.scheduler_site import (
     WELL,
     A,

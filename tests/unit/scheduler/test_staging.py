@@ -16,8 +16,8 @@ from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Action, StageFiles, StopStaging
 from koala_adapter.scheduler.claiming.staging import LOOK, MARGIN, STARTS_IN
+from koala_adapter.scheduler.clusters import Wait
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.scheduler.records import Wait
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, job, launches, of_kind, submissions
 
 if TYPE_CHECKING:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJobId, PlaceholderId
     from koala_adapter.scheduler import events as ev
     from koala_adapter.scheduler.events import Event
-    from koala_adapter.scheduler.records import ChangePhase, State
+    from koala_adapter.scheduler.records import State
+    from koala_adapter.scheduler.sizechange import ChangePhase
     from koala_adapter.service.journal import Journal
     from koala_adapter.slots import Slot
     from koala_adapter.vjm.channel import CenterMessage

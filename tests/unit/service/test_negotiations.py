@@ -22,7 +22,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import SubmitPlaceholders, TakeProcessors
 from koala_adapter.scheduler.events import SizeWanted
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters
-from koala_adapter.scheduler.records import ChangePhase
+from koala_adapter.scheduler.sizechange import ChangePhase
 from koala_adapter.service.sizes.offers import NEGOTIATOR
 from koala_adapter.service.sizes.workers import WorkersJob
 from koala_adapter.vjm.channel import Application

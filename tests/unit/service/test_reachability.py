@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.config.sitefile import ClusterConfig, RemoteSiteConfig, SiteConfig
 from koala_adapter.model import ClusterName
+from koala_adapter.scheduler.clusters import CONNECTIONS_LAST
 from koala_adapter.scheduler.events import NodesConnect
 from koala_adapter.scheduler.parameters import ClusterParameters
-from koala_adapter.scheduler.records import CONNECTIONS_LAST
 from koala_adapter.service.reachability import FILE, Reachability, Tried, keep_tried, read_tried, rounds
 from tests.unit.scheduler.scheduler_site import A, B, Site
 from tests.unit.service.standins import StandInCore

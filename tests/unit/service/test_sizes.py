@@ -30,7 +30,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors, TakeProcessors
 from koala_adapter.scheduler.events import RankEnded
 from koala_adapter.scheduler.parameters import Approach
-from koala_adapter.scheduler.records import Change, ChangePhase, Part
+from koala_adapter.scheduler.sizechange import Change, ChangePhase, Part
 from koala_adapter.service.sizes.adaptive import AdaptiveJob
 from koala_adapter.service.sizes.jobs import Deadlines, resizable
 from koala_adapter.service.sizes.loop import Sizes

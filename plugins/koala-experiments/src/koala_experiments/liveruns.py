@@ -37,7 +37,7 @@ from koala_adapter.python.localsite import local_site_text
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.records import ChangePhase
+from koala_adapter.scheduler.sizechange import ChangePhase
 from koala_adapter.service.journal import Journal
 from koala_adapter.simulation.applications import JobResult, Outcome, ft, gadget2
 from koala_adapter.simulation.multicluster import Settings, simulate
