@@ -95,7 +95,7 @@ def rebuild(store: EventStore, make: MakeScheduler, *, check_policies: bool = Fa
             for batch in made:
                 if batch.key not in known:
                     store.note_batch(batch)
-            scheduler.skip_batch_numbers(store.largest_batch_number())
+            scheduler.state.batches_made = max(scheduler.state.batches_made, store.largest_batch_number())
             return scheduler, [event for event, _ in failures.values()]
         number, event, failure = failed
         failures[number] = (event, failure)

@@ -370,7 +370,8 @@ class Coordinator:
         process.move(Stand.RUNNING, 0)
         if reached >= current.at:
             current.distance *= 2
-            self._set_point(current, max(one.reached for one in self._speakers()))
+            known = (self._processes.get(speaker) for speaker in self._membership.speakers)
+            self._set_point(current, max(one.reached for one in known if one is not None))
         else:  # it passed an earlier one: that it is to stop at this one is on its way
             self._tells.append(Tell(rank, note("stop", change=current.number, at=current.at)))
 
@@ -601,6 +602,3 @@ class Coordinator:
                 self._tells.append(Tell(rank, note("abandon", change=current.number)))
                 if process.stand in {Stand.ARMED, Stand.WAITING}:
                     process.move(Stand.RUNNING, 0)
-
-    def _speakers(self) -> list[Process]:
-        return [self._processes[rank] for rank in self._membership.speakers if rank in self._processes]

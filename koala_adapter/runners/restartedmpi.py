@@ -184,13 +184,9 @@ class RestartedMpiRunner(AdaptiveRunner):
             "KOALA_MEMBERS": " ".join(str(member.rank) for member in self._first),
             "KOALA_MPI_RESIZE": "restart",
             "KOALA_RANK_SHELL": RANK_SHELL,
-            "RESIZE_DIRECTORY": f"{job.working_directory}/koala-{job.id}-{rank_key(first)}",
+            # The name of the batch differs between state directories.
+            "RESIZE_DIRECTORY": f"{job.working_directory}/koala-{job.id}-{first.placeholder.batch}",
         }
         script = f'KOALA_STATUS="${{KOALA_STDOUT%/*}}/status"; export KOALA_STATUS\n{KEEPER}'
         launch = replace(one.launch, argv=("sh", "-c", script, "koala-keeper"), environment=tuple(environment.items()))
         return replace(one, launch=launch)
-
-
-def rank_key(first: Rank) -> str:
-    """Return a key for this job's directory that differs between state directories."""
-    return str(first.placeholder.batch)

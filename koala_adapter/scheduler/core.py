@@ -153,10 +153,6 @@ class Scheduler:
             return any(would_take(self.state.jobs[job.job_id], job.claim) for job in wished)
         return bool(growable)
 
-    def skip_batch_numbers(self, largest: int) -> None:
-        """Use only larger numbers for submissions from now on."""
-        self.state.batches_made = max(self.state.batches_made, largest)
-
     def _context(self, now: float, recorded: RecordedBatches | None = None) -> Context:
         return Context(
             ledger=self.ledger,

@@ -500,27 +500,21 @@ class JobRecord:
         return claim.sized(self.job.component(claim.component))
 
 
-def _listed(table: ClusterTable[PlaceholderId, PlaceholderRecord]) -> list[PlaceholderRecord]:
-    return list(table.values())
-
-
-def _placeholder_table(stored: object) -> ClusterTable[PlaceholderId, PlaceholderRecord]:
-    return ClusterTable((record.id, record) for record in adapter_of(list[PlaceholderRecord]).validate_python(stored))
-
-
-def _batch_table(stored: object) -> ClusterTable[BatchKey, BatchRecord]:
-    return ClusterTable(adapter_of(dict[BatchKey, BatchRecord]).validate_python(stored).items())
-
-
 PlaceholderTable = Annotated[
     ClusterTable[PlaceholderId, PlaceholderRecord],
-    PlainValidator(_placeholder_table),
-    PlainSerializer(_listed, return_type=list[PlaceholderRecord]),
+    PlainValidator(
+        lambda stored: ClusterTable(
+            (one.id, one) for one in adapter_of(list[PlaceholderRecord]).validate_python(stored)
+        )
+    ),
+    PlainSerializer(lambda table: list(table.values()), return_type=list[PlaceholderRecord]),
 ]
 """JSON has no keys but strings, so a snapshot holds the placeholders as a list."""
 BatchTable = Annotated[
     ClusterTable[BatchKey, BatchRecord],
-    PlainValidator(_batch_table),
+    PlainValidator(
+        lambda stored: ClusterTable(adapter_of(dict[BatchKey, BatchRecord]).validate_python(stored).items())
+    ),
     PlainSerializer(dict, return_type=dict[BatchKey, BatchRecord]),
 ]
 
@@ -612,11 +606,6 @@ class State:
                 return
         waits.append(Wait(batch=placeholder.id.batch, seconds=seconds))
         del waits[:-WAITS_KEPT]
-
-    def note_vain_wait(self, placeholder: PlaceholderRecord, now: float) -> None:
-        """Add the waiting time of a placeholder that never started, if it is longer than expected."""
-        if now - placeholder.submitted_at > (self.clusters[placeholder.cluster].mean_wait or 0.0):
-            self.note_wait(placeholder, now)
 
     def expected_wait(self, cluster: ClusterRecord, now: float) -> float | None:
         """Return the expected waiting time on a cluster: the mean of its history.

@@ -319,15 +319,12 @@ class Journal:
         Those that are set aside are left out.
         """
         row = self._execute("SELECT number, body FROM snapshots ORDER BY number DESC LIMIT 1").fetchone()
+        rows_of = "SELECT part, body FROM snapshot_rows WHERE number = ? ORDER BY row"
         try:
-            state = None if row is None else restored(row[1], self._snapshot_rows(row[0]))
+            state = None if row is None else restored(row[1], self._execute(rows_of, (row[0],)))
         except ValueError as error:
             raise JournalError(f"{self.path}: snapshot {row[0]} cannot be read: {error}") from error
         return state, self._events_after(0 if row is None else row[0])
-
-    def _snapshot_rows(self, number: int) -> list[tuple[str, str]]:
-        found = self._execute("SELECT part, body FROM snapshot_rows WHERE number = ? ORDER BY row", (number,))
-        return [(str(part), str(body)) for part, body in found]
 
     def _events_after(self, number: int) -> Generator[tuple[int, Event], None, None]:
         rows = self._execute("SELECT number, type, body FROM events WHERE number > ? ORDER BY number", (number,))

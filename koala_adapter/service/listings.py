@@ -249,6 +249,10 @@ def processors_held(listing: Iterable[LrmJob], state: State | None = None) -> in
 # -- Placeholders in hold ------------------------------------------------------------------------------------
 
 
+_KEPT_WAITING = (LrmJobState.QUEUED, True)
+"""It waits for something other than processors."""
+
+
 def new_holds(
     state: State, cluster: ClusterName, listing: Iterable[LrmJob], *, now: float, told: bool
 ) -> HoldsSeen | None:
@@ -256,7 +260,8 @@ def new_holds(
 
     ``told``: the listing tells whose holds they are; else what was told before still holds.
     """
-    held = {job.id: job for job in listing if _is_kept(job) and end_reason(job) is None}
+    jobs = (one for one in listing if end_reason(one) is None)
+    held = {job.id: job for job in jobs if job.state is LrmJobState.HELD or (job.state, job.blocked) == _KEPT_WAITING}
     waiting = [p for p in state.placeholders.on(cluster).values() if p.waiting]
     found = [(one, held[one.lrm_id]) for one in waiting if one.lrm_id is not None and one.lrm_id in held]
     seen = tuple(
@@ -281,11 +286,6 @@ def new_holds(
         if one.on_hold_since is not None
     )
     return None if seen == known else HoldsSeen(time=now, cluster=cluster, holds=seen)
-
-
-def _is_kept(job: LrmJob) -> bool:
-    """Return whether a waiting job waits for something other than processors."""
-    return job.state is LrmJobState.HELD or (job.state is LrmJobState.QUEUED and job.blocked)
 
 
 # -- The judge of one cluster --------------------------------------------------------------------------------

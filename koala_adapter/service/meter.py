@@ -39,7 +39,9 @@ class ServiceMeter:
         """Count the changes by a handled event."""
         match event:
             case ev.Configured():
-                self._pass_over_the_past()
+                # Earlier changes belong to previous processes.
+                records = self._core.state.jobs.items()
+                self._counted |= {id_: record.size_changes[-1] for id_, record in records if record.size_changes}
             case ev.ClusterUnavailable():
                 self.meter.add(metric.CLUSTER_FAILURES, event.cluster)
             case ev.PlaceholderHeld():
@@ -78,12 +80,6 @@ class ServiceMeter:
         self._counted.pop(job_id, None)
 
     # ---- what an event has changed --------------------------------------------------------------------------------
-
-    def _pass_over_the_past(self) -> None:
-        """Start counting at the end of the journal; earlier events belong to previous processes."""
-        for id_, record in self._core.state.jobs.items():
-            if record.size_changes:
-                self._counted[id_] = record.size_changes[-1]
 
     def _count_wait(self, event: ev.PlaceholderHeld) -> None:
         state = self._core.state

@@ -122,32 +122,26 @@ class Notices:
             with anyio.CancelScope(shield=True):
                 async with anyio.create_task_group() as tasks:
                     for notice in some:
-                        tasks.start_soon(self._tell_contained, notice)
+                        tasks.start_soon(self._tell, notice)
             await anyio.lowlevel.checkpoint()
-
-    async def _tell_contained(self, notice: Notice) -> None:
-        with contained("telling of a job", job=notice.job.id):
-            await self._tell(notice)
 
     async def _tell(self, notice: Notice) -> None:
         config = self._core.site.notify
-        async with anyio.create_task_group() as tasks:
-            if config.command:
-                tasks.start_soon(self._by, "command", notice, partial(_by_command, config.command, _text(notice)))
-            if config.webhook:
-                tasks.start_soon(self._by, "webhook", notice, partial(_by_webhook, config.webhook, notice))
-            if config.mail:
-                tasks.start_soon(self._by, "mail", notice, partial(_by_mail, config.mail, notice))
+        with contained("telling of a job", job=notice.job.id):
+            async with anyio.create_task_group() as tasks:
+                text = json.dumps(notice.document())
+                if config.command:
+                    tasks.start_soon(self._by, "command", notice, partial(_by_command, config.command, text))
+                if config.webhook:
+                    tasks.start_soon(self._by, "webhook", notice, partial(_by_webhook, config.webhook, notice))
+                if config.mail:
+                    tasks.start_soon(self._by, "mail", notice, partial(_by_mail, config.mail, notice))
 
     async def _by(self, way: str, notice: Notice, tell: Callable[[], Awaitable[str]]) -> None:
         """Send by one way with its time limit; log a failure."""
         trouble = await tell()
         if trouble:
             log.warning("a notice could not be told", job=notice.job.id, way=way, trouble=trouble)
-
-
-def _text(notice: Notice) -> str:
-    return json.dumps(notice.document())
 
 
 async def _by_command(command: tuple[str, ...], text: str) -> str:

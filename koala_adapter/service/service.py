@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName, Job, PlaceholderId
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.parameters import ClusterParameters
-    from koala_adapter.scheduler.records import JobRecord, State
+    from koala_adapter.scheduler.records import State
 
 
 OBSTACLE_SECONDS = 10.0
@@ -171,12 +171,6 @@ FIRST_ANSWERS = 2.0
 waiting."""
 
 log = structlog.get_logger()
-
-
-def drivers_needed(drivers: Iterable[ClusterDriver], state: State) -> list[ClusterDriver]:
-    """Return the drivers to start: of enabled clusters and those with placeholders of ours."""
-    left_there = {record.parameters.name for record in state.clusters.values() if record.managed}
-    return [one for one in drivers if one.config.enabled or one.name in left_there]
 
 
 async def start_drivers(drivers: Sequence[ClusterDriver], tasks: TaskGroup) -> None:
@@ -552,7 +546,9 @@ class Service:
         """
         awaited = []
         for after in job.after:
-            record = self.state.jobs.get(after.job) or self._latest_called(after.job, job.user)
+            called = (one for one in reversed(self.state.jobs.values()) if one.job.name == after.job)
+            latest = next((one for one in called if one.job.user == job.user), None)
+            record = self.state.jobs.get(after.job) or latest
             if record is not None:
                 awaited.append(replace(after, job=record.job.id))
                 continue
@@ -564,11 +560,6 @@ class Service:
                 message = f"it is to start only after job {after.job} had {WORDS[after.end]}, and that is {ended}"
                 raise JobRefusedError(message, hint=f"{after.job}:any does not ask how it ended")
         return replace(job, after=tuple(awaited))
-
-    def _latest_called(self, name: str, user: str) -> JobRecord | None:
-        """Return a user's latest job with a name."""
-        records = (record for record in reversed(self.state.jobs.values()) if record.job.user == user)
-        return next((record for record in records if record.job.name == name), None)
 
     def tell_of(self, job: Job) -> None:
         """Tell the scheduler slots and files that a job's placement needs."""
@@ -671,7 +662,9 @@ class Service:
                 self.post(configuration(self.site, self.instance, self.now(), {}))
                 self._doubt("the service was restarted")
                 self.sizes.resume()
-                await start_drivers(drivers_needed(self.clusters.values(), self.state), tasks)
+                left_there = {name for name, record in self.state.clusters.items() if record.managed}
+                needed = [one for one in self.clusters.values() if one.config.enabled or one.name in left_there]
+                await start_drivers(needed, tasks)
                 # Some plugins learn from their batch system for what it can be asked: what they say before it has
                 # answered would refuse jobs for ever. One that answers later refuses submissions by itself.
                 answered = [one for one in self.clusters.values() if one.version is not None]

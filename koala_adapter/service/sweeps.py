@@ -194,10 +194,6 @@ class SweepFiles:
         except (OSError, ValueError, TypeError):
             return None
 
-    def keep_contact(self, contact: Contact) -> None:
-        """Store the contact for launchers. Raises OSError."""
-        _replace(self.directory / CONTACT, json.dumps(asdict(contact)))
-
 
 def _write_whole(file: IO[bytes], data: bytes) -> None:
     if file.write(data) != len(data):
@@ -600,7 +596,7 @@ class Sweeps:
                 failure = error
             else:
                 contact = Contact(port=port, token=token)
-                files.keep_contact(contact)
+                _replace(files.directory / CONTACT, json.dumps(asdict(contact)))
                 for host in self._core.lrm_hosts.values():
                     host.relay_to(port)
                 return listening, contact

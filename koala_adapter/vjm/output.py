@@ -223,17 +223,14 @@ class OutputFiles:
             self._store.skip(file, piece.offset)
             return self._store.append(file, piece.offset, piece.data)
 
-    def tell_unwritten(self, file: Path, piece: channel.Output, error: OSError) -> None:
-        """Report a piece that could not be written."""
-        self._tell(piece.task, piece.stream, file, error)
-
     def tell_unkept(self, placeholder: PlaceholderId, task: str, error: OSError) -> None:
         """Report that the report on a task's files could not be stored."""
         path = self._listener.output_path(placeholder, task)
         if path is not None:
-            self._tell(task, FILES, path, error)
+            self.tell(task, FILES, path, error)
 
-    def _tell(self, task: str, stream: str, file: Path, error: OSError) -> None:
+    def tell(self, task: str, stream: str, file: Path, error: OSError) -> None:
+        """Report that a stream could not be written."""
         self._listener.on_unwritten(task, stream, file, os.strerror(error.errno) if error.errno else str(error))
 
 
@@ -295,7 +292,7 @@ class TaskOutput:
             try:
                 size = self._files.put(file, piece)
             except OSError as error:
-                self._files.tell_unwritten(file, piece, error)
+                self._files.tell(piece.task, piece.stream, file, error)
                 return False
         self._connection.post(channel.OutputAck(task=piece.task, stream=piece.stream, offset=size))
         return True

@@ -9,6 +9,7 @@ is kept for it is not touched, and what becomes free goes to it (``exchange.yiel
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import BatchKey, PlaceholderId
@@ -147,17 +148,15 @@ def end_placeholder(context: Context, placeholder: PlaceholderRecord, *, force: 
     context.timetable.for_placeholder(placeholder, TimerKind.ENDING, context.now + patience)
 
 
-def ending_timer(context: Context, placeholder: PlaceholderRecord) -> None:
-    """Cancel a placeholder through its LRM when telling its agent was not enough."""
-    end_placeholder(context, placeholder, force=True)
-
-
 def forget_placeholder(context: Context, placeholder: PlaceholderRecord) -> None:
     """Drop the record of a placeholder that is certainly gone (or never was); no claim counts on it any more."""
     state = context.state
     record = state.jobs[placeholder.job_id]
-    if placeholder.held_at is None and placeholder.lrm_id is not None:
-        state.note_vain_wait(placeholder, context.now)
+    never_started = placeholder.held_at is None and placeholder.lrm_id is not None
+    if never_started and context.now - placeholder.submitted_at > (
+        state.clusters[placeholder.cluster].mean_wait or 0.0
+    ):
+        state.note_wait(placeholder, context.now)  # it has waited for longer than was expected
     if placeholder.stub:
         context.lost_stubs.append(placeholder)
     context.ledger.remove(placeholder)
@@ -651,5 +650,5 @@ JOB_TIMERS: JobTimers = {TimerKind.RECLAIM: reclaim, TimerKind.CONNECTIONS: conn
 PLACEHOLDER_TIMERS: PlaceholderTimers = {
     TimerKind.REGISTRATION: registration_timer,
     TimerKind.KEPT: kept_timer,
-    TimerKind.ENDING: ending_timer,
+    TimerKind.ENDING: partial(end_placeholder, force=True),  # telling its agent was not enough
 }

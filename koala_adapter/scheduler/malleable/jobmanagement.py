@@ -448,7 +448,11 @@ class SchedulerClusters:
             seen = views.of(request.component)
             names = [name for name in seen if chosen in {None, name} and request.never(seen[name]) is None]
             # How many further placeholders may wait in a cluster's queue is not changed by shrinking.
-            holding = [one for one in map(clusters.__getitem__, names) if minimum <= _queueable(one)]
+            holding = [
+                one
+                for one in map(clusters.__getitem__, names)
+                if minimum <= one.parameters.placeholders_in_flight - one.queued
+            ]
             each = max((seen[one.name].slot_processors for one in holding), default=1)
             yield Need(minimum * each, holding, insists=chosen is not None)
 
@@ -510,7 +514,3 @@ class SchedulerClusters:
 
 def _processors(count: int) -> str:
     return f"{count} processor" if count == 1 else f"{count} processors"
-
-
-def _queueable(cluster: ClusterRecord) -> int:
-    return cluster.parameters.placeholders_in_flight - cluster.queued
