@@ -33,7 +33,8 @@ from benchmarks.naps import command, nap, shell_command
 from benchmarks.resizing import MEMORY, untyped
 from koala_adapter.model import Component, Job, JobId, JobKind, RunnerName, Sweep
 from koala_adapter.python.executor import Task, TaskServer
-from koala_adapter.service.sweeps import Contact, RunningSweep, SweepFiles
+from koala_adapter.service.sweepfiles import Contact, SweepFiles
+from koala_adapter.service.sweeps import RunningSweep
 from koala_adapter.tasks.connection import LENGTH, connected, received, sent
 from koala_adapter.tasks.server import TOKEN_BYTES, listening_socket
 from koala_adapter.tasks.sweep import Expansion, range_axis

@@ -16,7 +16,8 @@ import anyio
 import pytest
 
 from koala_adapter.model import Component, Job, JobId, JobKind, RunnerName, Sweep
-from koala_adapter.service.sweeps import PROGRAM, Contact, RunningSweep, SweepFiles
+from koala_adapter.service.sweepfiles import Contact, SweepFiles
+from koala_adapter.service.sweeps import PROGRAM, RunningSweep
 from koala_adapter.tasks import server
 from koala_adapter.tasks.connection import connected, received, sent
 from koala_adapter.tasks.launcher import SETTINGS

@@ -45,7 +45,7 @@ from koala_adapter.service.reachability import connections_tried
 from koala_adapter.service.replicas import Read, files_report, place_of, read_at
 from koala_adapter.service.results import read_ledger
 from koala_adapter.service.service import configuration
-from koala_adapter.service.sweeps import recorded_progress
+from koala_adapter.service.sweepfiles import recorded_progress
 from koala_adapter.vjm import certificate
 from koala_adapter.wire.messages import adapter_of
 

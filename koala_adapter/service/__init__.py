@@ -14,8 +14,8 @@ from koala_adapter import on_demand
 
 if TYPE_CHECKING:
     from koala_adapter.service.leftovers import Cleaning
-    from koala_adapter.service.sweeps import kept_job, latest_progress
+    from koala_adapter.service.sweepfiles import kept_job, latest_progress
 
 __all__ = ["Cleaning", "kept_job", "latest_progress"]
 
-__getattr__, __dir__ = on_demand(__name__, {"leftovers": ("Cleaning",), "sweeps": ("kept_job", "latest_progress")})
+__getattr__, __dir__ = on_demand(__name__, {"leftovers": ("Cleaning",), "sweepfiles": ("kept_job", "latest_progress")})

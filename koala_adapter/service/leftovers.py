@@ -23,7 +23,7 @@ from koala_adapter.lrm.rate import SUFFIX, UNUSED_AFTER, remove_window, unused_w
 from koala_adapter.model import BatchKey, JobId, LrmJobId, LrmJobState, PlaceholderId
 from koala_adapter.report.sitevalues import CleanReport, Removed
 from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
-from koala_adapter.service.sweeps import first_job
+from koala_adapter.service.sweepfiles import first_job
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping

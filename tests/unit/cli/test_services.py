@@ -36,7 +36,7 @@ from koala_adapter.ordering.jobs import JobEvent, JobEventKind
 from koala_adapter.ordering.shadow import Difference, ShadowReport
 from koala_adapter.outcome import JobOutcome, JobState
 from koala_adapter.queueing.queue import PriorityWeights
-from koala_adapter.service.sweeps import FOLDER, SweepFiles
+from koala_adapter.service.sweepfiles import FOLDER, SweepFiles
 from tests.json_shapes import deviations
 from tests.unit.api.jobreports import job_report
 from tests.unit.negotiation.templates import PUBLISHED, full, templates

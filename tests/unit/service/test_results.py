@@ -31,7 +31,8 @@ from koala_adapter.scheduler.events import RankEnded
 from koala_adapter.service import sweeps
 from koala_adapter.service.applications import UnwrittenOutput
 from koala_adapter.service.results import LEDGER_NAME, Results, ResultStore, read_ledger
-from koala_adapter.service.sweeps import FOLDER, SweepFiles, Sweeps, latest_progress, recorded_progress
+from koala_adapter.service.sweepfiles import FOLDER, SweepFiles, latest_progress, recorded_progress
+from koala_adapter.service.sweeps import Sweeps
 from koala_adapter.tasks.launcher import SETTINGS
 from koala_adapter.tasks.results import RESULTS
 from koala_adapter.tasks.sweep import Book, Entry, list_axis

@@ -19,7 +19,7 @@ from koala_adapter.errors import JobNotFoundError, KoalaError
 from koala_adapter.model import JobId
 from koala_adapter.python.jobs import SweepResults
 from koala_adapter.report.values import SweepProgress
-from koala_adapter.service.sweeps import SweepFiles
+from koala_adapter.service.sweepfiles import SweepFiles
 from koala_adapter.tasks.results import LAST, read_results, row_of
 from koala_adapter.tasks.sweep import Entry
 from tests.unit.api.jobreports import job_report, keep_reports
