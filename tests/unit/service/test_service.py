@@ -49,7 +49,8 @@ from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.leftovers import Cleaning
 from koala_adapter.service.records import KeptNegotiation, Message
-from koala_adapter.service.service import FIRST_ASKING_PAUSE, Service
+from koala_adapter.service.service import Service
+from koala_adapter.service.upkeep import FIRST_ASKING_PAUSE
 from tests.unit.api.jobreports import job_report
 from tests.unit.scheduler.scheduler_site import WELL, component, job
 from tests.unit.service.scripted_lrm import ScriptedLrm, node
