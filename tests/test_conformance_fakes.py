@@ -36,23 +36,22 @@ if TYPE_CHECKING:
 OPTIONS = ("--ntasks=1", "--cpus-per-task=1", "--time=10", "--output=/dev/null")
 
 
-class TestFakeSlurm(LrmConformance):
-    """The conformance kit on a fake with accounting, of the release that the parameter says."""
+class SlurmConformance(LrmConformance):
+    """The conformance kit on a fake with accounting."""
 
-    # With the older one the kit runs on real daemons, too.
-    @pytest.fixture(params=["25.11.7", "25.11.7 with pyslurm", pytest.param("22.05.8", marks=pytest.mark.nightly)])
-    async def under_test(
-        self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> AsyncIterator[LrmUnderTest]:
+    release = "25.11.7"
+    library = False
+
+    @pytest.fixture
+    async def under_test(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on a fake cluster of its own."""
-        release, _, library = str(request.param).partition(" with ")
-        fake = FakeSlurm(tmp_path / "fake", accounting=True, release=release)
+        fake = FakeSlurm(tmp_path / "fake", accounting=True, release=self.release)
         monkeypatch.syspath_prepend(PYSLURM)
         settings = SlurmSettings(
             conf=fake.conf,
             bin_directory=fake.bin_directory,
             submit_by="commands",
-            access="pyslurm" if library else "commands",
+            access="pyslurm" if self.library else "commands",
             command_timeout=40,
         )
 
@@ -79,12 +78,54 @@ class TestFakeSlurm(LrmConformance):
             start_lrm=start,
             patience=120,
         ) as under:
-            if library:
+            if self.library:
                 # Then changes of single jobs go through it, too.
                 await under.lrm.jobs()
                 assert "by pyslurm" in [result.found for result in await under.lrm.check()][-1]
             yield under
         await anyio.to_thread.run_sync(fake.close)
+
+
+class TestSlurm(SlurmConformance):
+    """By commands."""
+
+
+@pytest.mark.nightly
+class TestOldSlurm(SlurmConformance):
+    """A release with which the kit runs on real daemons, too."""
+
+    release = "22.05.8"
+
+
+class TestSlurmByLibrary(SlurmConformance):
+    """By pyslurm, which lists, and changes single jobs; all else is done by commands."""
+
+    library = True
+    BY_DAY = frozenset(
+        {
+            "test_cancel_all_kinds_at_once",
+            "test_cancel_one_of_several",
+            "test_cancel_suspended",
+            "test_check_is_content",
+            "test_exit_code",
+            "test_foreign_job_is_seen",
+            "test_found_again_by_name",
+            "test_hold_and_release",
+            "test_jobs_are_listed_oldest_first",
+            "test_jobs_say_whose_they_are",
+            "test_modify_walltime",
+            "test_more_jobs_than_processors",
+            "test_nodes_add_up",
+            "test_poll_stays_within_its_bound",
+            "test_queues",
+            "test_requeue",
+            "test_start_on_chosen_node",
+            "test_states_go_forward",
+            "test_suspend_and_resume",
+            "test_times_are_told",
+            "test_unavailable",
+        }
+    )
 
 
 # The conformance kit on the plugin ``pbs`` with a fake PBS: runs on every machine.

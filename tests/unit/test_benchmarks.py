@@ -91,9 +91,18 @@ wiki codec --nodes 20 --jobs 20 --repeat 1
 network catalogues --entries 100 --repeat 1
 """
 """Benchmarks that need no batch system, with the smallest settings."""
+LONG = ("agents many", "negotiation wish", "queues others")
+"""Those that are left to the night: another one of their module is run by day."""
 
 
-@pytest.mark.parametrize("words", [line.split() for line in SMALL.split("\n") if line], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(line.split(), id=line, marks=pytest.mark.nightly if line.startswith(LONG) else ())
+        for line in SMALL.split("\n")
+        if line
+    ],
+)
 def test_a_benchmark_gives_numbers(words: list[str], tmp_path: Path) -> None:
     trace = tmp_path / "small.swf.gz"
     jobs = lublin(100, seed=1, processors=64)

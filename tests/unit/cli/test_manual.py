@@ -9,8 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pydantic
 import pytest
@@ -20,38 +20,27 @@ from koala_adapter.cli.koala import koala
 from koala_adapter.cli.manual import chosen, shipped, shown_name, summary
 from tests.unit.config.test_config_file import SCHEMA_WRITER
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 ROOT = Path(__file__).parents[3]
 SOURCES = [path for room in ("koala_adapter", "plugins") for path in sorted((ROOT / room).rglob("*.py"))]
 IN_REPOSITORY = re.compile(r"\b(?:docs|conf|examples|benchmarks)/[\w.-]+")
 ASKED_FOR = re.compile(r"koala (docs|conf) (\w(?:[\w.@-]*\w)?)")
 
 
-def said(path: Path) -> Iterator[str]:
+@cache
+def said(path: Path) -> list[str]:
     """Return the texts of a module that a person may come to read: all but comments, and docstrings of no command."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    documents = {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.body
-        and isinstance(node.body[0], ast.Expr)
-        and not any("click" in ast.unparse(one) for one in getattr(node, "decorator_list", ()))
-    }
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     # A text below a name says what the name means, as a docstring does.
-    documents |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    documents = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     documents -= {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.FunctionDef)
         and isinstance(node.body[0], ast.Expr)
         and any("click" in ast.unparse(one) for one in node.decorator_list)
     }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
-            yield node.value
+    constants = [node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in documents]
+    return [text for text in constants if isinstance(text, str)]
 
 
 def invoke(*arguments: str) -> str:

@@ -124,7 +124,7 @@ def test_a_second_writer_is_found(statement: str) -> None:
 
 
 @pytest.mark.parametrize("malleable", [False, True])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_counts_are_what_they_would_be_if_counted_again(seed: int, *, malleable: bool) -> None:
     site = test_malleability_state.eventful(seed)[0] if malleable else eventful(seed)
     again = copied(site.state)
@@ -135,8 +135,7 @@ def test_counts_are_what_they_would_be_if_counted_again(seed: int, *, malleable:
         record.live = record.held = record.processors_held = -1
     for batch in again.batches.values():
         batch.live = -1
-    Ledger(again)
-    assert again == site.state
+    assert Scheduler(again).state == site.state
     assert [list(one.pending) for one in again.clusters.values()] == [
         list(one.pending) for one in site.state.clusters.values()
     ]
@@ -347,16 +346,18 @@ def test_pauses_that_end_together_have_one_timer() -> None:
 
 
 @pytest.mark.parametrize("malleable", [False, True])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_the_order_can_be_made_from_the_records(seed: int, *, malleable: bool) -> None:
-    site = test_malleability_state.eventful(seed)[0] if malleable else eventful(seed)
-    again = Timetable(copied(site.state))
-    assert len(again) == len(site.scheduler.timetable)
+    scheduler = Scheduler()
+    for event in (test_malleability_state.eventful(seed)[0] if malleable else eventful(seed)).events:
+        scheduler.handle(event)
+    again = Timetable(copied(scheduler.state))
+    assert len(again) == len(scheduler.timetable)
 
     def subject(timer: Timer) -> tuple[float, str, object]:
         return timer.at, timer.kind.value, timer.job_id or timer.placeholder or timer.cluster
 
-    ours = fired(site.scheduler.timetable)
+    ours = fired(scheduler.timetable)
     pauses = {subject(timer) for timer in ours if timer.kind is TimerKind.PAUSE}
     others = [subject(timer) for timer in ours if timer.kind is not TimerKind.PAUSE]
     remade = fired(again)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -138,8 +139,12 @@ _MOVES = {
 SITE = {"a": 12, "b": 12, "c": 3}
 
 
+@cache
 def eventful(seed: int, length: int = 250) -> tuple[Site, set[ChangePhase]]:
-    """Return a site after random but repeatable events, and the phases of changes that occurred."""
+    """Return a site after random but repeatable events, and the phases of changes that occurred.
+
+    It is made once in a process: leave it as it is.
+    """
     chance = random.Random(seed)
     parameters = Parameters(
         approach=chance.choice(list(Approach)),

@@ -218,8 +218,7 @@ def test_a_malleable_job_grows_and_shrinks_by_slots(policy: str) -> None:
     assert change.processors == -2
 
 
-@pytest.mark.parametrize("threads", [2, 3])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("seed", "threads"), [(0, 2), (1, 3), (2, 3)])
 def test_slots_on_clusters_that_are_larger_by_as_much(seed: int, threads: int) -> None:
     """Where everything is larger by the same factor, the same is decided, through all that a schedule of faults has."""
     world = World(seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -18,15 +19,16 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.claiming.queue import Lane, PlacementQueue, position_of
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.scheduler.records import Claim, JobRecord, State
+from koala_adapter.scheduler.records import Claim, JobRecord
 from tests.examples import examples
 from tests.unit.scheduler.scheduler_site import STATE, WELL, A, B, Site, component, copied, ends, job, launches
 
 # -- Same events, same actions: run twice, and through a snapshot at any point.
 
 
+@cache
 def eventful(seed: int, length: int = 250) -> Site:
-    """Return a site after random but repeatable events of every kind."""
+    """Return a site after random but repeatable events of every kind, made once in a process: leave it as it is."""
     chance = random.Random(seed)
     parameters = Parameters(
         backoff=20.0, placeholder_life=60.0, lease=30.0, registration_timeout=20.0, guard_scans=3, maximum_tries=9
@@ -148,26 +150,6 @@ def test_random_events_reach_every_kind_of_state() -> None:
     assert states >= set(JobState) - {JobState.RUNNING, JobState.LAUNCHING}
     assert any(record.hand_backs for site in sites for record in site.state.jobs.values())
     assert any(site.state.guarded for site in sites)
-
-
-def test_snapshot_is_equal() -> None:
-    """A snapshot of the first version knows neither what waits by submission nor what is on its way out."""
-    assert copied(State()) == State()
-    ending = pending = 0
-    for seed in range(10):
-        state = eventful(seed, 120).state
-        older = copied(state)
-        assert older == state
-        for cluster in older.clusters.values():
-            ending, pending = ending + cluster.ending, pending + len(cluster.pending)
-            cluster.ending, cluster.pending = 0, {}
-        resumed = Scheduler(older).state
-        assert resumed == state
-        assert [list(one.pending) for one in resumed.clusters.values()] == [
-            list(one.pending) for one in state.clusters.values()
-        ]
-    assert ending
-    assert pending
 
 
 def test_order_in_the_queue_survives_a_snapshot() -> None:
