@@ -29,7 +29,6 @@ from koala_adapter.api.statedirectory import require_not_cleaned, socket_path
 from koala_adapter.config.jobfile import check_job, job_as_described, job_from_dict
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL
 from koala_adapter.errors import (
-    ConfigurationError,
     JobNotFoundError,
     KoalaError,
     ProtocolError,
@@ -40,8 +39,8 @@ from koala_adapter.host.accepting import serve_streams
 from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.host.sockets import same_user
 from koala_adapter.lrm.commands import login_name
-from koala_adapter.model import ClusterName, JobId
 from koala_adapter.model import Job as CheckedJob
+from koala_adapter.model import JobId
 from koala_adapter.report.sitevalues import ClusterReport, NegotiationReport, PlanReport, SampleSubmission
 from koala_adapter.report.values import JobReport, as_kept, in_order
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
@@ -434,10 +433,7 @@ class Server:
     def _script(self, request: Request) -> Any:  # noqa: ANN401 - JSON
         service = self._service
         job = self._job(request, JobId("0"), service.now())
-        driver = service.clusters.get(ClusterName(request.cluster))
-        if driver is None:
-            known = ", ".join(service.clusters)
-            raise ConfigurationError(f"no cluster {request.cluster!r}; there are: {known}", hint="give --cluster NAME")
+        driver = service.clusters[service.site.cluster(request.cluster).cluster_name]
         samples = sample_submissions(service.scripts, job, driver.config, driver.lrm, service.instance)
         return [adapter_of(SampleSubmission).dump_python(sample, mode="json") for sample in samples]
 

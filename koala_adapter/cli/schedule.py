@@ -530,7 +530,7 @@ def schedule(
     if given_back is not None:
         if name is not None:
             raise click.UsageError("--give-back names the cluster itself: give it or --cluster")
-        config = _cluster(session, given_back)
+        config = session.site.cluster(given_back)
         prepare_directory(session.directory)
         prepare_directory(session.directory / "schedule")
         give_queue_back(session, config, schedule_directory(session, given_back), RECORD, as_json=as_json)
@@ -539,7 +539,7 @@ def schedule(
         raise click.MissingParameter(param_hint="'--cluster'", param_type="option")
     if shadow and ask_socket is not None:
         raise click.UsageError("a shadow promises nothing: give --ask-socket or --shadow")
-    config = _cluster(session, name)
+    config = session.site.cluster(name)
     if config.site is not None and ask_socket is not None:
         # Who may see what of a job is decided by the name of its user.
         message = f"--ask-socket: users of this host may have other names at site {config.site}"
@@ -582,14 +582,6 @@ def schedule(
 def schedule_directory(session: Session, cluster: str) -> Path:
     """Return where the scheduler of a cluster keeps its record and its socket."""
     return session.directory / "schedule" / cluster
-
-
-def _cluster(session: Session, name: str) -> ClusterConfig:
-    try:
-        return session.site.cluster(name)
-    except KeyError:
-        known = ", ".join(cluster.name for cluster in session.site.clusters)
-        raise ConfigurationError(f"no cluster {name!r}; there are: {known}", hint="give --cluster NAME") from None
 
 
 async def _run(session: Session, config: ClusterConfig, plan: Plan, directory: Path) -> None:

@@ -201,7 +201,7 @@ def serve(
     """
     if everything == (cluster is not None):
         raise ConfigurationError("serve which?", hint="either --cluster NAME or --all")
-    config = None if everything else _cluster(session, cluster or "")
+    config = None if everything else session.site.cluster(cluster or "")
     told_apart = config is None or session.plugins[config.plugin].capabilities.tells_holders
     options = _options(settings, user_holds=not told_apart)
     if config is not None:
@@ -299,15 +299,6 @@ def _user_id(name: str) -> int:
     except KeyError:
         message = f"no user {name!r} on this machine"
         raise ConfigurationError(message, hint="--peer-user names the user that the scheduler runs as") from None
-
-
-def _cluster(session: Session, name: str) -> ClusterConfig:
-    try:
-        return session.site.cluster(name)
-    except KeyError:
-        known = ", ".join(cluster.name for cluster in session.site.clusters)
-        message = f"no cluster {name!r} in {session.site_file}"
-        raise ConfigurationError(message, hint=f"--cluster one of {known}") from None
 
 
 async def _serve(

@@ -36,6 +36,7 @@ from koala_adapter.config.fields import (
 from koala_adapter.config.locations import state_directory
 from koala_adapter.config.parameterkeys import values_of, with_parameters
 from koala_adapter.config.tomlfile import parse_document, read_document
+from koala_adapter.errors import ConfigurationError
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.lrm.mapping import MAP_KEYS, arguments_of, braces_problem
 from koala_adapter.lrm.rate import URGENT_SHARE, WINDOW
@@ -546,11 +547,13 @@ class SiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
         return Parameters(**values_of(Parameters, self.control_center, self.scheduler))
 
     def cluster(self, name: str) -> ClusterConfig:
-        """Return the cluster called ``name``. Raises KeyError when there is none."""
-        for cluster in self.clusters:
-            if cluster.name == name:
-                return cluster
-        raise KeyError(name)
+        """Return the cluster called ``name``. Raises ConfigurationError with those that there are."""
+        clusters = {cluster.name: cluster for cluster in self.clusters}
+        if name not in clusters:
+            raise ConfigurationError(
+                f"no cluster {name!r}; there are: {', '.join(clusters)}", hint="give --cluster NAME"
+            )
+        return clusters[name]
 
     def remote_site(self, cluster: ClusterConfig) -> RemoteSiteConfig | None:
         """Return the site that a cluster is at; None: it is here."""

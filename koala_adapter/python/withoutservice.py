@@ -23,7 +23,6 @@ from koala_adapter.api.offline import (
 )
 from koala_adapter.api.reporting import plan_report
 from koala_adapter.api.statedirectory import prepare_directory
-from koala_adapter.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,12 +66,8 @@ class WithoutService:
 
     def script(self, site: SiteConfig, plugins: Plugins, job: Job, cluster: str) -> tuple[list[SampleSubmission], str]:
         """Return the submissions as the next service would make them, and what in them is not certain yet."""
-        configs = {config.name: config for config in site.clusters}
-        if cluster not in configs:
-            known = ", ".join(configs)
-            raise ConfigurationError(f"no cluster {cluster!r}; there are: {known}", hint="give --cluster NAME")
-        record = self._record()
-        samples = next_submissions(site, plugins, record, job, configs[cluster])
+        config, record = site.cluster(cluster), self._record()
+        samples = next_submissions(site, plugins, record, job, config)
         if record.instance != NO_INSTANCE:
             return samples, ""
         first = f"the first one replaces {NO_INSTANCE} in the names, and may choose another port"

@@ -114,7 +114,7 @@ def test_values_arrive_as_written() -> None:
     assert beta.changes == Directives(add=("--x=1",), drop=("-V",), rename=(("--time", "--limit"),))
     assert beta.settings == FakeSettings(slots=4, names=("n1", "n2"))
     assert site.enabled_clusters == site.clusters
-    with pytest.raises(KeyError):
+    with pytest.raises(ConfigurationError, match="no cluster 'delta'; there are: "):
         site.cluster("delta")
 
 
