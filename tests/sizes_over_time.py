@@ -18,7 +18,8 @@ from koala_adapter.simulation.applications import Application, Interpolated, Sim
 from koala_adapter.simulation.multicluster import Multicluster, Settings
 from koala_adapter.simulation.platform import ClusterModel
 from koala_experiments.framework import LiveRun
-from koala_experiments.liveruns import Bag, carried_out, platform_of, with_delays
+from koala_experiments.live import platform_of, with_delays
+from koala_experiments.liveruns import Bag, carried_out
 from tests.local_koala import eventually
 
 if TYPE_CHECKING:

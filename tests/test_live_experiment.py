@@ -33,7 +33,8 @@ from koala_adapter.service.service import configuration
 from koala_adapter.simulation.placeholders import BatchSystem, Delays, Rigid, SimulatedService, run_to_end
 from koala_adapter.simulation.world import Engine
 from koala_experiments.framework import LiveRun
-from koala_experiments.liveruns import clusters_in_small, run_live, workload_in_small
+from koala_experiments.live import clusters_in_small, workload_in_small
+from koala_experiments.liveruns import run_live
 from tests.live_service import service_inside
 from tests.local_koala import Koala, eventually, processes_naming
 

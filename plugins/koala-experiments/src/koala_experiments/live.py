@@ -2,13 +2,13 @@
 """Experiment koala-live: KOALA's workloads in small on live clusters, beside the simulator's prediction.
 
 That is the check of the simulator against reality (CoreGRID TR-0092). The prediction is made twice: with the delays
-that were measured in the live run, and without any, which is what the experiments on DAS-3 assume. First the comparison
-with its figures, tables and findings, then the experiment.
+that were measured in the live run, and without any, which is what the experiments on DAS-3 assume. First come the
+workloads in small, then the comparison with its figures, tables and findings, then the experiment.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from statistics import fmean
@@ -18,8 +18,10 @@ from koala_adapter.errors import SimulationError
 from koala_adapter.report.figures import Figure, Series
 from koala_adapter.report.page import Finding, Result, Table
 from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.simulation.applications import ft, gadget2
+from koala_adapter.simulation.multicluster import Settings, simulate
+from koala_adapter.simulation.platform import DAS3, ClusterModel, Platform
 from koala_experiments.framework import Experiment, LiveRun, Options, Setting
-from koala_experiments.liveruns import clusters_in_small, predicted, workload_in_small
 from koala_experiments.malleable import (
     BINS,
     NAMES,
@@ -30,13 +32,14 @@ from koala_experiments.malleable import (
     axis_to,
     combination,
     figures,
+    koala_workload,
     record_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from koala_adapter.simulation.applications import JobResult
+    from koala_adapter.simulation.applications import JobResult, Outcome, SimulatedJob
     from koala_experiments.framework import LiveOutcome, RunsLive
     from koala_experiments.malleable import Record
 
@@ -52,6 +55,53 @@ __all__ = [
     "order_finding",
     "prediction_findings",
 ]
+
+
+# -- Workloads in small and their simulation -----------------------------------------------------------------
+# All times are those of the workload, in seconds: a live run goes through them at a pace of so many seconds of the
+# workload per second.
+
+
+def clusters_in_small(divisor: float) -> tuple[ClusterModel, ...]:
+    """Return DAS-3's clusters with processors divided by ``by``, at least two each."""
+    return tuple(
+        one.model_copy(update={"nodes": max(2, round(one.processors / divisor)), "processors_per_node": 1})
+        for one in DAS3.clusters
+    )
+
+
+def workload_in_small(name: str, seed: int, *, jobs: int, divisor: float) -> list[SimulatedJob]:
+    """Return the first jobs of a workload, with the applications' largest sizes divided by ``by``.
+
+    How long they take on so many processors, and when they are submitted, is as it was.
+    """
+    found = koala_workload(WORKLOADS[name], seed, jobs=jobs)
+    smaller = {
+        one.name: replace(one, maximum=max(one.minimum + 1, round(one.maximum / divisor))) for one in (ft(), gadget2())
+    }
+    return [replace(job, application=smaller[job.application.name]) for job in found]
+
+
+def predicted(run: LiveRun, live: LiveOutcome, *, delays: bool) -> Outcome:
+    """Return the simulator's prediction of a run; ``delays``: with the delays measured in it."""
+    settings = Settings(approach=run.approach, malleability=run.malleability)
+    return simulate(platform_of(live), run.jobs, with_delays(settings, live) if delays else settings)
+
+
+def platform_of(live: LiveOutcome) -> Platform:
+    """Return a live run's clusters as a platform."""
+    return Platform(name="live", clusters=tuple(live.clusters))
+
+
+def with_delays(settings: Settings, live: LiveOutcome) -> Settings:
+    """Return simulation settings with the delays measured in a live run."""
+    return replace(
+        settings,
+        placeholder_delay=live.held_after,
+        start_delay=live.computes_after,
+        end_delay=live.known_after,
+        release_delay=live.free_after,
+    )
 
 
 # -- Live runs beside their predictions ----------------------------------------------------------------------

@@ -2,7 +2,7 @@
 """Workloads run live for ``koala experiment``: a service in this process, clusters, jobs at their times.
 
 In this order: the work of an application, its jobs and the server that hands out the work, a site file, what the
-journal tells of the jobs, the simulation of the same, and the live run itself.
+journal tells of the jobs, and the live run itself.
 """
 
 from __future__ import annotations
@@ -39,14 +39,12 @@ from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.sizechange import ChangePhase
 from koala_adapter.service.journal import Journal
-from koala_adapter.simulation.applications import JobResult, Outcome, ft, gadget2
-from koala_adapter.simulation.multicluster import Settings, simulate
-from koala_adapter.simulation.platform import DAS3, ClusterModel, Platform
+from koala_adapter.simulation.applications import JobResult, Outcome
+from koala_adapter.simulation.platform import ClusterModel
 from koala_adapter.sizes import PowerOfTwo
 from koala_adapter.tasks.server import CONNECTION_FILE, TOKEN_BYTES, PullServer, listening_socket, node_files
 from koala_adapter.vjm.certificate import load_or_create
 from koala_experiments.framework import LiveOutcome
-from koala_experiments.malleable import WORKLOADS, koala_workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -487,53 +485,6 @@ def _result(course: _Course, at: Callable[[float], float]) -> JobResult:
 def mean(seconds: list[float], pace: float) -> float:
     """Return the mean duration in workload time; 0 without values."""
     return fmean(seconds) * pace if seconds else 0.0
-
-
-# -- Workloads in small and their simulation -----------------------------------------------------------------
-# All times are those of the workload, in seconds: a live run goes through them at a pace of so many seconds of the
-# workload per second.
-
-
-def clusters_in_small(divisor: float) -> tuple[ClusterModel, ...]:
-    """Return DAS-3's clusters with processors divided by ``by``, at least two each."""
-    return tuple(
-        one.model_copy(update={"nodes": max(2, round(one.processors / divisor)), "processors_per_node": 1})
-        for one in DAS3.clusters
-    )
-
-
-def workload_in_small(name: str, seed: int, *, jobs: int, divisor: float) -> list[SimulatedJob]:
-    """Return the first jobs of a workload, with the applications' largest sizes divided by ``by``.
-
-    How long they take on so many processors, and when they are submitted, is as it was.
-    """
-    found = koala_workload(WORKLOADS[name], seed, jobs=jobs)
-    smaller = {
-        one.name: replace(one, maximum=max(one.minimum + 1, round(one.maximum / divisor))) for one in (ft(), gadget2())
-    }
-    return [replace(job, application=smaller[job.application.name]) for job in found]
-
-
-def predicted(run: LiveRun, live: LiveOutcome, *, delays: bool) -> Outcome:
-    """Return the simulator's prediction of a run; ``delays``: with the delays measured in it."""
-    settings = Settings(approach=run.approach, malleability=run.malleability)
-    return simulate(platform_of(live), run.jobs, with_delays(settings, live) if delays else settings)
-
-
-def platform_of(live: LiveOutcome) -> Platform:
-    """Return a live run's clusters as a platform."""
-    return Platform(name="live", clusters=tuple(live.clusters))
-
-
-def with_delays(settings: Settings, live: LiveOutcome) -> Settings:
-    """Return simulation settings with the delays measured in a live run."""
-    return replace(
-        settings,
-        placeholder_delay=live.held_after,
-        start_delay=live.computes_after,
-        end_delay=live.known_after,
-        release_delay=live.free_after,
-    )
 
 
 # -- The live run --------------------------------------------------------------------------------------------
