@@ -317,6 +317,10 @@ class Reception(AgentListener):
     def take_file(self, placeholder: PlaceholderId, piece: FilePiece) -> FileAck:
         return self._applications.results.take(placeholder, piece)
 
+    async def check_file(self, placeholder: PlaceholderId, piece: FilePiece) -> FileAck:
+        """Compare the digest of an output file that is complete."""
+        return await self._applications.results.check(placeholder, piece)
+
     def files_done(self, placeholder: PlaceholderId, files: TaskFiles) -> None:
         self._applications.results.conclude(placeholder, files)
 

@@ -7,14 +7,18 @@ with its agent's final report: files that arrived, were refused, are still await
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
 import stat
+import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from anyio import to_thread
 from pydantic import ValidationError
 
 from koala_adapter.config.tomlfile import show_size
@@ -39,6 +43,9 @@ if TYPE_CHECKING:
 # Names come from the network and are opened directory by directory without following links. The part of a file that
 # has arrived is in ``RANK.partial/NUMBER`` beside the rank's directory until the file is complete. The size of that
 # part is the only state, so a piece sent again after a lost connection or a restart of the service is recognized.
+#
+# With its last piece comes the digest of the file. What is on the disk is read and compared with it, in a thread,
+# before the file gets its name. One that differs is asked for once more; then it is refused.
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -52,6 +59,10 @@ class _Account:
     """By the numbers of its files."""
     settled: int = 0
     """Of files whose numbers are forgotten."""
+    differed: set[int] = field(default_factory=set)
+    """Numbers of files that came with another content once."""
+    checking: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a file is read: after a lost connection its last piece comes again."""
 
     @property
     def total(self) -> int:
@@ -85,10 +96,26 @@ class ResultStore:
         except OSError as error:
             return _answer(piece, 0, f"cannot be written to {directory}: {error.strerror or error}")
 
+    def check(self, directory: Path, piece: FilePiece) -> FileAck:
+        """Compare the digest of a file that is complete, and put it in its place; may take long."""
+        parts, account = _parts(piece), self._account(directory)
+        try:
+            with account.checking, _opened(directory) as place:
+                if _is_there(place, directory.name, parts, piece.size) or _verify(place, directory.name, parts, piece):
+                    return _answer(piece, piece.size)
+        except FileNotFoundError:  # the one that was compared before this one is gone
+            return replace(_answer(piece, 0), again=True)
+        except OSError as error:
+            return _answer(piece, 0, f"cannot be written to {directory}: {error.strerror or error}")
+        if piece.number in account.differed:
+            return _answer(piece, 0, "it came twice with another content than its node has sent")
+        account.differed.add(piece.number)
+        return replace(_answer(piece, 0), again=True)
+
     def settle(self, directory: Path) -> None:
         """Close a rank's account: no more files come."""
         account = self._account(directory)
-        account.settled, account.granted = account.total, {}
+        account.settled, account.granted, account.differed = account.total, {}, set()
         partial = directory.with_name(f"{directory.name}.partial")
         with suppress(OSError):
             for left in list(partial.iterdir()):
@@ -175,19 +202,40 @@ def _is_there(place: int, rank: str, parts: list[bytes], size: int) -> bool:
 
 
 def _append(place: int, rank: str, parts: list[bytes], piece: FilePiece) -> int:
-    """Write a piece, move the file to its place when complete, and return its size so far."""
-    number = str(piece.number)
-    with _below(place, [f"{rank}.partial".encode()], make=True) as partial:
-        descriptor = os.open(number, _FILE, 0o600, dir_fd=partial)
+    """Write a piece, move a complete file without a digest to its place, and return its size so far."""
+    with _below(place, [_partial(rank)], make=True) as partial:
+        descriptor = os.open(str(piece.number), _FILE, 0o600, dir_fd=partial)
         try:
             size = _write(descriptor, piece)
-            if size >= piece.size:
-                os.fchmod(descriptor, 0o600 | piece.mode & stat.S_IXUSR)
-                with _below(place, [rank.encode(), *parts[:-1]], make=True) as inner:
-                    os.rename(number, parts[-1], src_dir_fd=partial, dst_dir_fd=inner)
+            if size >= piece.size and piece.offset + len(piece.data) < piece.size:
+                return piece.size - 1  # of all that came the digest was not compared: it comes with the last piece
+            if size >= piece.size and piece.digest is None:
+                _move(place, partial, descriptor, [rank.encode(), *parts], piece)
         finally:
             os.close(descriptor)
     return size
+
+
+def _verify(place: int, rank: str, parts: list[bytes], piece: FilePiece) -> bool:
+    """Move a complete file to its place if it has the digest that it should have, else remove it."""
+    with _below(place, [_partial(rank)], make=False) as partial:
+        descriptor = os.open(str(piece.number), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=partial)
+        with os.fdopen(descriptor, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != piece.digest:
+                os.unlink(str(piece.number), dir_fd=partial)
+                return False
+            _move(place, partial, file.fileno(), [rank.encode(), *parts], piece)
+    return True
+
+
+def _move(place: int, partial: int, descriptor: int, parts: list[bytes], piece: FilePiece) -> None:
+    os.fchmod(descriptor, 0o600 | piece.mode & stat.S_IXUSR)
+    with _below(place, parts[:-1], make=True) as inner:
+        os.rename(str(piece.number), parts[-1], src_dir_fd=partial, dst_dir_fd=inner)
+
+
+def _partial(rank: str) -> bytes:
+    return f"{rank}.partial".encode()
 
 
 def _write(descriptor: int, piece: FilePiece) -> int:
@@ -216,6 +264,7 @@ def _size(directory: Path) -> int:
 LEDGER_NAME = "files.jsonl"
 NAMED = 20
 """Most files, or ranks, of each sort that a report names."""
+UNKNOWN = "its job is not known any more"
 STALLED = 30.0
 """Seconds without a piece of a file after which an agent is not waited for any longer."""
 
@@ -251,9 +300,20 @@ class Results:
         """Store a piece of a file, or refuse the file. Raises ProtocolError for an invalid message."""
         directory = self._rank_directory(placeholder, piece.task)
         if directory is None:
-            return FileAck(task=piece.task, number=piece.number, offset=0, refusal="its job is not known any more")
+            return _answer(piece, 0, UNKNOWN)
         self._latest[placeholder] = self._clock()
         return self._store.take(directory, piece)
+
+    async def check(self, placeholder: PlaceholderId, piece: FilePiece) -> FileAck:
+        """Compare the digest of a file that is complete."""
+        directory = self._rank_directory(placeholder, piece.task)
+        if directory is None:
+            return _answer(piece, 0, UNKNOWN)
+        self._latest[placeholder] = math.inf  # it is no standstill, however long it takes
+        try:
+            return await to_thread.run_sync(self._store.check, directory, piece)
+        finally:
+            self._latest[placeholder] = self._clock()
 
     def conclude(self, placeholder: PlaceholderId, files: TaskFiles) -> None:
         """Store the final report on a rank's files. Raises OSError."""

@@ -337,7 +337,11 @@ class ControlCenter:
             case channel.Fetch():
                 agent.inputs.want(message)
             case channel.FilePiece():
-                connection.post(self._listener.take_file(placeholder, message))
+                answer = self._listener.take_file(placeholder, message)
+                if message.digest is None or answer.refusal or answer.offset < message.size:
+                    connection.post(answer)
+                else:
+                    agent.tasks.start_soon(self._check_file, connection, message)
             case channel.TaskFiles():
                 self._conclude(agent, message)
             case channel.Resending(task=task, stream=stream):
@@ -348,6 +352,13 @@ class ControlCenter:
                 raise ProtocolError("a second Hello")
             case _:
                 self._listener.on_report(placeholder, message)
+
+    async def _check_file(self, connection: AgentConnection, piece: channel.FilePiece) -> None:
+        try:
+            connection.post(await self._listener.check_file(connection.placeholder, piece))
+        except Exception as error:  # noqa: BLE001 - a defect costs this connection, and the agent says all again
+            report_defect("comparing the digest of an output file", error, placeholder=str(connection.placeholder))
+            connection.drop(f"koala failed on a file: {error!r}")
 
     def _conclude(self, agent: _Agent, files: channel.TaskFiles) -> None:
         """Store the final report on a task's files and acknowledge it, now or later."""

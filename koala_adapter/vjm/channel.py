@@ -263,6 +263,8 @@ class FilePiece:
     """Bytes of the whole file."""
     offset: Offset
     data: OutputData
+    digest: Digest | None = None
+    """Of the whole file, with its last piece. Earlier agents do not say it."""
     kind: Literal["file"] = "file"
 
 
@@ -512,6 +514,8 @@ class FileAck:
     number: FileNumber
     offset: Offset
     refusal: Text = ""
+    again: bool = False
+    """It has come with another content than it was read with: all of it is to be read and sent once more."""
     kind: Literal["file-ack"] = "file-ack"
 
 

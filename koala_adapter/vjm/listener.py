@@ -155,6 +155,10 @@ class AgentListener(ABC):
         del placeholder
         return channel.FileAck(task=piece.task, number=piece.number, offset=0, refusal="not wanted here")
 
+    async def check_file(self, placeholder: PlaceholderId, piece: channel.FilePiece) -> channel.FileAck:
+        """Compare the digest of an output file of which the last piece was stored, and put the file in its place."""
+        return self.take_file(placeholder, piece)
+
     async def route(self, placeholder: PlaceholderId, asked: channel.TunnelAsked) -> Route | None:
         """Return where a relayed connection that an agent asks for goes; None: it is not allowed."""
         del placeholder, asked

@@ -197,6 +197,11 @@ class Site(AgentListener):
             return super().take_file(placeholder, piece)
         return self.results.take(placeholder, piece)
 
+    async def check_file(self, placeholder: PlaceholderId, piece: FilePiece) -> FileAck:
+        """Have the digest of a file compared."""
+        assert self.results is not None
+        return await self.results.check(placeholder, piece)
+
     def files_done(self, placeholder: PlaceholderId, files: TaskFiles) -> None:
         """Hand the report of files to the results, if there are any."""
         if self.results is not None:

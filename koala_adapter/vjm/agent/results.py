@@ -4,12 +4,13 @@
 import collections
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import stat
 
 from koala_adapter.vjm.agent.node import raw
-from koala_adapter.vjm.agent.processes import CHUNK, base64, file_identity
+from koala_adapter.vjm.agent.processes import base64, file_identity
 
 TYPE_CHECKING = False
 
@@ -111,6 +112,7 @@ class Patterns:
 
 # -- Finding and sending the files ---------------------------------------------------------------------------
 
+PIECE = 128 * 1024  # bytes of a file in one message
 FILES = 10000  # most files of a task that are sent
 LARGEST = 2**50  # most bytes of one of them, however few a sparse file occupies
 STEP = 10  # entries that are looked at in one step
@@ -129,6 +131,12 @@ class ResultFile:
         self.source = source  # another one than ``path`` for a link
         self.size = status.st_size
         self.mode = stat.S_IMODE(status.st_mode) & 0o700
+        self.begin()
+
+    def begin(self) -> None:
+        """Send all of it, as if nothing had been sent before."""
+        self.digest = hashlib.sha256()  # of its first ``hashed`` bytes
+        self.hashed = 0
         self.rewind()
 
     def rewind(self) -> None:
@@ -202,11 +210,16 @@ class Results:
                 self._omit(file.path, f"cannot be read: {error.strerror}")
                 continue
             offset, file.sent = file.sent, file.sent + len(data)
-            if not file.answered or file.sent == file.size:
+            if file.sent > file.hashed:
+                file.digest.update(data[file.hashed - offset :])
+                file.hashed = file.sent
+            whole = file.sent == file.size
+            if not file.answered or whole:
                 self._turn.popleft()
             return {
                 "kind": "file", "task": self._task, "number": file.number, "path": base64(raw(file.path)),
                 "mode": file.mode, "size": file.size, "offset": offset, "data": base64(data),
+                "digest": file.digest.hexdigest() if whole else None,
             }  # fmt: skip
         if self.said or not self._collected or self._files:
             return None
@@ -216,13 +229,17 @@ class Results:
             "left_names": self._left_names, "omitted": self._omitted, "omissions": self._omissions,
         }  # fmt: skip
 
-    def acknowledge(self, number: int, offset: int, refusal: str) -> None:
-        """Process the answer to a piece: bytes that are safe, or a refusal."""
+    def acknowledge(self, number: int, offset: int, refusal: str, *, again: bool = False) -> None:
+        """Process the answer to a piece: bytes that are safe, a refusal, or the wish to have all of it ``again``."""
         self.progress += 1
         file = self._files.get(number)
         if file is None:
             return
-        if refusal or offset >= file.size:
+        if again:
+            file.begin()
+            if file not in self._turn:
+                self._turn.append(file)
+        elif refusal or offset >= file.size:
             del self._files[number]
             if file.answered and file in self._turn:
                 self._turn.remove(file)
@@ -233,14 +250,14 @@ class Results:
                 self._bytes += file.size
         elif not file.answered:
             file.answered = True
-            file.sent = offset
+            file.sent = min(offset, file.hashed)
             self._turn.appendleft(file)
 
     def _read(self, file: ResultFile) -> bytes:
         path = raw(os.path.join(self._directory, file.source))
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            data = os.pread(descriptor, min(CHUNK, file.size - file.sent), file.sent)
+            data = os.pread(descriptor, min(PIECE, file.size - file.sent), file.sent)
         finally:
             os.close(descriptor)
         if not data and file.size > file.sent:

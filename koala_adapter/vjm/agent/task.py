@@ -582,7 +582,8 @@ class TaskList:
         """Process the answer to a piece of a file."""
         task = self._tasks.get(message["task"])
         if task is not None and task.results is not None:
-            task.results.acknowledge(int(message["number"]), int(message["offset"]), message["refusal"])
+            number, offset = int(message["number"]), int(message["offset"])
+            task.results.acknowledge(number, offset, message["refusal"], again=bool(message.get("again")))
 
     def on_input(self, message: "Dict[str, Any]") -> None:
         """Take a piece of an input file."""

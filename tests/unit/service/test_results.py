@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import os
 import stat
 import threading
 import tracemalloc
@@ -36,7 +38,9 @@ from koala_adapter.service.sweeps import Sweeps
 from koala_adapter.tasks.launcher import SETTINGS
 from koala_adapter.tasks.results import RESULTS
 from koala_adapter.tasks.sweep import Book, Entry, list_axis
-from koala_adapter.vjm.channel import FilePiece, Omission, TaskFiles
+from koala_adapter.vjm.agent.results import PIECE
+from koala_adapter.vjm.agent.results import Results as TaskResults
+from koala_adapter.vjm.channel import FilePiece, Omission, TaskFiles, agent_decoder
 from tests.examples import examples
 from tests.unit.scheduler.scheduler_site import Site, component, job
 from tests.unit.service.standins import StandInCore
@@ -241,6 +245,58 @@ def test_any_order_of_lost_connections_gives_the_same_file(
         done = at == len(content)
     assert done
     assert (rank / "f").read_bytes() == content
+
+
+@pytest.mark.parametrize("faults", [0, 1, 2])
+def test_a_file_with_another_content_is_fetched_again_once(tmp_path: Path, rank: Path, faults: int) -> None:
+    """Then its name is told. The connection breaks meanwhile, and the service is another one after each try."""
+    there = tmp_path / "there"
+    there.mkdir()
+    content = os.urandom(3 * PIECE + 5)
+    (there / "f").write_bytes(content)
+    sender = TaskResults("1:0", str(there), {"output_files": ["f"], "working_directory": None}, {})
+    list(sender.collect())
+    store, tries = ResultStore(per_rank=2**30, per_job=2**30), 0
+    while (message := sender.next()) is not None and message["kind"] == "file":
+        (found,) = agent_decoder(limit=2**20).feed(json.dumps(message).encode() + b"\n")
+        assert isinstance(found, FilePiece)
+        if found.offset == PIECE and tries < faults:
+            found = replace(found, data=bytes(len(found.data)))
+        answer = store.take(rank, found)
+        if found.digest is not None:
+            tries += 1
+            assert not (rank / "f").exists()
+            answer = store.check(rank, found)
+        elif found.offset == PIECE:
+            sender.rewind()  # the answer was lost
+            continue
+        sender.acknowledge(answer.number, answer.offset, answer.refusal, again=answer.again)
+    assert message is not None
+    assert tries == min(2, faults + 1)
+    if faults < 2:
+        assert (rank / "f").read_bytes() == content
+        assert (message["arrived"], message["omitted"]) == (1, 0)
+    else:
+        assert not (rank / "f").exists()
+        why = "it came twice with another content than its node has sent"
+        assert message["omissions"] == [{"path": "f", "reason": why}]
+
+
+def test_a_file_that_was_not_compared_before_a_restart_is_compared_then(rank: Path) -> None:
+    """All of it has come, and its last piece is sent again for that."""
+    whole = replace(piece(b"f", b"cdef", 2), digest=hashlib.sha256(b"abcdef").hexdigest())
+    first = piece(b"f", b"ab")
+    store = ResultStore(per_rank=10, per_job=15)
+    assert store.take(rank, first).offset == 2
+    assert store.take(rank, whole).offset == 6
+    store = ResultStore(per_rank=10, per_job=15)
+    assert store.take(rank, first).offset == 5
+    last = replace(whole, data=b"f", offset=5)
+    assert store.take(rank, last).offset == 6
+    assert not (rank / "f").exists()
+    assert store.check(rank, last).offset == 6
+    assert store.check(rank, last).offset == 6, "twice does no harm"
+    assert (rank / "f").read_bytes() == b"abcdef"
 
 
 # What is said of output that cannot be written; and a log that cannot be written, which ends nothing.
