@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.model import Job
-    from koala_adapter.python.description import SlotKeys
+    from koala_adapter.python.description import InputFile, SlotKeys
     from koala_adapter.report.values import JobReport
 
 
@@ -140,6 +140,7 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
         setup: str | Sequence[str] = (),
         software: str | Sequence[str] = (),
         container: str | None = None,
+        input_files: Sequence[InputFile] = (),
         nodes_per_block: int = 1,
         init_blocks: int = 1,
         min_blocks: int = 0,
@@ -153,7 +154,8 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
         ``site``, ``state``: site file and state directory, by default where the command line has them. ``cluster``: the
         one on which blocks must run, by default any. ``placement``, ``priority``, ``walltime``: as in a job file; a
         ``walltime`` that is a number is in seconds. ``worker_init``: shell lines that are run before the workers start.
-        ``export``, ``setup``, ``software``, ``container``: as in a job file; ``setup`` is run before ``worker_init``.
+        ``export``, ``setup``, ``software``, ``container``, ``input_files``: as in a job file; ``setup`` is run before
+        ``worker_init``.
         ``nodes_per_block``: ranks of a block; with a placement policy that splits, they may be on several clusters.
         ``threads``, ``memory``, ``gpus`` and the other keys of a slot, as in a job file: what each of these "nodes"
         has. An executor divides it by its ``cores_per_worker`` and ``mem_per_worker``. ``init_blocks``, ``min_blocks``,
@@ -173,6 +175,7 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
         self.setup = setup
         self.software = software
         self.container = container
+        self.input_files = input_files
         self.nodes_per_block = nodes_per_block
         self.init_blocks = init_blocks
         self.min_blocks = min_blocks
@@ -248,6 +251,7 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
             setup=self.setup,
             software=self.software,
             container=self.container,
+            input_files=self.input_files,
             cluster=self.cluster,
             flexible=True if self.cluster is None and self.nodes_per_block > 1 else None,
             **self.slot,

@@ -16,6 +16,7 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from ipaddress import ip_address
+from os import fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 from urllib.parse import urlsplit
@@ -34,6 +35,7 @@ from koala_adapter.dask import leave
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.privatedirectory import transient_directory
 from koala_adapter.lrm.commands import login_name
+from koala_adapter.model import LOGICAL
 from koala_adapter.python.description import SlotKeys, listed, require_slot_keys, slot_values
 from koala_adapter.python.site import Site
 
@@ -132,6 +134,12 @@ def job_values(
         if value := getattr(settings, name):
             component[name] = listed(name, value)
     return job
+
+
+def source_of(file: str | PathLike[str]) -> str:
+    """Return an input file as a job file has it: a logical name as it is, a path from the root on."""
+    path = fspath(file)
+    return path if path.startswith(LOGICAL) else str(Path(path).absolute())
 
 
 def threads_of(slot: SlotKeys) -> int:
@@ -478,7 +486,7 @@ class KoalaCluster(SpecCluster):
             setup=setup,
             software=software,
             container=container,
-            input_files=tuple(str(Path(file).absolute()) for file in input_files),
+            input_files=tuple(source_of(file) for file in input_files),
             cluster=cluster,
             placement=placement,
             priority=priority,

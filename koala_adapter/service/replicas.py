@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 READ_SECONDS = 60.0
 """Seconds after which a file system is not waited for any longer."""
+DEEPEST = 8
+"""Levels of a directory that are listed."""
 LATER = 75
 """Exit status of the script for a file that was written just now, EX_TEMPFAIL of sysexits.h."""
 SCRIPT = """
@@ -44,7 +46,7 @@ identity() { stat -L -c '%F|%i|%s|%y' -- "$1"; }
 before=$(identity "$1") || exit 1
 if [ -d "$1" ]; then
     echo "$before"
-    cd -- "$1" && find -L . -maxdepth 1 -type f -printf '%P\\0' | head -c "$2"
+    cd -- "$1" && find . -maxdepth "$4" -xtype f -printf '%P\\0' | head -c "$2"
 elif [ -f "$1" ]; then
     age=$(($(date +%s) - $(stat -L -c %Y -- "$1")))
     if [ $age -ge 0 ] && [ $age -lt 2 ]; then exit 75; fi
@@ -56,7 +58,7 @@ else
 fi
 [ "$before" = "$(identity "$1")" ] || exit 75
 """
-"""Prints what a file is, and then its content, or the names in a directory. A file is not read while it is written:
+"""Prints what a file is, and then its content, or the files below a directory. A file is not read while it is written:
 that it was changed less than two seconds ago, or during the reading, is taken for that."""
 
 
@@ -86,7 +88,7 @@ async def read_at(host: LrmHost, path: str, known: Read | None = None) -> Read |
 
 async def _read_at(host: LrmHost, path: str, known: Read | None) -> Read | None:
     most = LONGEST_CATALOGUE + 1
-    argv = ["sh", "-c", SCRIPT, "sh", path, str(most), "" if known is None else known.identity]
+    argv = ["sh", "-c", SCRIPT, "sh", path, str(most), "" if known is None else known.identity, str(DEEPEST)]
     status, output, complaint = await host.run(argv)
     if status == LATER:
         return None

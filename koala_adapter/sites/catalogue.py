@@ -84,7 +84,7 @@ def _divided(text: str, number: int) -> tuple[str, str]:
 
 
 def listed(content: bytes, directory: str) -> Catalogue:
-    """Return the files of a directory, named as they are in it. ``content``: the names, each ended by a zero byte."""
+    """Return the files below a directory, named by their paths in it, each of which a zero byte ends in ``content``."""
     if len(content) > LONGEST_CATALOGUE:
         raise CatalogueError("it has too many files to be listed: name it with a slash at its end in a catalogue file")
     base = directory.rstrip("/")

@@ -35,6 +35,7 @@ from koala_adapter.dask.cluster import (
     files_of,
     job_values,
     listening_address,
+    source_of,
 )
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import ClusterName, Job, JobKind, Retirement, RunnerName
@@ -263,6 +264,15 @@ def test_workers_have_the_threads_and_the_memory_of_their_slot() -> None:
     options = worker.command[worker.command.index("--nthreads") :]
     assert options[:4] == ("--nthreads", "2", "--memory-limit", "2048MiB")
     assert options[-2:] == ("--nthreads", "1")
+
+
+def test_input_files_may_have_logical_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.py").touch()
+    monkeypatch.chdir(tmp_path)
+    files = tuple(source_of(file) for file in ("lfn:genome/hg38.fa", Path("model.py")))
+    (worker,) = made(replace(SETTINGS, input_files=files)).components
+    found = {file.source: file.target for file in worker.input_files if file.target != LEAVE}
+    assert found == {"lfn:genome/hg38.fa": "hg38.fa", str(tmp_path / "model.py"): "model.py"}
 
 
 @pytest.mark.parametrize("tls", [False, True])

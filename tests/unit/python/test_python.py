@@ -25,7 +25,7 @@ from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.config.slottable import SlotTable
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError
 from koala_adapter.lrm import load_plugins
-from koala_adapter.model import ClusterName, EndReason, JobKind, RunnerName
+from koala_adapter.model import ClusterName, EndReason, InputFile, JobKind, RunnerName
 from koala_adapter.model import Job as CheckedJob
 from koala_adapter.outcome import JobOutcome, JobState
 from koala_adapter.parsl import KoalaProvider, block_state, through_koala
@@ -367,9 +367,10 @@ def test_a_block_has_the_slots_that_are_asked_for(site: Path) -> None:
 def test_the_environment_of_a_block_is_that_of_a_job(site: Path) -> None:
     text = site.read_text().replace('name = "beta"', 'name = "beta"\nsoftware = { conda = ["module load conda"] }')
     site.write_text(text.replace('name = "beta"', 'name = "beta"\ncontainer_runtime = "podman"'))
-    keys = {"setup": "one line", "software": ["conda"], "container": "worker.sif"}
+    keys = {"setup": "one line", "software": ["conda"], "container": "worker.sif", "input_files": ["lfn:hg38.fa"]}
     (block,) = KoalaProvider(site=site, **keys)._job("true", "").components  # type: ignore[arg-type] # as users say it
     assert (block.setup, block.software, block.container) == (("one line",), ("conda",), "worker.sif")
+    assert block.input_files == (InputFile(source="lfn:hg38.fa", target="hg38.fa"),)
     with pytest.raises(ConfigurationError, match="KoalaProvider: software: found vasp, allowed is what one cluster"):
         KoalaProvider(site=site, software="vasp")
 

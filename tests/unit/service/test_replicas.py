@@ -17,7 +17,7 @@ from koala_adapter.model import ClusterName, InputFile, JobId
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.service.applications import Applications
-from koala_adapter.service.replicas import Replicas, read_at
+from koala_adapter.service.replicas import DEEPEST, Replicas, read_at
 from koala_adapter.service.results import ResultStore
 from koala_adapter.sites.catalogue import LONGEST_CATALOGUE
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, job
@@ -58,14 +58,17 @@ async def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
 
 
 async def test_a_directory_is_listed_each_time(tmp_path: Path) -> None:
-    for name in ("a", "b"):
+    """With what is below it, to a bounded depth; links to files count, and those to directories are not followed."""
+    deepest = "/".join("x" * (DEEPEST - 1))
+    (tmp_path / deepest / "beyond").mkdir(parents=True)
+    names = {"a", "x/b", f"{deepest}/c"}
+    for name in (*names, f"{deepest}/beyond/d"):
         (tmp_path / name).write_text("x")
-    (tmp_path / "below").mkdir()
-    (tmp_path / "below" / "c").write_text("x")
     (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
     found = await read_at(THIS_HOST, str(tmp_path))
     assert found is not None
-    assert found.catalogue.names == {name: f"{tmp_path}/{name}" for name in ("a", "b")}
+    assert found.catalogue.names == {name: f"{tmp_path}/{name}" for name in (*names, "link")}
     (tmp_path / "d").write_text("x")
     found = await read_at(THIS_HOST, str(tmp_path), found)
     assert found is not None
