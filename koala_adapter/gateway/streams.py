@@ -5,8 +5,8 @@ A frame is a head of nine bytes (kind, stream, length) and its payload. Either s
 JSON object; each side sends data within the credit that the other has granted, and ends its direction with a result. A
 stream is over when both directions have ended, or when one side has reset it.
 
-A side that has used all of its credit says so. Where most of that is on the way back by then, because the other side
-takes what comes as soon as it comes, the way is too long for the window, which is made wider. Python 3.6 or newer.
+A side that has used all of its credit says so. Where the other side has taken most of what came before more comes, the
+way is too long for the window, which is made wider. Python 3.6 or newer.
 """
 
 import json
@@ -73,6 +73,7 @@ class _Stream:
         self.told = False  # the peer knows that we have used all of it
         self.window = WINDOW  # bytes that the peer may send
         self.width = WINDOW  # bytes that it may send until we take what has come
+        self.used = False  # it had no credit left since the window got wider
         self.ended = False  # we have
         self.peer_ended = False
 
@@ -143,6 +144,12 @@ class Streams:
         if stream is not None and not stream.peer_ended and size:
             stream.window += size
             self._put(GRANT, number, CREDIT.pack(size))
+            self._widen_if_narrow(number, stream)
+
+    def _widen_if_narrow(self, number: int, stream: _Stream) -> None:
+        if stream.used and stream.window >= stream.width // 2:
+            stream.used = False
+            self.widen(number, max(0, min(GROWTH * stream.width, WIDEST) - stream.width))
 
     def widen(self, number: int, size: int) -> None:
         """Let the peer have so many bytes more under way on a stream, or as many as there are to spare."""
@@ -219,9 +226,8 @@ class Streams:
 
     def _of_credit(self, stream: _Stream, kind: int, number: int, payload: bytes) -> "Optional[Event]":
         if kind == USED:
-            # What has come and waits here is no reason for a wider window.
-            if stream.width < WIDEST and stream.window >= stream.width // 2:
-                self.widen(number, min(GROWTH * stream.width, WIDEST) - stream.width)
+            stream.used = True
+            self._widen_if_narrow(number, stream)
             return None
         if len(payload) != CREDIT.size:
             raise ViolationError("a grant of {} bytes".format(len(payload)))
