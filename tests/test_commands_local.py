@@ -637,7 +637,9 @@ def test_reap_takes_only_what_nobody_owns(koala: Koala) -> None:
 # ---- demo -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", [pytest.param([], id="here"), pytest.param(["--sites"], id="sites")])
+@pytest.mark.parametrize(
+    "which", [pytest.param([], id="here"), pytest.param(["--sites"], id="sites", marks=pytest.mark.nightly)]
+)
 def test_demo_shows_the_main_job_and_leaves_nothing(koala: Koala, which: list[str]) -> None:
     done = koala.run("demo", *which)
     assert "pi = 3.14159" in done.stdout

@@ -159,9 +159,12 @@ def test_a_site_file_with_which_the_service_cannot_start_is_refused(koala: Koala
 
 
 IN_THE_JOURNAL = {"when it is in the journal", "before it is answered"}
+BY_DAY = {"before anything is done", "when it has a number", *IN_THE_JOURNAL}
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    "step", [step if step in BY_DAY else pytest.param(step, marks=pytest.mark.nightly) for step in STEPS]
+)
 def test_a_job_that_is_submitted_while_the_service_is_killed_exists_once(koala: Koala, step: str) -> None:
     """The command starts the next service and sends the same submission again; the job runs once.
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
 ROOT = Path(__file__).parents[2]
 CORE = "koala_adapter"
@@ -264,20 +264,21 @@ def tree(source: str) -> ast.Module:
     return ast.parse(source)
 
 
-def imports(module: Module) -> Iterator[Import]:
-    """Yield all that a module imports, wherever in the file it does so."""
+@cache
+def imports(module: Module) -> tuple[Import, ...]:
+    """Return all that a module imports, wherever in the file it does so."""
+    found = []
     for node in ast.walk(tree(module.source)):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield Import(target=alias.name, line=node.lineno)
+            found += [Import(target=alias.name, line=node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 parents = module.package.split(".")
                 above = ".".join(parents[: len(parents) - node.level + 1])
                 base = f"{above}.{base}" if base else above
-            for alias in node.names:
-                yield Import(target=f"{base}.{alias.name}", line=node.lineno)
+            found += [Import(target=f"{base}.{alias.name}", line=node.lineno) for alias in node.names]
+    return tuple(found)
 
 
 def is_ours(name: str) -> bool:
