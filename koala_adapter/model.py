@@ -72,6 +72,8 @@ LARGEST_SENT = 20 * 1024 * 1024
 
 LOGICAL = "lfn:"
 """How the source of an input file begins that is a logical name."""
+CACHED = "cached:"
+"""How the place of such a file begins that koala has put into the cache of a site; SHA-256, a slash and size follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ class InputFile:
 
     @property
     def logical(self) -> bool:
-        """Whether it has a logical name: it is where catalogues say, and does not travel."""
+        """Whether it has a logical name: it is where catalogues say."""
         return self.source.startswith(LOGICAL)
 
 
@@ -143,8 +145,13 @@ class Component:
 
     @property
     def files_sent(self) -> tuple[InputFile, ...]:
-        """Input files that are copied."""
+        """Input files of the submitting host."""
         return tuple(file for file in self.input_files if not file.logical)
+
+    @property
+    def files_named(self) -> tuple[InputFile, ...]:
+        """Input files with logical names."""
+        return tuple(file for file in self.input_files if file.logical)
 
     def slot_on(self, cluster: ClusterName) -> Slot:
         """Return what each of its ranks needs on a cluster."""

@@ -170,9 +170,11 @@ class Client:
         reports = [from_json(JobReport, one) for one in found]
         return sorted((one for one in reports if one.outcome is None), key=in_order)
 
-    def clusters(self) -> list[ClusterReport]:
-        """Return the clusters."""
-        return [from_json(report.ClusterReport, one) for one in self._ask(protocol.Request(operation="clusters"))]
+    def clusters(self, *, measure: bool = False) -> list[ClusterReport]:
+        """Return the clusters. ``measure``: the network to their sites, and between these, is measured before."""
+        timeout = TIMEOUT + protocol.MEASURING if measure else TIMEOUT
+        found = self._ask(protocol.Request(operation="clusters", measure=measure), timeout=timeout)
+        return [from_json(report.ClusterReport, one) for one in found]
 
     def plan(self, job: Job) -> PlanReport:
         """Return where a job would go now."""

@@ -44,6 +44,8 @@ from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
 from koala_adapter.service.reachability import connections_tried
 from koala_adapter.service.replicas import Read, files_report, place_of, read_at
 from koala_adapter.service.results import read_ledger
+from koala_adapter.service.routes import KEY as ROUTES
+from koala_adapter.service.routes import KeptRoutes, kept_routes, routes_report
 from koala_adapter.service.service import configuration
 from koala_adapter.service.sweepfiles import recorded_progress
 from koala_adapter.vjm import certificate
@@ -142,6 +144,8 @@ class JournalView:
     clock: ServiceClock = field(default_factory=ServiceClock)
     estimates: Estimates = field(default_factory=dict)
     """What was observed of the network."""
+    routes: KeptRoutes = field(default_factory=dict)
+    """What was observed of the ways between sites."""
     set_aside: tuple[SetAside, ...] = ()
     """Events on which the scheduler failed."""
 
@@ -234,6 +238,7 @@ def read_record(directory: Path, policies: Policies) -> JournalView:
             instance=journal.value("instance") or NO_INSTANCE,
             port=int(journal.value("port") or "0"),
             estimates=kept_estimates(journal.value(KEY)),
+            routes=kept_routes(journal.value(ROUTES)),
             set_aside=tuple(journal.events_set_aside()),
         )
 
@@ -408,7 +413,7 @@ def _take_in(
             )
 
 
-def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
+def answer_report(record: JournalView, answer: ClusterAnswer, site: SiteConfig | None = None) -> ClusterReport:
     """Return the report of a cluster that was listed once."""
     known = record.scheduler.state.clusters[answer.config.cluster_name]
     reading = answer.reading
@@ -438,6 +443,7 @@ def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
             answer.config,
             record.estimates,
             record.scheduler.state,
+            routes=routes_report(answer.config, site, record.routes, now=record.now, wall_offset=record.clock.offset),
             now=record.now,
             wall_offset=record.clock.offset,
         ),

@@ -129,6 +129,8 @@ def _mismatch(where: str, expected: str) -> ProtocolError:
 
 LINE_LIMIT = 16 * 1024 * 1024
 """Longest request or reply, bytes."""
+MEASURING = 300.0
+"""Seconds within which the network is measured when that is asked for; what is not measured by then is left out."""
 OPERATIONS = frozenset(
     {
         "check",
@@ -158,16 +160,16 @@ OPERATIONS = frozenset(
 class Request:
     """A client's request.
 
-    ``check`` (described: a job as it was written; answered with the job as ``submit`` takes it), ``submit`` (job: text
-    of a job as JSON; submission: a name that the client gave it, or empty: sent again, it is answered with the same
-    job), ``cancel``, ``resize`` (component, processors), ``job``, ``jobs``
-    (the latest ones; with a selection, those of it that the scheduler still has: callers read the archive themselves),
-    ``watch`` (a reply at each change until the job is over; without one, of all jobs, until the service ends),
-    ``clusters``, ``plan``, ``script``, ``negotiate`` (how a program gets to do so for a job), ``negotiations`` (of the
-    job, if one is named; number, if one is), ``defects`` (of koala itself, and sites that are away), ``clean`` (older,
-    dry_run), ``metrics`` (OpenMetrics text), ``ping`` (process id; ``site``: its site file, and what that
-    was when it was read; ``reload_failure``: why it did not start with a file read again), ``reload`` (of
-    the site file), ``stop``, ``stop-if-idle`` (``stops`` tells whether it does).
+    ``check`` (described: a job as it was written; answered with the job as ``submit`` takes it), ``submit`` (job:
+    text of a job as JSON; submission: a name that the client gave it, or empty: sent again, it is answered with the
+    same job), ``cancel``, ``resize`` (component, processors), ``job``, ``jobs`` (the latest ones; with a selection,
+    those of it that the scheduler still has: callers read the archive themselves), ``watch`` (a reply at each change
+    until the job is over; without one, of all jobs, until the service ends), ``clusters`` (measure: the network
+    first), ``plan``, ``script``, ``negotiate`` (how a program gets to do so for a job), ``negotiations`` (of the job,
+    if one is named; number, if one is), ``defects`` (of koala itself, and sites that are away), ``clean`` (older,
+    dry_run), ``metrics`` (OpenMetrics text), ``ping`` (process id; ``site``: its site file, and what that was when it
+    was read; ``reload_failure``: why it did not start with a file read again), ``reload`` (of the site file),
+    ``stop``, ``stop-if-idle`` (``stops`` tells whether it does).
     """
 
     operation: str
@@ -183,6 +185,7 @@ class Request:
     older: float = 0.0
     """Seconds since the end of a job."""
     dry_run: bool = False
+    measure: bool = False
     submission: str = ""
     selection: JobSelection | None = None
     described: DescribedJob | None = None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from koala_adapter import api
 from koala_adapter.model import RunnerName
 from koala_adapter.outcome import JobState, PlaceholderState
-from koala_adapter.report.sitevalues import ClusterReport, PlannedComponent, PlanReport
+from koala_adapter.report.sitevalues import ClusterReport, PlannedComponent, PlannedTravel, PlanReport
 from koala_adapter.report.values import (
     RANKS_LISTED,
     AttemptReport,
@@ -31,7 +31,7 @@ from koala_adapter.scheduler.claiming.attempts import is_requeued
 from koala_adapter.scheduler.claiming.connections import doubts, must_connect, said_untried
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.explain import explain
-from koala_adapter.scheduler.placement.policies import missing_files, size_mib, transfer_seconds
+from koala_adapter.scheduler.placement.policies import missing_files, size_mib, transfer_seconds, travels
 from koala_adapter.scheduler.placement.policy import Placed
 from koala_adapter.scheduler.reports import hold_groups
 from koala_adapter.service.results import files_report
@@ -133,6 +133,10 @@ def _planned(
         missing=tuple(file.source for file in missing),
         missing_mib=sum(size_mib(file) for file in missing),
         transfer_seconds=None if seconds == inf else seconds,
+        travels=tuple(
+            PlannedTravel(source=one.source or "", mib=one.mib, bandwidth=one.rate)
+            for one in travels(missing, view, views)
+        ),
         expected_wait=None if placed.processors <= idle else view.expected_wait,
     )
 

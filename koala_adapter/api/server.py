@@ -268,6 +268,11 @@ class Server:
         if request.operation == "submit":
             await self._service.look_for_obstacles()
             await self._service.take_in_files(self._job(request, JobId("0"), 0.0), request.submission)
+        if request.operation == "clusters" and request.measure:
+            with anyio.move_on_after(protocol.MEASURING):
+                await self._service.information.measure_all()
+        if request.operation == "plan":
+            await self._service.replicas.learn(self._job(request, JobId("0"), 0.0).input_files)
         if request.operation in CHANGING:
             await self._service.ready()
 

@@ -398,6 +398,26 @@ def network_table(reports: Sequence[ClusterReport], now: float) -> FittingTable:
     return table
 
 
+def routes_table(reports: Sequence[ClusterReport], now: float) -> FittingTable:
+    """Return one line for each way between two sites: how quickly files get to a cluster directly from another site."""
+    table = FittingTable()
+    for heading in ("cluster", "directly from", "bandwidth", "from", "seen ago", "round trip"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("", overflow="fold")
+    for report in reports:
+        for route in report.network.routes:
+            table.add_row(
+                report.name,
+                route.site,
+                "none" if route.bandwidth is None else f"{route.bandwidth:.3g} MiB/s",
+                route.source or "-",
+                "-" if route.observed_at is None else seconds(max(0.0, now - route.observed_at)),
+                "-" if route.latency is None else f"{1000 * route.latency:.1f} ms",
+                escape(route.trouble),
+            )
+    return table
+
+
 def _files_known(files: ClusterFiles) -> str:
     if files.trouble:
         return f"[red]{escape(files.trouble)}[/]"

@@ -324,10 +324,11 @@ def explain(session: Session, job_id: str, cluster: str | None, as_json: bool) -
 
 @click.command()
 @click.option("--network", is_flag=True, help="Show how quickly files get to each cluster, and how koala knows.")
+@click.option("--measure", is_flag=True, help="Measure that now, to other sites and between them; implies --network.")
 @json_option
 @pass_session
 @command_body
-def clusters(session: Session, network: bool, as_json: bool) -> None:
+def clusters(session: Session, network: bool, measure: bool, as_json: bool) -> None:
     r"""Show the clusters: what is idle, what we hold, how often we ask.
 
     Asks the clusters themselves when no service runs.
@@ -336,17 +337,29 @@ def clusters(session: Session, network: bool, as_json: bool) -> None:
     Examples:
       koala clusters --json
       koala clusters --network
+      koala clusters --measure
     """
-    reports = cluster_reports(session)
+    reports = measured_clusters(session) if measure else cluster_reports(session)
     if as_json:
         session.print_json([asdict(report) for report in reports])
-    elif network:
+    elif network or measure:
         session.console.print(cli.display.network_table(reports, time.time()))
+        if any(report.network.routes for report in reports):
+            session.console.print(cli.display.routes_table(reports, time.time()))
     else:
         session.console.print(cli.display.clusters_table(reports, time.time()))
         for report in reports:
             if report.submission:
                 session.console.print(f"{report.name}: placeholders are submitted {report.submission}", markup=False)
+
+
+def measured_clusters(session: Session) -> list[ClusterReport]:
+    """Have the service measure the network and return the clusters."""
+    if not session.client.running():
+        message = "only a running service measures the network"
+        raise ServiceUnavailableError(message, hint="start one with `koala serve`; `koala check` needs none")
+    with session.progress.status("measuring the network to other sites and between them"):
+        return session.client.clusters(measure=True)
 
 
 def cluster_reports(session: Session) -> list[ClusterReport]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from koala_adapter.cli.session import Session
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.model import Component, Job
-    from koala_adapter.report.sitevalues import PlannedComponent, PlanReport, SampleSubmission
+    from koala_adapter.report.sitevalues import PlannedComponent, PlannedTravel, PlanReport, SampleSubmission
 
 
 # -- What is told about changes of size ----------------------------------------------------------------------
@@ -133,7 +133,15 @@ def files_said(one: PlannedComponent) -> str:
         return "all of its input files are there"
     names = ", ".join([*one.missing[:FILES_NAMED], *["…"][: len(one.missing) - FILES_NAMED]])
     time = "for a time that is not known" if one.transfer_seconds is None else f"for {one.transfer_seconds:.1f} s"
-    return f"{len(one.missing)} of {one.input_files} input files travel {time}, {one.missing_mib:.1f} MiB: {names}"
+    what = f"{len(one.missing)} of {one.input_files} input files travel {time}, {one.missing_mib:.1f} MiB: {names}"
+    if not any(way.source for way in one.travels):
+        return what
+    return f"{what}; {', '.join(_way_said(way) for way in one.travels)}"
+
+
+def _way_said(one: PlannedTravel) -> str:
+    rate = "" if one.bandwidth is None else f" at {one.bandwidth:.3g} MiB/s"
+    return f"{one.mib:.1f} MiB from {one.source or 'here'}{rate}"
 
 
 def wait_said(one: PlannedComponent) -> str:

@@ -22,6 +22,7 @@ from koala_adapter.config.fields import (
     FlagName,
     Host,
     MailAddress,
+    MebibytesPerSecond,
     Name,
     PlacementName,
     PlainText,
@@ -447,6 +448,22 @@ class RemoteSiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True)
         description="Address of the login node at which agents reach koala. Default: it listens on all, and agents "
         "look for the login node by its own name.",
     )
+    direct: Flag = Field(
+        default=True,
+        description="Whether input files may come from and go to other sites directly, where a gateway can connect to "
+        "the other one. false: all go through this host.",
+    )
+    address: Host | None = Field(
+        default=None,
+        description="Address of the login node for the gateways of other sites. Default: those of its interfaces, "
+        "and the one that ssh has reached.",
+    )
+    bandwidth_from: dict[Name, Annotated[MebibytesPerSecond, Field(gt=0, le=1_000_000)]] = Field(
+        default={},
+        json_schema_extra={"x-unit": "MiB/s"},
+        description="How fast files get here directly from other sites, by their names, such as { leiden = 80 }. "
+        "Default: what koala observes.",
+    )
     lease: Seconds = Field(
         default=3600,
         ge=1,
@@ -659,6 +676,18 @@ def _check_sites(
     for index, name in enumerate(names):
         if isinstance(name, str) and names.index(name) != index:
             problems.add(("sites", index, "name"), f"found {show_value(name)} twice: allowed is a name of its own")
+    for index, table in enumerate(sites if isinstance(sites, list) else ()):
+        stated = table.get("bandwidth_from") if isinstance(table, dict) else None
+        others = [str(other) for other in names if other != table.get("name")] if isinstance(stated, dict) else []
+        for other in (stated.keys() - set(others)) if isinstance(stated, dict) else ():
+            problems.add(("sites", index, "bandwidth_from"), not_among(other, others, what="another site"))
+    _check_clusters_of_sites(problems, clusters, names, plugins)
+
+
+def _check_clusters_of_sites(
+    problems: Problems, clusters: list[object], names: list[object], plugins: Mapping[str, PluginDefinition]
+) -> None:
+    """Check the clusters that are at sites."""
     for index, table in enumerate(clusters):
         if not isinstance(table, dict) or not isinstance(site := table.get("site"), str):
             continue

@@ -218,6 +218,10 @@ class Files:
             threading.Thread(target=self._work, args=(waiting,), daemon=True).start()
         self._waiting[transfer].put((work, tell))
 
+    def ask_apart(self, work: "Work", tell: "Tell") -> None:
+        """Have something done in a thread of its own, which may take long."""
+        threading.Thread(target=lambda: self._do(work, tell), daemon=True).start()
+
     def finish(self, _mask: int = 0) -> None:
         """Tell the results of what is done; called when ``readable`` is."""
         os.read(self.readable, 4096)
@@ -225,14 +229,20 @@ class Files:
             tell, result = self._done.get()
             tell(result)
 
+    def post(self, tell: "Tell", result: "Dict[str, Any]") -> None:
+        """Have ``tell`` called by :meth:`finish`. Any thread may call this."""
+        self._done.put((tell, result))
+        os.write(self._signal, b"!")
+
     def _work(self, waiting: "queue.Queue[Tuple[Work, Tell]]") -> None:
         while True:
-            work, tell = waiting.get()
-            try:
-                result = work()
-            except OSError as error:
-                result = failure(error)
-            except (LookupError, TypeError, ValueError) as error:
-                result = failure(OSError(errno.EINVAL, "bad request: {}".format(error)))
-            self._done.put((tell, result))
-            os.write(self._signal, b"!")
+            self._do(*waiting.get())
+
+    def _do(self, work: "Work", tell: "Tell") -> None:
+        try:
+            result = work()
+        except OSError as error:
+            result = failure(error)
+        except (LookupError, TypeError, ValueError) as error:
+            result = failure(OSError(errno.EINVAL, "bad request: {}".format(error)))
+        self.post(tell, result)

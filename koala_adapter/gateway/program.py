@@ -9,6 +9,7 @@ Python 3.6 or newer.
 
 import errno
 import fcntl
+import json
 import os
 import resource
 import selectors
@@ -18,6 +19,7 @@ import subprocess
 import time
 
 from koala_adapter.gateway.cache import CACHE, Arrival
+from koala_adapter.gateway.direct import MOST_PASSAGES, Passage, digest_of
 from koala_adapter.gateway.files import (
     DEFAULT_PATH,
     SIMPLE,
@@ -293,6 +295,7 @@ class Connection:
         """Commands that may wait for a file system before they end."""
         self._content: "Dict[int, IO[bytes]]" = {}
         self._arrivals: "Dict[int, Arrival]" = {}
+        self._passages: "Dict[int, Passage]" = {}
         self._requests: "Dict[int, Dict[str, Any]]" = {}
         self._paused: "List[Callable[[], None]]" = []
         self.heard = time.monotonic()
@@ -320,6 +323,8 @@ class Connection:
             content.close()
         for number in list(self._arrivals):
             self._leave_arrival(number)
+        for passage in self._passages.values():
+            passage.stop()
         left = self._killed
         for work in self._work.values():
             if isinstance(work, Command):
@@ -386,7 +391,7 @@ class Connection:
         elif what == "put":
             self._arrivals[number] = arrival = Arrival(request)
             self._files.ask(arrival.begin, lambda result: self._begun(number, result), transfer=True)
-        elif what not in {"end", "listen", "ping"} and what not in SIMPLE and what not in CACHE:
+        elif what not in {"end", "listen", "ping", "pass", "digest"} and what not in SIMPLE and what not in CACHE:
             self._end(number, failure(OSError(errno.EINVAL, "this gateway cannot {!r}".format(what))))
 
     def _keep(self, number: int, data: bytes) -> None:
@@ -438,6 +443,27 @@ class Connection:
         if arrival is not None:
             self._files.ask(arrival.close, lambda _result: None, transfer=True)
 
+    # -- a content from or to another site --
+
+    def _pass(self, number: int, request: "Dict[str, Any]") -> None:
+        """Begin a transfer; what is to be known before its end goes as output."""
+        if len(self._passages) >= MOST_PASSAGES:
+            self._end(number, failure(OSError(errno.EAGAIN, "there are {} transfers already".format(MOST_PASSAGES))))
+            return
+
+        def told(content: "Dict[str, Any]") -> None:
+            data = b"1" + json.dumps(content).encode("ascii") + b"\n"
+            if self._streams.credit(number) >= len(data):
+                self._streams.send(number, data)
+
+        passage = Passage(request, lambda content: self._files.post(told, content))
+        self._passages[number] = passage
+        self._files.ask_apart(passage.run, lambda result: self._passed(number, result))
+
+    def _passed(self, number: int, result: "Dict[str, Any]") -> None:
+        del self._passages[number]
+        self._end(number, result)
+
     def _complete(self, number: int) -> None:
         """Do what a stream asks for: all of it is here."""
         request = self._requests.pop(number, None)
@@ -452,8 +478,8 @@ class Connection:
         elif what == "write" and content is not None:
             whole = content
             self._files.ask(lambda: write_private(request, whole), lambda result: self._end(number, result))
-        elif what == "listen":
-            self._listen(number, request)
+        elif what in ("listen", "pass"):
+            (self._listen if what == "listen" else self._pass)(number, request)
         elif what == "ping":
             self._end(number, {})
         elif what == "put":
@@ -463,8 +489,9 @@ class Connection:
         elif what == "facts":
             self._files.ask(lambda: dict(facts(request), alone=self._alone), lambda result: self._end(number, result))
         else:
-            work = SIMPLE.get(what) or CACHE[what]
-            self._files.ask(lambda: work(request), lambda result: self._end(number, result))
+            work = SIMPLE.get(what) or CACHE.get(what) or digest_of
+            ask = self._files.ask_apart if work is digest_of else self._files.ask
+            ask(lambda: work(request), lambda result: self._end(number, result))
 
     def _end(self, number: int, result: "Dict[str, Any]") -> None:
         self._requests.pop(number, None)
@@ -481,6 +508,8 @@ class Connection:
         """Give up what a stream stands for."""
         self._requests.pop(number, None)
         self._leave_arrival(number)
+        if number in self._passages:
+            self._passages[number].stop()
         content = self._content.pop(number, None)
         if content is not None:
             content.close()

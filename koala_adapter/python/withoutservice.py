@@ -62,7 +62,7 @@ class WithoutService:
     def clusters(self, site: SiteConfig, plugins: Plugins, tell: Callable[[str], None]) -> list[ClusterReport]:
         """Return the clusters as they answer now. ``tell`` gets the names of those that have not answered yet."""
         record, answers = self._asked(site, plugins, tell)
-        return [answer_report(record, answer) for answer in answers]
+        return [answer_report(record, answer, site) for answer in answers]
 
     def script(self, site: SiteConfig, plugins: Plugins, job: Job, cluster: str) -> tuple[list[SampleSubmission], str]:
         """Return the submissions as the next service would make them, and what in them is not certain yet."""

@@ -86,6 +86,24 @@ class NodeConnection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SiteRoute:
+    """What is known of the way by which files come to a cluster directly from another site."""
+
+    site: str
+    """The other one."""
+    bandwidth: float | None
+    """MiB/s; None: nothing comes that way."""
+    source: str
+    """As that of ClusterNetwork."""
+    observed_at: float | None = None
+    """When it was seen last."""
+    latency: float | None = None
+    """Seconds of a round trip; None: not known."""
+    trouble: str = ""
+    """Why nothing comes that way; empty: it does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNetwork:
     """What is known of the way from this host to a cluster, as ``koala clusters --network`` shows it."""
 
@@ -102,6 +120,8 @@ class ClusterNetwork:
     latency_at: float | None = None
     connections: tuple[NodeConnection, ...] = ()
     """To the nodes of other clusters, as far as was found out of late."""
+    routes: tuple[SiteRoute, ...] = ()
+    """From other sites, as far as they are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +189,17 @@ class ClusterReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTravel:
+    """Input files of a component that would come to its cluster from one place."""
+
+    source: str
+    """Cluster that has them; empty: this host."""
+    mib: float
+    bandwidth: float | None
+    """MiB/s; None: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedComponent:
     """Cluster and processors that a component would get."""
 
@@ -187,6 +218,8 @@ class PlannedComponent:
     """Their size."""
     transfer_seconds: float | None = None
     """How long they take to get there; None: not known."""
+    travels: tuple[PlannedTravel, ...] = ()
+    """From where they come, each from where that is fastest."""
     expected_wait: float | None = None
     """Seconds for which its processors are expected to be waited for; None: they are idle, or nothing is known."""
 

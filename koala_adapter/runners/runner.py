@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from koala_adapter.errors import ConfigurationError
+from koala_adapter.model import CACHED
 from koala_adapter.runners.relayed import HOST, RelayPlan
 from koala_adapter.runners.software import ClusterSoftware
 from koala_adapter.scheduler.events import Event, RankEnded, RankStarted
@@ -26,7 +27,7 @@ from koala_adapter.vjm.jobscript import END_MARGIN
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from koala_adapter.model import Component, Job, JobId, PlaceholderId, TaskEnd
+    from koala_adapter.model import Component, InputFile, Job, JobId, PlaceholderId, TaskEnd
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
     from koala_adapter.vjm.channel import Signal
@@ -221,12 +222,8 @@ class Application:
     def files_of(self, rank: Rank) -> tuple[LaunchFile, ...]:
         """Return the input files of a rank."""
         replicas = self.replicas.get(rank.cluster, {})
-        links = [
-            LaunchFile(target=file.target, mode=0, link=replicas[file.source])
-            for file in self.component(rank).input_files
-            if file.logical
-        ]
-        return (*self.files.get(rank.component, ()), *links)
+        named = [_named(file, replicas[file.source]) for file in self.component(rank).files_named]
+        return (*self.files.get(rank.component, ()), *named)
 
     def check_files(self) -> None:
         """Raise ConfigurationError when a cluster does not have a file of its ranks any more."""
@@ -246,6 +243,14 @@ class Application:
 
     def _software(self, rank: Rank) -> ClusterSoftware:
         return self.software.get(rank.cluster, ClusterSoftware())
+
+
+def _named(file: InputFile, place: str) -> LaunchFile:
+    """Return a file with a logical name as a launch has it: a link, or a content of the cache of its site."""
+    if not place.startswith(CACHED):
+        return LaunchFile(target=file.target, mode=0, link=place)
+    digest, size = place.removeprefix(CACHED).split("/")
+    return LaunchFile(target=file.target, mode=0o600, digest=digest, size=int(size))
 
 
 class Runner(ABC):

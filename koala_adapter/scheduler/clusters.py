@@ -149,10 +149,14 @@ class ClusterRecord:
     """Processors of placeholders submitted for running jobs that grow and have not taken them in yet."""
     observed_bandwidth: float | None = None
     """MiB/s from this host, as they were observed; None: not known."""
+    observed_bandwidth_from: dict[ClusterName, float] = field(default_factory=dict)
+    """MiB/s from clusters at other sites, where files come directly."""
     connections: dict[ClusterName, Connection] = field(default_factory=dict)
     """Whether its nodes connect to those of other clusters, as far as that was tried."""
     found: dict[str, str] = field(default_factory=dict)
     """Sources of input files that it has, beside those that the site file states, with their paths there."""
+    bringable: dict[str, int] = field(default_factory=dict)
+    """Logical names of input files that it lacks and that can be brought to it from elsewhere, with their bytes."""
     refused_answer: str = ""
     """Why the latest answer of its malleability policy, one of the site's own, is not followed; empty when it is."""
     step: ClusterStep | None = None
@@ -186,8 +190,8 @@ class ClusterRecord:
         return self.parameters.name
 
     def lacks(self, component: Component) -> str | None:
-        """Return what it lacks for the ranks of a component, files included; None when nothing."""
-        return self.parameters.lacks(component) or absent(component, self.found)
+        """Return what it lacks for the ranks of a component now, files included; None when nothing."""
+        return self.parameters.lacks(component) or absent(component, self.found, {})
 
     @property
     def bandwidth(self) -> float | None:

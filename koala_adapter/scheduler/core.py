@@ -276,7 +276,12 @@ def _slots_counted(context: Context, event: ev.SlotsCounted) -> None:
 def _bandwidth_known(context: Context, event: ev.BandwidthKnown) -> None:
     cluster = context.state.clusters.get(event.cluster)
     if cluster is not None:
-        cluster.observed_bandwidth = event.bandwidth
+        if event.source is None:
+            cluster.observed_bandwidth = event.bandwidth
+        elif event.bandwidth is None:
+            cluster.observed_bandwidth_from.pop(event.source, None)
+        else:
+            cluster.observed_bandwidth_from[event.source] = event.bandwidth
 
 
 def _nodes_connect(context: Context, event: ev.NodesConnect) -> None:
@@ -296,6 +301,8 @@ def _files_found(context: Context, event: ev.FilesFound) -> None:
         cluster.found.update(event.found)
         for source in event.gone:
             cluster.found.pop(source, None)
+        if event.bringable is not None:
+            cluster.bringable = dict(event.bringable)
         context.scan_wanted = True
 
 

@@ -106,6 +106,8 @@ class BandwidthKnown(Event):
     cluster: ClusterName
     bandwidth: float | None
     """MiB/s from this host, as it was observed; None: not known."""
+    source: ClusterName | None = None
+    """Cluster at another site that the files come from, in the place of this host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,8 @@ class FilesFound(Event):
     """Sources of input files, with their paths there; empty: koala has put it there."""
     gone: tuple[str, ...] = ()
     """Those that it has no more, or that no job needs."""
+    bringable: tuple[tuple[str, int], ...] | None = None
+    """All logical names that it lacks and that can be brought to it from elsewhere, with bytes; None: as before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +219,8 @@ class StagingProgressed(Event):
     cluster: ClusterName
     missing_bytes: int
     """What has yet to arrive."""
+    source: str = ""
+    """Site from which it comes directly; empty: from this host."""
     rate: float | None = None
     """Bytes a second, as measured; None: nothing has arrived yet."""
 

@@ -390,7 +390,8 @@ def _transfer(name: ClusterName, one: Staging, now: float) -> str:
     ready = one.ready_at()
     rate = "" if not one.rate else f" at {_mib(one.rate)}/s"
     left = "how long that takes is not known yet" if ready is None else f"there in {duration(ready - now)}{rate}"
-    return f"{_mib(one.size - one.missing_at(now))} of {_mib(one.size)} on {name}, {left}"
+    source = f" from {one.source}" if one.source else ""
+    return f"{_mib(one.size - one.missing_at(now))} of {_mib(one.size)} on {name}{source}, {left}"
 
 
 def _postponed(state: State, record: JobRecord, claim: Claim, now: float) -> str:
@@ -590,7 +591,7 @@ def _kept_there(state: State, record: JobRecord, cluster: ClusterRecord, now: fl
 def _absent_there(record: JobRecord, cluster: ClusterRecord) -> str:
     """Return which file of a job a cluster does not have, in words."""
     components = (one for one in record.job.components if one.cluster in (None, cluster.name))
-    said = next(filter(None, (absent(one, cluster.found) for one in components)), None)
+    said = next(filter(None, (absent(one, cluster.found, cluster.bringable) for one in components)), None)
     return "" if said is None else f" ({said})"
 
 

@@ -395,10 +395,11 @@ def lacking(component: Component, software: Collection[str], container_runtime: 
     return None
 
 
-def absent(component: Component, found: Mapping[str, str]) -> str | None:
-    """Return in words which logical name of a component a cluster does not have; None when it has all.
+def absent(component: Component, found: Mapping[str, str], bringable: Mapping[str, int]) -> str | None:
+    """Return in words which logical name of a component a cluster cannot have; None when it has or can have all.
 
-    ``found``: the input files that it has, by their sources.
+    ``found``: the input files that it has, by their sources. ``bringable``: those that it lacks and can be brought.
     """
-    missing = next((one.source for one in component.input_files if one.logical and one.source not in found), None)
+    names = (one.source for one in component.input_files if one.logical)
+    missing = next((name for name in names if name not in found and name not in bringable), None)
     return None if missing is None else f"its catalogue, as it was read last, has no {missing}"

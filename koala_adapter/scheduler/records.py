@@ -161,6 +161,8 @@ class Staging:
     """When they were asked for, or were heard of, last."""
     rate: float | None = None
     """Bytes a second, as measured or expected; None: not known."""
+    source: str = ""
+    """Site or cluster from which they come; empty: from this host."""
     done: bool = False
 
     def missing_at(self, now: float) -> float:

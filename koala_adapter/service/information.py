@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Koala's information service on the network (KOALA's NIP): how fast files get from this host to each site.
+"""Koala's information service on the network (KOALA's NIP): how fast files get to each site, from here or from another.
 
 Each real transfer counts. Where there was none for an hour, a small one is made while nothing else goes to the site.
 The scheduler is told of noticeable changes by events, so that a replay decides by the same numbers.
@@ -17,6 +17,7 @@ from koala_adapter.errors import JournalBlockedError, LrmError
 from koala_adapter.host.containment import contained
 from koala_adapter.report.sitevalues import ClusterNetwork, NodeConnection
 from koala_adapter.scheduler.events import BandwidthKnown
+from koala_adapter.service.routes import Routes, routes_report
 from koala_adapter.sites.network import MEASURED, TRANSFER, NetworkEstimate, differs
 from koala_adapter.wire.messages import adapter_of
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.lrm.lrmhost import LrmHost
+    from koala_adapter.report.sitevalues import SiteRoute
     from koala_adapter.scheduler.records import State
     from koala_adapter.service.core import Core
 
@@ -52,6 +54,7 @@ class Information:
         self._estimates = kept_estimates(core.journal.value(KEY))
         self._tried: dict[str, float] = {}
         """When a measurement of a site was begun last, by this process."""
+        self.routes = Routes(core)
         self._kept = True
         """Whether the journal has what is known."""
 
@@ -70,8 +73,14 @@ class Information:
 
     def report(self, config: ClusterConfig) -> ClusterNetwork:
         """Return what is known of the way to a cluster."""
+        now, wall_offset = self._core.now(), self._core.clock.offset
         return network_report(
-            config, self._estimates, self._core.state, now=self._core.now(), wall_offset=self._core.clock.offset
+            config,
+            self._estimates,
+            self._core.state,
+            routes=routes_report(config, self._core.site, self.routes.known, now=now, wall_offset=wall_offset),
+            now=now,
+            wall_offset=wall_offset,
         )
 
     async def run(self) -> None:
@@ -82,6 +91,7 @@ class Information:
                 await anyio.sleep(LOOK_INTERVAL)
         finally:
             self._keep()
+            self.routes.keep()
 
     async def look(self) -> None:
         """Measure the sites that are due, and tell the scheduler and the journal what is new."""
@@ -91,8 +101,16 @@ class Information:
                 stated = all(config.parameters.bandwidth is not None for config in clusters)
                 moves = not stated and not self._is_recent(self._estimate(site).moved_at)
                 await self._measure(site, host, bandwidth=moves)
+        await self.routes.look()
         self._tell()
         self._keep()
+
+    async def measure_all(self) -> None:
+        """Measure the ways to all sites and between them now, one after the other."""
+        for site, clusters in self._clusters.items():
+            await self._measure(site, self._core.lrm_hosts[clusters[0].name], bandwidth=True)
+        await self.routes.measure_all()
+        self._tell()
 
     def _is_recent(self, *times: float | None) -> bool:
         """Tell whether one of some times was within the interval of measurements."""
@@ -142,9 +160,15 @@ def kept_estimates(text: str | None) -> Estimates:
 
 
 def network_report(
-    config: ClusterConfig, estimates: Estimates, state: State, *, now: float, wall_offset: float
+    config: ClusterConfig,
+    estimates: Estimates,
+    state: State,
+    *,
+    routes: tuple[SiteRoute, ...],
+    now: float,
+    wall_offset: float,
 ) -> ClusterNetwork:
-    """Return what is known of the way to a cluster."""
+    """Return what is known of the ways to a cluster."""
     found = estimates.get(config.site or "", NetworkEstimate())
     stated = config.parameters.bandwidth
     bandwidth = found.bandwidth(now) if stated is None else stated
@@ -164,4 +188,5 @@ def network_report(
             for name, other, connects, seen_at in state.connections(now)
             if name == config.name
         ),
+        routes=routes,
     )

@@ -8,6 +8,7 @@ a catalogue may name many more.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from anyio import to_thread
 
 from koala_adapter.errors import JobRefusedError, LrmError, LrmUnavailableError
 from koala_adapter.host.containment import contained
-from koala_adapter.model import LOGICAL
+from koala_adapter.model import CACHED, LOGICAL
 from koala_adapter.outcome import JobState
 from koala_adapter.report.sitevalues import ClusterFiles
 from koala_adapter.scheduler.events import FilesFound
@@ -126,6 +127,8 @@ LOOK_INTERVAL = 60.0
 """Seconds between two looks at whether a catalogue has changed."""
 LOOK_SOON = 3.0
 """Seconds before the next look where one is being written just now."""
+STAT_SECONDS = 10.0
+"""Seconds for file systems to tell the sizes of files."""
 FORGET_INTERVAL = 600.0
 """Seconds between two looks at which files no unfinished job needs any more."""
 
@@ -144,6 +147,8 @@ class Replicas:
         """Why the catalogue of a cluster cannot be read at present."""
         self.held: Callable[[str, InputFile], bool] = lambda _site, _file: False
         """Whether koala's cache at a site has a file."""
+        self._sizes: dict[str, int] = {}
+        """Bytes of files with logical names that jobs have named."""
         self._wanted = anyio.Event()
         self._looked = anyio.Event()
         self._unsettled: set[str] = set()
@@ -160,7 +165,7 @@ class Replicas:
         return replace(
             files_report(config, self._read.get(config.name), self.troubles.get(config.name, "")),
             found=len(found),
-            cached=sum(not place for place in found.values()),
+            cached=sum(not place or place.startswith(CACHED) for place in found.values()),
         )
 
     async def run(self) -> None:
@@ -170,6 +175,7 @@ class Replicas:
             wanted = self._wanted.is_set()
             self._wanted = anyio.Event()
             changed = await self.look()
+            await self.learn(self._needed()[0].values())
             if changed or wanted or anyio.current_time() - told_at > FORGET_INTERVAL:
                 told_at = anyio.current_time()
                 self.tell()
@@ -215,6 +221,41 @@ class Replicas:
             return ""
         return None
 
+    async def learn(self, files: Iterable[InputFile]) -> None:
+        """Find out the sizes of files with logical names, as far as the clusters answer that have them."""
+        with anyio.move_on_after(STAT_SECONDS):
+            for file in files:
+                if file.logical and file.source not in self._sizes:
+                    await self._learn_size(file)
+
+    async def _learn_size(self, file: InputFile) -> None:
+        for config, path in self._holders(file):
+            with suppress(LrmError, OSError, ValueError):
+                argv = ["stat", "-L", "-c", "%F|%s", "--", path]
+                _, output, _ = await self._core.lrm_hosts[config.name].run(argv)
+                kind, _, size = output.decode("utf-8", "replace").partition("|")
+                if kind.startswith("regular"):
+                    self._sizes[file.source] = int(size)
+                    return
+
+    def _holders(self, file: InputFile) -> list[tuple[ClusterConfig, str]]:
+        """Return the clusters by whose catalogues a file is there, with its paths."""
+        places = ((one, self._place(one, file)) for one in self._core.site.enabled_clusters if one.catalogue)
+        return [(one, place) for one, place in places if place]
+
+    def _bringable(self, config: ClusterConfig, files: Iterable[InputFile]) -> dict[str, int]:
+        """Return the files with logical names that can be brought to a cluster, which lacks them, with their sizes."""
+        record = self._core.state.clusters[config.cluster_name]
+        return {
+            file.source: self._sizes[file.source]
+            for file in files
+            if record.parameters.stages
+            and file.logical
+            and file.source in self._sizes
+            and not self._place(config, file)
+            and self._holders(file)
+        }
+
     async def ready(self) -> None:
         """Return when each catalogue was read, or failed to be, since the service has begun."""
         await self._looked.wait()
@@ -234,9 +275,15 @@ class Replicas:
         events = []
         for config, record in self._clusters():
             places = self._places(config, (file for file in job.input_files if file.source not in record.found))
-            if places:
+            bringable = {**record.bringable, **self._bringable(config, job.input_files)}
+            if places or bringable != record.bringable:
                 events.append(
-                    FilesFound(time=self._core.now(), cluster=config.cluster_name, found=tuple(places.items()))
+                    FilesFound(
+                        time=self._core.now(),
+                        cluster=config.cluster_name,
+                        found=tuple(places.items()),
+                        bringable=tuple(bringable.items()),
+                    )
                 )
         return events
 
@@ -249,8 +296,17 @@ class Replicas:
             places = self._places(config, needed.values())
             new = tuple((source, place) for source, place in places.items() if record.found.get(source) != place)
             gone = tuple(source for source in record.found if source not in places and source not in in_use)
-            if new or gone:
-                self._core.post(FilesFound(time=self._core.now(), cluster=config.cluster_name, found=new, gone=gone))
+            bringable = self._bringable(config, needed.values())
+            if new or gone or bringable != record.bringable:
+                self._core.post(
+                    FilesFound(
+                        time=self._core.now(),
+                        cluster=config.cluster_name,
+                        found=new,
+                        gone=gone,
+                        bringable=tuple(bringable.items()),
+                    )
+                )
 
     def _clusters(self) -> list[tuple[ClusterConfig, ClusterRecord]]:
         """Return the clusters of which anything can be known, with their records."""

@@ -213,7 +213,7 @@ class Service:
             self.replicas = Replicas(core)
             stager = self.applications.stager
             stager.transferred, stager.changed = self.information.transferred, self.replicas.look_again
-            self.replicas.held = stager.held
+            stager.routes, self.replicas.held = self.information.routes, stager.held
             self._effector = LiveEffector(
                 core,
                 self.clusters,
@@ -342,6 +342,7 @@ class Service:
     async def take_in_files(self, job: Job, submission: str) -> None:
         """Copy the large input files of a job that is about to be submitted, unless it was: that may take long."""
         if self._submitted(submission) is None:
+            await self.replicas.learn(job.input_files)
             await self.applications.inputs.take_in(job)
 
     def _require_able(self, job: Job) -> None:

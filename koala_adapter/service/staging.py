@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 from collections import defaultdict
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -19,8 +20,12 @@ import structlog
 from koala_adapter.config.tomlfile import show_size
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.host.containment import contained
-from koala_adapter.scheduler.events import FilesStaged, StagingFailed, StagingProgressed
+from koala_adapter.model import CACHED, LOGICAL
+from koala_adapter.scheduler.events import FilesFound, FilesStaged, StagingFailed, StagingProgressed
+from koala_adapter.scheduler.placement.policies import is_below
+from koala_adapter.service.inputfiles import KeptFile
 from koala_adapter.sites.cache import SiteCache
+from koala_adapter.sites.direct import Content, PassingError, cached_path, digest_at, pieces_at
 from koala_adapter.sites.remotesite import RemoteSite
 
 if TYPE_CHECKING:
@@ -32,7 +37,8 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName, InputFile, JobId
     from koala_adapter.scheduler.actions import StageFiles
     from koala_adapter.service.core import Core
-    from koala_adapter.service.inputfiles import InputStore, KeptFile
+    from koala_adapter.service.inputfiles import InputStore
+    from koala_adapter.service.routes import Routes
 
 AT_ONCE = 4
 """Contents on their way to one site at the same time."""
@@ -48,9 +54,12 @@ METER = 10.0
 """Seconds after which what went to a site is told to the information service."""
 LEAST_METERED = 1024 * 1024
 """Bytes that tell something of the bandwidth."""
+LEAST_DIRECT = 1024 * 1024
+"""Bytes of a content that comes directly: a connection of its own costs more than a smaller one."""
 PASSING = frozenset({errno.EAGAIN, errno.EBADMSG, errno.ESTALE})
 """Errors of a part of a content: one that was lost still writes to it, or it was not what it was said to be."""
 MOST_FAULTS = 10
+NO_CATALOGUE = "no catalogue has that name any more"
 LOOK_INTERVAL = 15.0
 """Seconds until a site that was away at the start is asked again for what its cache has."""
 
@@ -69,6 +78,8 @@ class Transfer:
     cluster: ClusterName
     files: dict[str, KeptFile]
     """By digest: of equal contents any."""
+    named: tuple[InputFile, ...] = ()
+    """Files with logical names; those that were found are in ``files``, too."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     missing: int = 0
     """Bytes that have yet to go."""
@@ -85,6 +96,8 @@ class Transfer:
     told_at: float = 0.0
     told_end: float = 0.0
     """Expected end that was told last."""
+    source: str = ""
+    """Site from which the latest content comes directly; empty: from this host."""
 
     @property
     def size(self) -> int:
@@ -123,7 +136,9 @@ class Stager:
         self._core = core
         self._inputs = inputs
         self.transferred: Callable[[str, int, float], None] = lambda _site, _size, _seconds: None
-        """Told of real transfers."""
+        """Told of real transfers from this host."""
+        self.routes: Routes | None = None
+        """Ways from other sites; None: all comes from this host."""
         self._sites: dict[str, _Site] = {}
         self._transfers: dict[tuple[JobId, ClusterName], Transfer] = {}
         self._tasks: TaskGroup | None = None
@@ -170,9 +185,15 @@ class Stager:
         except (OSError, ValueError) as error:  # so that the launch fails, with the same reason
             log.warning("input files are gone", job=action.job_id, error=str(error))
             files = {}
-        if transfer is None or transfer.files.keys() != files.keys():
+        named = tuple(file for file in action.files if file.logical)
+        names = {file.source for file in named}
+        if (
+            transfer is None
+            or names != {file.source for file in transfer.named}
+            or files.keys() != {key for key, one in transfer.files.items() if one.source not in names}
+        ):
             self.stop(*key)
-            self._transfers[key] = transfer = Transfer(action.job_id, action.cluster, files)
+            self._transfers[key] = transfer = Transfer(action.job_id, action.cluster, files, named)
             transfer.missing = transfer.size
             if self._tasks is not None:
                 self._tasks.start_soon(self._run, transfer)
@@ -255,6 +276,7 @@ class Stager:
 
     async def _bring(self, transfer: Transfer, site: _Site) -> None:
         """Send what a site has not yet. Raises LrmUnavailableError, OSError and _FullError."""
+        await self._identify(transfer)
         if transfer.size > site.bound:
             sizes = f"they have {show_size(transfer.size)}, its cache may have {show_size(site.bound)}"
             raise OSError(f"{sizes}: raise its cache_mib")
@@ -279,30 +301,119 @@ class Stager:
             for digest in missing:
                 tasks.start_soon(self._send, transfer, site, digest)
         transfer.done, transfer.missing = True, 0
+        names = {file.source for file in transfer.named}
+        places = [(one.source, f"{CACHED}{one.digest}/{one.size}") for one in transfer.files.values()]
+        if brought := tuple((source, place) for source, place in places if source in names):
+            self._core.post(FilesFound(time=self._core.now(), cluster=transfer.cluster, found=brought))
         self._core.post(FilesStaged(time=self._core.now(), job_id=transfer.job_id, cluster=transfer.cluster))
         if missing:
             self.changed()
+
+    async def _identify(self, transfer: Transfer) -> None:
+        """Find out the contents of files with logical names. Raises LrmUnavailableError and OSError."""
+        known = {one.source for one in transfer.files.values()}
+        for file in transfer.named:
+            if file.source in known:
+                continue
+            fault: LrmUnavailableError | OSError = OSError(f"{file.source}: {NO_CATALOGUE}")
+            for host, path in self._holders(file.source):
+                try:
+                    digest, size = await digest_at(host, path)
+                except (LrmUnavailableError, OSError) as error:
+                    fault = error
+                    continue
+                transfer.files[digest] = KeptFile(
+                    target=file.target, mode=0o400, size=size, modified=0, digest=digest, source=file.source
+                )
+                break
+            else:
+                raise fault
+
+    def _holders(self, source: str) -> Iterator[tuple[LrmHost, str]]:
+        """Yield where a file with a logical name is by the catalogues, with its paths."""
+        for config in self._core.site.enabled_clusters:
+            record = self._core.state.clusters.get(config.cluster_name)
+            place = "" if record is None else record.found.get(source, "")
+            if place.startswith("/"):
+                yield self._core.lrm_hosts[config.name], place
 
     async def _send(self, transfer: Transfer, site: _Site, digest: str) -> None:
         async with site.arriving[digest], site.lanes:
             if digest in site.whole:  # with another job's files meanwhile
                 transfer.missing -= transfer.files[digest].size
                 return
-            # What has come of it is asked for now: a transfer that another job gave up may have brought some.
-            offset = (await site.cache.look([digest])).parts.get(digest, 0)
-            self._meter(site, begins=1)
-            try:
-                path = self._inputs.path(transfer.job_id, digest)
-                await site.cache.put_file(path, digest, offset, lambda size: self._sent(transfer, site, size))
-            finally:
-                self._meter(site, begins=-1)
+            if not await self._send_directly(transfer, site, digest):
+                await self._send_from_here(transfer, site, digest)
             site.whole.add(digest)
 
-    def _sent(self, transfer: Transfer, site: _Site, size: int) -> None:
+    async def _send_from_here(self, transfer: Transfer, site: _Site, digest: str) -> None:
+        def sent(size: int) -> None:
+            site.moved += size
+            self._meter(site)
+            self._came(transfer, size)
+
+        # What has come of it is asked for now: a transfer that another job gave up may have brought some.
+        offset = (await site.cache.look([digest])).parts.get(digest, 0)
+        transfer.source, file = "", transfer.files[digest]
+        self._meter(site, begins=1)
+        try:
+            if not file.source.startswith(LOGICAL):
+                await site.cache.put_file(self._inputs.path(transfer.job_id, digest), digest, offset, sent)
+                return
+            holders = sorted(self._holders(file.source), key=lambda one: bool(one[0].trouble))
+            if not holders:
+                raise OSError(f"{file.source}: {NO_CATALOGUE}")
+            host, path = holders[0]
+            pieces = pieces_at(host, path, offset, sent)
+            await site.cache.put(pieces, digest, size=file.size, offset=offset)
+        finally:
+            self._meter(site, begins=-1)
+
+    async def _send_directly(self, transfer: Transfer, site: _Site, digest: str) -> bool:
+        """Have another site send a content, where one can and is not slower, and tell whether it is there now."""
+        routes, size = self.routes, transfer.files[digest].size
+        if routes is None or size < LEAST_DIRECT:
+            return False
+        for source, path in self._origins(routes, transfer, site, digest):
+            offset = (await site.cache.look([digest])).parts.get(digest, 0)
+            content = Content(path=path, digest=digest, size=size, offset=offset)
+            transfer.source = source
+            try:
+                if path.startswith("/") and not await routes.has(source, content):
+                    continue
+                await routes.pass_content(source, site.name, content, lambda size: self._came(transfer, size))
+            except PassingError as error:
+                log.info("a file does not come directly", source=source, target=site.name, reason=str(error))
+            else:
+                log.info("a file has come directly", source=source, target=site.name, size=size - offset)
+                return True
+        return False
+
+    def _origins(self, routes: Routes, transfer: Transfer, site: _Site, digest: str) -> list[tuple[str, str]]:
+        """Return the sites that may send a content directly, with its paths there, the fastest first.
+
+        Those of which no bandwidth is known come before: it is found out so.
+        """
+        file, found = transfer.files[digest], dict[str, str]()
+        for config in self._core.site.enabled_clusters:
+            record = self._core.state.clusters.get(config.cluster_name)
+            places = {} if record is None else record.found
+            held = (*config.parameters.files, *(path for path in places.values() if path))
+            if config.site is not None and file.source.startswith(LOGICAL):
+                if (path := places.get(file.source, "")).startswith("/"):
+                    found[config.site] = path
+            elif config.site is not None and any(is_below(file.source, path) for path in held):
+                found[config.site] = file.source
+        found |= {other.name: cached_path(digest) for other in self._sites.values() if digest in other.whole}
+        target = self._core.state.clusters.get(transfer.cluster)
+        least = 0.0 if target is None or file.source.startswith(LOGICAL) else target.bandwidth or 0.0
+        rates = {name: routes.bandwidth(name, site.name) for name in found if routes.is_open(name, site.name)}
+        usable = {name: inf if rate is None else rate for name, rate in rates.items() if rate is None or rate >= least}
+        return [(name, found[name]) for name in sorted(usable, key=lambda name: -usable[name])]
+
+    def _came(self, transfer: Transfer, size: int) -> None:
         transfer.missing = max(0, transfer.missing - size)
         transfer.moved += size
-        site.moved += size
-        self._meter(site)
         self._tell(transfer)
         self._core.note_change()
 
@@ -334,6 +445,7 @@ class Stager:
                     job_id=transfer.job_id,
                     cluster=transfer.cluster,
                     missing_bytes=transfer.missing,
+                    source=transfer.source,
                     rate=rate,
                 )
             )

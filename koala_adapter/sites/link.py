@@ -38,7 +38,7 @@ from koala_adapter.gateway.streams import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Collection, Mapping, Sequence
+    from collections.abc import AsyncIterable, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from anyio.abc import Process, SocketStream, TaskGroup
@@ -64,7 +64,7 @@ _OWN_IMPORT = re.compile(r"^from koala_adapter\.gateway\.\w+ import (?:\([^)]*\)
 @cache
 def gateway_file() -> bytes:
     """Return the text of the gateway as one file."""
-    names = ("streams.py", "files.py", "cache.py", "program.py", "resident.py")
+    names = ("streams.py", "files.py", "cache.py", "direct.py", "program.py", "resident.py")
     texts = [(resources.files(gateway) / name).read_text(encoding="utf-8") for name in names]
     return _OWN_IMPORT.sub("", "\n".join([*texts, "main(GIVEN)\n"])).encode()
 
@@ -172,7 +172,9 @@ CLOSED = "the connection was closed"
 class _Call:
     """A request of ours that the gateway has not answered yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Callable[[bytes], None] | None = None) -> None:
+        """``heard``: called with the output as it comes, which is then not kept."""
+        self.heard = heard
         self.output = {b"1": bytearray(), b"2": bytearray()}
         self.result: dict[str, Any] | None = None
         self.lost = ""
@@ -427,7 +429,9 @@ class Link:
 
     def _take_answer(self, event: Event, call: _Call) -> None:
         if event.kind == DATA:
-            if (output := call.output.get(event.data[:1])) is not None:
+            if call.heard is not None:
+                call.heard(event.data[1:])
+            elif (output := call.output.get(event.data[:1])) is not None:
                 output += event.data[1:]
                 if len(output) > MOST_OUTPUT:
                     call.lost = f"more than {MOST_OUTPUT} bytes were printed"
@@ -460,17 +464,21 @@ class Link:
         return not self._calls and not self._streams.outgoing
 
     async def ask(
-        self, request: Mapping[str, Any], content: bytes | AsyncIterable[bytes] = b""
+        self,
+        request: Mapping[str, Any],
+        content: bytes | AsyncIterable[bytes] = b"",
+        heard: Callable[[bytes], None] | None = None,
     ) -> tuple[dict[str, Any], bytes, bytes]:
         """Make a request of the gateway and return its result, and what a command printed as output and as error.
 
-        ``content`` may come in pieces, which are asked for as there is room. Raises OSError for an error at the site,
+        ``content`` may come in pieces, which are asked for as there is room. ``heard`` is called with
+        output as it comes, which is then not in the result. Raises OSError for an error at the site,
         LrmUnavailableError when the connection is lost before the answer.
         """
         if self._lost:
             raise LrmUnreachableError(f"site {self.site} is away: {self._lost}")
         number = self._streams.open(dict(request))
-        self._calls[number] = call = _Call()
+        self._calls[number] = call = _Call(heard)
         if request["do"] == "run":
             self._streams.widen(number, OUTPUT_AHEAD)
         try:

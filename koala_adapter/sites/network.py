@@ -66,6 +66,31 @@ class NetworkEstimate:
         return self.size / self.seconds / MIB
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """What was observed of the way from one site to another one, on which this host is not."""
+
+    estimate: NetworkEstimate = NetworkEstimate()
+    sender_listens: bool = False
+    """The receiver connects to the sender: it was found that the sender cannot connect to the receiver."""
+    closed_at: float | None = None
+    """When neither could connect to the other one; None: one could, or it was not tried."""
+    trouble: str = ""
+    """What was said then."""
+
+    def is_closed(self, now: float) -> bool:
+        """Tell whether it is known that neither can connect to the other one."""
+        return self.closed_at is not None and now - self.closed_at < FORGOTTEN_AFTER
+
+    def opened(self, *, sender_listens: bool) -> Route:
+        """Return the route after a connection was made."""
+        return replace(self, sender_listens=sender_listens, closed_at=None, trouble="")
+
+    def closed(self, trouble: str, *, now: float) -> Route:
+        """Return the route after no connection could be made."""
+        return replace(self, closed_at=now, trouble=trouble)
+
+
 def differs(known: float | None, found: float | None) -> bool:
     """Tell whether a bandwidth differs noticeably from the one that is known."""
     if known is None or found is None:

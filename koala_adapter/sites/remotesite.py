@@ -24,7 +24,7 @@ from koala_adapter.lrm.lrmhost import HostFacts, LrmHost, Measurement
 from koala_adapter.sites.link import Link, Stay, ssh_command
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Awaitable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 FIRST_PAUSE = 2.0
@@ -287,10 +287,15 @@ class RemoteSite(LrmHost):
             raise LrmUnreachableError(f"site {self.name} is not connected")
         return self._facts
 
-    async def ask(self, request: Mapping[str, Any], content: bytes | AsyncIterable[bytes] = b"") -> Mapping[str, Any]:
+    async def ask(
+        self,
+        request: Mapping[str, Any],
+        content: bytes | AsyncIterable[bytes] = b"",
+        heard: Callable[[bytes], None] | None = None,
+    ) -> Mapping[str, Any]:
         """Make a request of the gateway, with a path in the user's directory there unless it is absolute."""
         link = await self._connected()
-        found, _, _ = await link.ask({**request, "base": self._base}, content)
+        found, _, _ = await link.ask({**request, "base": self._base}, content, heard)
         return found
 
     @contextmanager

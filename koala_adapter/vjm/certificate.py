@@ -80,10 +80,10 @@ def load_or_create(directory: Path) -> Certificate:
                     f"{path} can be read by others: its key may be known",
                     hint="remove it while no job runs; a new one is made",
                 )
-            der = _certificate_in(file.read().decode("ascii"))
+            fingerprint = fingerprint_of(file.read().decode("ascii"))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"cannot read the certificate {path}: {error}", hint="remove the file") from error
-    return Certificate(path=path, fingerprint=hashlib.sha256(der).hexdigest())
+    return Certificate(path=path, fingerprint=fingerprint)
 
 
 def _certificate_in(pem: str) -> bytes:
@@ -112,7 +112,8 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
     return context
 
 
-def _create(path: Path) -> None:
+def new_pem(name: str) -> bytes:
+    """Return a new private key and its certificate, self-signed for a name. May take a second the first time."""
     # Only here: these imports take longer than all else that a service does with a certificate that is there already.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -120,11 +121,11 @@ def _create(path: Path) -> None:
     from cryptography.x509.oid import NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "koala-adapter control center")])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"koala-adapter {name}")])
     certificate = (
         x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
+        .subject_name(subject)
+        .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
@@ -135,11 +136,21 @@ def _create(path: Path) -> None:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
+    return private + certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def fingerprint_of(pem: str) -> str:
+    """Return the SHA-256 of a certificate (DER) next to a key, in hexadecimal. Raises ValueError and OSError."""
+    return hashlib.sha256(_certificate_in(pem)).hexdigest()
+
+
+def _create(path: Path) -> None:
+    pem = new_pem("control center")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(private + certificate.public_bytes(serialization.Encoding.PEM))
+            file.write(pem)
             file.flush()
             os.fsync(file.fileno())
         try:

@@ -133,6 +133,7 @@ def staging_progressed(context: Context, event: StagingProgressed) -> None:
     record, staging = _staging(context, event)
     if record is not None and staging is not None:
         staging.missing, staging.rate, staging.done = max(0, event.missing_bytes), event.rate, False
+        staging.source = event.source
         submit_postponed(context, record)
 
 
@@ -152,7 +153,8 @@ def staging_failed(context: Context, event: StagingFailed) -> None:
         return
     said = f"input files cannot be brought to {event.cluster}: {event.reason}"
     for claim in [claim for claim in record.claims if claim.cluster == event.cluster]:
-        files = record.job.component(claim.component).has_large_files
+        component = record.job.component(claim.component)
+        files = component.has_large_files or component.files_named
         if files and not _exclude(context, record, claim, event.cluster, said, said):
             return
     claim_failed(context, record, said, pause=False)

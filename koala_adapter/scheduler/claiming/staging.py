@@ -8,11 +8,13 @@ The placeholders of a cluster are submitted as much earlier as they will probabl
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
+from koala_adapter.model import CACHED
 from koala_adapter.scheduler.actions import StageFiles, StopStaging
-from koala_adapter.scheduler.placement.policies import MIB, holds, size_mib, transfer_seconds
+from koala_adapter.scheduler.placement.policies import MIB, holds, size_mib, transfer_seconds, travels
 from koala_adapter.scheduler.records import Staging
 from koala_adapter.scheduler.timers import TimerKind
 
@@ -87,7 +89,18 @@ def files_for(state: State, record: JobRecord, name: ClusterName) -> tuple[Input
     if not state.clusters[name].parameters.stages:
         return ()
     placed = {claim.component for claim in record.claims if claim.cluster == name}
-    return _all_files(one for one in record.job.components if one.name in placed)
+    components = [one for one in record.job.components if one.name in placed]
+    return (*_all_files(components), *_named_files(components, state.clusters[name]))
+
+
+def _named_files(components: Iterable[Component], cluster: ClusterRecord) -> tuple[InputFile, ...]:
+    """Return the files with logical names that a cluster has only where koala puts them, with their sizes."""
+    names = {file.source: file for one in components for file in one.files_named}
+    return tuple(
+        replace(file, size=cluster.bringable.get(name, 0))
+        for name, file in names.items()
+        if cluster.found.get(name, CACHED).startswith(CACHED)
+    )
 
 
 def _all_files(components: Iterable[Component]) -> tuple[InputFile, ...]:
@@ -102,8 +115,9 @@ def is_staged(record: JobRecord) -> bool:
 
 def must_be_staged(state: State, record: JobRecord, component: Component, name: ClusterName) -> bool:
     """Tell whether files of a component would have to travel before it can start on a cluster."""
-    known = record.staging.get(name)
-    return component.has_large_files and state.clusters[name].parameters.stages and not (known and known.done)
+    known, cluster = record.staging.get(name), state.clusters[name]
+    travel = component.has_large_files or _named_files([component], cluster)
+    return bool(travel) and cluster.parameters.stages and not (known and known.done)
 
 
 # -- Estimates ------------------------------------------------------------------------------------------------
@@ -115,7 +129,8 @@ def _expected(files: tuple[InputFile, ...], name: ClusterName, views: Views, siz
     seconds = transfer_seconds(missing, views[name], views)
     mib = sum(size_mib(file) for file in missing)
     rate = mib * MIB / seconds if 0 < seconds < inf else None
-    return Staging(size=size, missing=round(mib * MIB), heard_at=now, rate=rate)
+    source = next((one.source for one in travels(missing, views[name], views) if one.source is not None), "")
+    return Staging(size=size, missing=round(mib * MIB), heard_at=now, rate=rate, source=source)
 
 
 def ready_at(record: JobRecord, now: float) -> float:

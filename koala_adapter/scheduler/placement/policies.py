@@ -7,7 +7,7 @@ waiting history is that of VJM (Xing 2009).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from koala_adapter.scheduler.placement.policy import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from koala_adapter.model import ClusterName, Component, InputFile
     from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, PlacementResult, Preference
@@ -112,12 +112,18 @@ class CloseToFiles(WorstFit):
 
 def missing_files(component: Component, view: ClusterView) -> list[InputFile]:
     """Return the input files of a component that must be brought to the nodes of a cluster."""
-    return [file for file in component.files_sent if not holds(view, file.source)]
+    named = (replace(file, size=view.bringable.get(file.source)) for file in component.files_named)
+    return [file for file in (*component.files_sent, *named) if not holds(view, file.source)]
 
 
 def holds(view: ClusterView, path: str) -> bool:
     """Tell whether the nodes of a cluster have a file already."""
-    return path in view.found or any(path == held or path.startswith(held.rstrip("/") + "/") for held in view.files)
+    return path in view.found or any(is_below(path, held) for held in view.files)
+
+
+def is_below(path: str, above: str) -> bool:
+    """Tell whether a path is another one, or below it."""
+    return path == above or path.startswith(above.rstrip("/") + "/")
 
 
 def size_mib(file: InputFile) -> float:
@@ -125,22 +131,46 @@ def size_mib(file: InputFile) -> float:
     return SIZE if file.size is None else file.size / MIB
 
 
-def transfer_seconds(missing: list[InputFile], view: ClusterView, views: Mapping[ClusterName, ClusterView]) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Travel:
+    """Files that come to a cluster from one place."""
+
+    source: ClusterName | None
+    """The cluster that has them; None: the submitting host."""
+    mib: float
+    rate: float | None
+    """MiB/s; None: not known."""
+
+
+def travels(missing: Iterable[InputFile], view: ClusterView, views: Views) -> list[Travel]:
+    """Return from where files come to a cluster, each from where that is fastest.
+
+    Every file is on the submitting host, and on the clusters that hold it.
+    """
+    found: dict[ClusterName | None, Travel] = {}
+    for file in missing:
+        sources = [
+            (rate, name) for name, rate in view.bandwidth_from if name in views and holds(views[name], file.source)
+        ]
+        rates: list[tuple[float, ClusterName | None]] = [] if view.bandwidth is None else [(view.bandwidth, None)]
+        rate, source = max(
+            (one for one in (*rates, *sources) if one[0] > 0), key=lambda one: one[0], default=(None, None)
+        )
+        before = found.get(source)
+        mib = size_mib(file) + (0.0 if before is None else before.mib)
+        found[source] = Travel(source=source, mib=mib, rate=rate)
+    return list(found.values())
+
+
+def transfer_seconds(missing: Iterable[InputFile], view: ClusterView, views: Views) -> float:
     """Return the seconds to bring files to a cluster, one after the other, each from where that is fastest.
 
-    Every file is on the submitting host, and on the clusters that hold it. To a cluster at the same site as that host
-    they need no time, unless its bandwidth is stated. Infinite where no bandwidth is known.
+    To a cluster at the same site as the submitting host they need no time, unless its bandwidth is stated. Infinite
+    where no bandwidth is known.
     """
     if view.here and view.bandwidth is None:
         return 0.0
-    seconds = 0.0
-    for file in missing:
-        sources = [rate for name, rate in view.bandwidth_from if name in views and holds(views[name], file.source)]
-        rates = [rate for rate in (view.bandwidth, *sources) if rate is not None and rate > 0]
-        if not rates:
-            return inf
-        seconds += size_mib(file) / max(rates)
-    return seconds
+    return sum(inf if one.rate is None else one.mib / one.rate for one in travels(missing, view, views))
 
 
 # -- Cluster minimization: as few clusters as possible -------------------------------------------------------

@@ -191,6 +191,8 @@ class ClusterView:
     """Paths of files, and of directories with all below them, that its nodes have already (RLS)."""
     found: Mapping[str, str] = field(default_factory=dict)
     """Further input files that its nodes have, by their sources; the values are for the launch alone (RLS)."""
+    bringable: Mapping[str, int] = field(default_factory=dict)
+    """Logical names of input files that can be brought to it from elsewhere, with their bytes (RLS)."""
     here: bool = False
     """The submitting host is at its site."""
     bandwidth: float | None = None
@@ -246,7 +248,9 @@ class ComponentRequest:
             return f"needs {slots_said(self.component, least)}, at most {view.capacity} can be used there"
         if view.in_flight is not None and least > view.in_flight:
             return f"needs {least} placeholders at once, the limit there is {view.in_flight}"
-        return lacking(self.component, view.software, view.container_runtime) or absent(self.component, view.found)
+        return lacking(self.component, view.software, view.container_runtime) or absent(
+            self.component, view.found, view.bringable
+        )
 
     def anywhere(self) -> ComponentRequest:
         """Return the request without logical names of files: a catalogue may get them at any time."""
@@ -530,7 +534,7 @@ def shortage(requests: Sequence[ComponentRequest], views: Mapping[ClusterName, C
         if not any(view.room >= least and view.closed is None and request.never(view) is None for view in asked):
             there = request.anywhere()
             said = listed(
-                f"{view.name}: {view.closed or absent(component, view.found) or _room(view)}"
+                f"{view.name}: {view.closed or absent(component, view.found, view.bringable) or _room(view)}"
                 for view in asked
                 if there.never(view) is None
             )

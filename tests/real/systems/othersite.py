@@ -37,6 +37,9 @@ DELAY = Path(__file__).with_name("delay.py")
 ADDRESS = "10.99.0.1"
 """Of the login node, for its nodes alone. Slurm finds no address on a host that has those of the loopback only."""
 
+ROUTED = ("10.98.0.1/30", "10.98.0.2/30")
+"""Of the login nodes of two sites that can connect to each other."""
+
 SSHD = """\
 HostKey {directory}/host_key
 AuthorizedKeysFile {directory}/user_key.pub
@@ -148,6 +151,25 @@ class OtherSite:
             cluster=cluster,
             conf=self.conf,
         )
+
+    def _inside(self, command: str) -> None:
+        """Run a command in its network namespace."""
+        run_command(["nsenter", f"--net=/proc/{self._pid}/ns/net", *command.split()], environment=base_environment())
+
+    def connect(self, other: OtherSite) -> None:
+        """Let the login nodes of this site and of another one reach each other, and nothing else."""
+        self._inside(f"ip link add koala0 type veth peer name koala0 netns {other._pid}")
+        for site, address in ((self, ROUTED[0]), (other, ROUTED[1])):
+            site._inside(f"ip address add {address} dev koala0")
+            site._inside("ip link set koala0 up")
+
+    def slow_route(self, rate: str) -> None:
+        """Bound what this site sends to the one that it is connected with, such as ``100mbit``."""
+        self._inside(f"tc qdisc add dev koala0 root tbf rate {rate} burst 256k latency 50ms")
+
+    def end_route(self) -> None:
+        """Connect it with no other site any more."""
+        self._inside("ip link delete koala0")
 
     @property
     def network(self) -> str:

@@ -59,11 +59,19 @@ class Place:
         self.ssh.write_text(SSH.format(away=self.away, pid=self.pid, asks=self.asks, babbles=self.babbles))
         self.ssh.chmod(0o755)
         self.title = f"of tester@here:{directory}"
+        self.program = "ssh"
         self.site = self.new_site()
 
     def new_site(self, *, stays: bool = False, lease: float = 3600, title: str = "") -> RemoteSite:
         """Return the site as another koala sees it. ``stays``: its gateway outlives connections; ``title``: of that."""
-        address = SiteAddress(name="delft", ssh="fs3", directory=str(self.directory), listen="127.0.0.1", lease=lease)
+        address = SiteAddress(
+            name="delft",
+            ssh="fs3",
+            program=self.program,
+            directory=str(self.directory),
+            listen="127.0.0.1",
+            lease=lease,
+        )
         file = self.port_file if stays else None
         return RemoteSite(address, title=title or self.title, port_file=file, control=self.control)
 

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contents that go from one site to another: two real gateways on this host, to which stand-ins for ssh lead."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import socket
+import ssl
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.from_thread
+import pytest
+from anyio import to_thread
+
+from koala_adapter.errors import LrmUnavailableError
+from koala_adapter.gateway import direct as at_site
+from koala_adapter.sites.cache import SiteCache
+from koala_adapter.sites.direct import (
+    TRIAL_SIZE,
+    BrokenOffError,
+    Content,
+    Pair,
+    Passport,
+    UnreachableError,
+    digest_at,
+    pass_content,
+    pass_trial,
+)
+from koala_adapter.testing.trial import eventually
+from koala_adapter.vjm.certificate import fingerprint_of, new_pem
+from tests.unit.sites.test_remotesite import Place
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+SIZE = 40 * 1024 * 1024 + 17
+HERE = ("127.0.0.1",)
+
+
+def passport() -> Passport:
+    """Return what the gateways of a transfer know each other by."""
+    pem = new_pem("transfer").decode()
+    return Passport(pem=pem, fingerprint=fingerprint_of(pem))
+
+
+class Two:
+    """Two sites, of which the first has a file."""
+
+    def __init__(self, directory: Path) -> None:
+        for name in ("one", "other"):
+            (directory / name).mkdir()
+        self.one, self.other = Place(directory / "one"), Place(directory / "other")
+        for place in (self.one, self.other):
+            place.program = str(place.ssh)
+            place.site = place.new_site()
+        self.path = directory / "content"
+        data = os.urandom(SIZE)
+        self.path.write_bytes(data)
+        self.digest = hashlib.sha256(data).hexdigest()
+        self.came = 0
+        self.there = directory / "other" / "there" / "cache" / self.digest
+
+    def pair(self, *, receiver_listens: bool = True, addresses: tuple[str, ...] = HERE) -> Pair:
+        """Return the pair by which the file goes to the other site."""
+        return Pair(
+            sender=self.one.site,
+            receiver=self.other.site,
+            receiver_listens=receiver_listens,
+            addresses=addresses,
+        )
+
+    async def move(self, pair: Pair, offset: int = 0) -> None:
+        """Move the file."""
+        content = Content(path=str(self.path), digest=self.digest, size=SIZE, offset=offset)
+        passed = await pass_content(pair, content, passport(), self.count)
+        assert (passed.size, passed.latency is not None) == (SIZE - offset, True)
+
+    def count(self, size: int) -> None:
+        """Count what has come."""
+        self.came += size
+
+    async def part(self) -> int:
+        """Return how much the other site has of the file."""
+        found = await SiteCache(self.other.site).look([self.digest])
+        return found.parts.get(self.digest, 0)
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncIterator[Two]:
+    two = Two(tmp_path)
+    await SiteCache(two.other.site).look()
+    yield two
+    for place in (two.one, two.other):
+        await place.site.close()
+
+
+@pytest.mark.parametrize("receiver_listens", [True, False])
+async def test_a_content_goes_from_site_to_site(two: Two, receiver_listens: bool) -> None:  # noqa: FBT001 - a parameter
+    """Either side may listen; it arrives as through here: whole, under its digest, for its user alone."""
+    await two.move(two.pair(receiver_listens=receiver_listens))
+    assert two.there.read_bytes() == two.path.read_bytes()
+    assert two.there.stat().st_mode & 0o777 == 0o400
+    assert two.came == SIZE
+
+
+async def test_the_addresses_of_the_listener_are_found(two: Two) -> None:
+    if not at_site.own_addresses():
+        pytest.skip("this host has no address but those of its loopback")
+    await two.move(two.pair(addresses=()))
+    assert two.there.exists()
+
+
+async def test_a_transfer_goes_on_where_it_was(two: Two) -> None:
+    """What came before the connection of koala broke stays, and is no content before the rest is there."""
+
+    async def move() -> None:
+        with suppress(LrmUnavailableError, BrokenOffError):
+            await two.move(two.pair())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(move)
+        await eventually(two.part, bool, what="something has come", seconds=60)
+        await two.other.break_connection()
+    await two.other.restore()
+    assert not two.there.exists()
+    offset = await two.part()
+    two.came = 0
+    await two.move(two.pair(), offset)
+    assert two.came == SIZE - offset
+    assert hashlib.sha256(two.there.read_bytes()).hexdigest() == two.digest
+
+
+async def test_where_nothing_answers_no_connection_is_made(two: Two) -> None:
+    for listens in (True, False):
+        with pytest.raises(UnreachableError, match=r"cannot be reached at 255\.255\.255\.255"):
+            await two.move(two.pair(receiver_listens=listens, addresses=("255.255.255.255",)))
+    assert not two.came
+
+
+async def test_a_content_that_has_changed_is_not_taken(two: Two) -> None:
+    """One of another size is not sent, and one of another digest is not kept."""
+    data = two.path.read_bytes()
+    for content in (data[:-1], data[:-1] + b"?"):
+        two.path.write_bytes(content)
+        with pytest.raises(BrokenOffError):
+            await two.move(two.pair())
+        assert not two.there.exists()
+    two.path.write_bytes(data)
+    assert await digest_at(two.one.site, str(two.path)) == (two.digest, SIZE)
+    with pytest.raises(OSError, match="no regular file"):
+        await digest_at(two.one.site, str(two.path.parent))
+
+
+async def test_a_full_disk_of_the_receiver_is_told(two: Two) -> None:
+    two.there.with_suffix(".part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"\.part"):
+        await two.move(two.pair())
+
+
+async def test_the_bandwidth_between_two_sites_is_measured(two: Two) -> None:
+    passed = await pass_trial(two.pair(), passport())
+    assert 0 < passed.size <= TRIAL_SIZE
+    assert passed.seconds > 0
+    assert passed.latency is not None
+
+
+# -- A listening gateway and strangers --------------------------------------------------------------------------
+
+
+class Listening:
+    """A gateway that waits for a content."""
+
+    def __init__(self, directory: Path) -> None:
+        self.pass_by, self.told = passport(), anyio.Event()
+        self.port, self.directory = 0, directory
+        request = {"listens": True, "sends": False, "trial": True, "size": 5, "seconds": 20, "secret": "s" * 64}
+        self.passage = at_site.Passage({**request, "certificate": self.pass_by.pem}, self._tell)
+
+    def _tell(self, said: dict[str, Any]) -> None:
+        self.port = said["port"]
+        anyio.from_thread.run_sync(self.told.set)
+
+    def connect(self, secret: str, data: bytes = b"") -> bytes:
+        """Say something by TLS, and return what comes back before the end."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as plain, context.wrap_socket(plain) as tls:
+            tls.sendall(secret.encode() + data)
+            return tls.recv(100)
+
+
+async def test_strangers_get_nothing_from_a_gateway_that_listens(tmp_path: Path) -> None:
+    """Silent ones, and one with a wrong secret, do not hold up the peer, after which nothing listens."""
+    listening = Listening(tmp_path)
+    found: dict[str, Any] = {}
+
+    async def listen() -> None:
+        found.update(await to_thread.run_sync(listening.passage.run))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listen)
+        await listening.told.wait()
+        silent = [socket.create_connection(("127.0.0.1", listening.port)) for _ in range(3)]
+        assert not await to_thread.run_sync(listening.connect, "x" * 64, b"12345")
+        await to_thread.run_sync(listening.connect, "s" * 64, b"12345")
+    assert found["came"] == 5
+    for one in silent:
+        assert not await to_thread.run_sync(one.recv, 1)
+        one.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", listening.port))
+
+
+async def test_a_gateway_that_listens_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    listening = Listening(tmp_path)
+
+    async def listen() -> None:
+        with pytest.raises(OSError, match="the other site has not connected") as raised:
+            await to_thread.run_sync(listening.passage.run)
+        assert raised.value.errno == errno.EHOSTUNREACH
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listen)
+        await listening.told.wait()
+        listening.passage.stop()
