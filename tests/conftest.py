@@ -64,9 +64,12 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave to the night what a class inherits and does not name in ``BY_DAY``, if it has such a set of names."""
     for item in items:
-        by_day = getattr(getattr(item, "cls", None), "BY_DAY", None)
+        cls = getattr(item, "cls", None)
+        by_day = getattr(cls, "BY_DAY", None)
         if by_day is not None and isinstance(item, pytest.Function) and item.originalname not in by_day:
             item.add_marker(pytest.mark.nightly)
+        if unknown := [name for name in by_day or () if not hasattr(cls, name)]:
+            raise pytest.UsageError(f"{item.nodeid}: BY_DAY of its class names no test: {', '.join(sorted(unknown))}")
 
 
 @pytest.fixture(scope="session")

@@ -546,7 +546,8 @@ def test_a_process_never_calls_done(new_user: NewUser, slurm_a: SlurmCluster, sg
 def test_an_application_that_never_answers(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
     """What it was asked is taken for declined; who waits hears so, and starts when processors come free."""
     thresholds = {slurm_a.name: slurm_a.cpus * len(slurm_a.nodes) - 2, sge_cell.name: sge_cell.slots - 1}
-    user = new_user(slurm_a, sge_cell, clusters={name: {"threshold": one} for name, one in thresholds.items()})
+    clusters = {name: {"threshold": one} for name, one in thresholds.items()}
+    user = new_user(slurm_a, sge_cell, scheduler={"answer_timeout": 10}, clusters=clusters)
     job = losses_submit(user, slurm_a.name, maximum=2)
     user.wait(job, lambda report: grown(report, 2), what="has two")
     with suspended(user, 0):

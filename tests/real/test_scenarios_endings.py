@@ -79,6 +79,7 @@ def test_scancel_of_one_placeholder_cancels_the_job(
     traces.expect_none()
 
 
+@pytest.mark.nightly  # Slurm looks for jobs beyond their limit once a minute
 @pytest.mark.real("sge_qmaster")
 def test_time_limit_that_slurm_enforces_is_a_walltime(new_user: NewUser, slurm_a: SlurmCluster) -> None:
     """An operator cuts the limit short: the agent only gets SIGTERM, Slurm knows it for TIMEOUT."""

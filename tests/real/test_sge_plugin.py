@@ -153,11 +153,11 @@ class TestSgeByCommands(TestSge):
     SUBMIT_BY = "commands"
     BY_DAY = frozenset(
         {
-            "test_submitted_jobs_are_listed",
-            "test_cancel",
+            "test_cancel_all_kinds_at_once",
+            "test_found_again_by_name",
             "test_hold_and_release",
+            "test_rejected_submission_leaves_nothing",
             "test_suspend_and_resume",
-            "test_refused_submission",
         }
     )
 
