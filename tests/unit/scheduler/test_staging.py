@@ -265,12 +265,16 @@ def test_no_placeholder_is_submitted_before_it_is_of_use(
             assert site.now >= foreseen - most - MARGIN - 1e-6
             break
         site.now += pause
+        actions = site.pass_time(0.0)
+        if submissions(actions):  # by what was foreseen until now
+            assert site.now >= foreseen - most - MARGIN - 1e-6
+            break
         foreseen = site.now + part * size / rate
         missing = round(part * size * MIB)
         event = ev.StagingProgressed(
             time=site.now, job_id=JobId("1"), cluster=A, missing_bytes=missing, rate=rate * MIB
         )
-        actions = [*site.pass_time(0.0), *site.post(event)]
+        actions = site.post(event)
         foreseen = min(foreseen, site.now + missing / rate / MIB)
     site.post(ev.FilesStaged(time=site.now, job_id=JobId("1"), cluster=A))
     site.run("1")
