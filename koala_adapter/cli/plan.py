@@ -106,16 +106,17 @@ def show_plan(report: PlanReport, job: Job, console: Console) -> None:
     """Print a plan for a person."""
     name = f"job [bold]{escape(job.name)}[/]"
     if report.result == "placed":
-        late = [one for one in report.components if one.idle < one.processors]
+        idle = idle_left(report.components)
+        late = any(free < one.processors for one, free in zip(report.components, idle, strict=True))
         console.print(f"{name} {'[yellow]would be placed and wait[/]' if late else '[green]would start at once[/]'}")
         console.print(plan_table(report.components))
         if report.untried:
             console.print(escape(f"it is not known {report.untried}"))
-        for one in report.components:
+        for one, free in zip(report.components, idle, strict=True):
             if not one.slot.is_plain:
                 console.print(escape(f"{one.component} on {one.cluster}: {ranks_of(one.processors, one.slot)}"))
             if one.input_files:
-                console.print(escape(f"{one.component} on {one.cluster}: {files_said(one)}; {wait_said(one)}"))
+                console.print(escape(f"{one.component} on {one.cluster}: {files_said(one)}; {wait_said(one, free)}"))
     elif report.result == "insufficient":
         console.print(f"{name} [yellow]would wait in the queue:[/] {escape(report.reason)}")
     else:
@@ -144,12 +145,22 @@ def _way_said(one: PlannedTravel) -> str:
     return f"{one.mib:.1f} MiB from {one.source or 'here'}{rate}"
 
 
-def wait_said(one: PlannedComponent) -> str:
-    """Say when processors of a component are expected."""
-    if one.processors <= one.idle:
+def wait_said(one: PlannedComponent, idle: int) -> str:
+    """Say when processors of a component are expected, for which so many are idle."""
+    if one.processors <= idle:
         return "processors at once"
     wait = "an unknown wait" if one.expected_wait is None else f"{one.expected_wait:.0f} s"
     return f"processors after {wait}"
+
+
+def idle_left(components: tuple[PlannedComponent, ...]) -> list[int]:
+    """Return the slots that are idle for each component when those before it have theirs."""
+    taken: dict[str, int] = {}
+    left = []
+    for one in components:
+        left.append(max(0, one.idle - math.ceil(taken.get(one.cluster, 0) / one.slot.threads)))
+        taken[one.cluster] = taken.get(one.cluster, 0) + one.processors * one.slot.threads
+    return left
 
 
 def plan_table(components: tuple[PlannedComponent, ...]) -> FittingTable:
@@ -159,11 +170,7 @@ def plan_table(components: tuple[PlannedComponent, ...]) -> FittingTable:
     size = "slots" if any(one.slot.ranks > 1 for one in components) else size
     for heading in ("component", "cluster", size, "idle now", ""):
         table.add_column(heading)
-    taken: dict[str, int] = {}
-    for one in components:
-        threads = one.slot.threads
-        idle = max(0, one.idle - math.ceil(taken.get(one.cluster, 0) / threads))
-        taken[one.cluster] = taken.get(one.cluster, 0) + one.processors * threads
+    for one, idle in zip(components, idle_left(components), strict=True):
         missing = one.processors - idle
         note = f"[yellow]{missing} would wait in its queue[/]" if missing > 0 else "[green]at once[/]"
         table.add_row(escape(one.component), one.cluster, str(one.processors), str(idle), note)

@@ -40,7 +40,7 @@ from koala_adapter.cli.display import (
 from koala_adapter.cli.following import Display, Watched, closing, follow, until_interrupted
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.log import set_up_log
-from koala_adapter.cli.plan import plan_table, show_sample, size_notes
+from koala_adapter.cli.plan import idle_left, plan_table, show_sample, size_notes, wait_said
 from koala_adapter.cli.session import make_console, show_error
 from koala_adapter.cli.terminal import TerminalWriter, hangup_once
 from koala_adapter.cli.top import (
@@ -482,10 +482,12 @@ def test_a_job_tells_what_its_ranks_need() -> None:
 
 def test_a_plan_counts_ranks_where_they_need_more_than_a_processor() -> None:
     two = PlannedComponent(component="one", cluster="a", processors=2, idle=4, slot=Slot(threads=2))
-    lines = shown(plan_table((two, replace(two, component="two", processors=5, idle=8, slot=PLAIN))), 200)
+    components = (two, replace(two, component="two", processors=5, idle=8, slot=PLAIN))
+    lines = shown(plan_table(components), 200)
     assert lines[0].split()[:3] == ["component", "cluster", "ranks"]
     assert lines[1].split()[2:] == ["2", "4", "at", "once"]
     assert lines[2].split()[2:5] == ["5", "4", "1"]
+    assert wait_said(components[1], idle_left(components)[1]) == "processors after an unknown wait"
 
 
 def test_a_submission_tells_what_each_placeholder_asks_for() -> None:
