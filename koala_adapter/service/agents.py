@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
 import anyio
@@ -408,33 +408,24 @@ class Reception(AgentListener):
 # -- Effector: carry out actions on clusters and agents ------------------------------------------------------
 
 
+@dataclass(slots=True, kw_only=True)
 class LiveEffector:
     """Carries out the actions of a service's scheduler."""
 
-    def __init__(
-        self,
-        core: Core,
-        clusters: Mapping[ClusterName, ClusterDriver],
-        reception: Reception,
-        *,
-        applications: Applications,
-        sizes: SizeChanges,
-        archive: Archive,
-        meter: ServiceMeter,
-        notices: Notices,
-    ) -> None:
-        """``core``, clusters, agents and applications of a service."""
-        self._core = core
-        self._journal = core.journal
-        self._clusters = clusters
-        self._reception = reception
-        self._applications = applications
-        self._sizes = sizes
-        self._archive = archive
-        self._meter = meter
-        self._notices = notices
-        self.with_secrets: dict[BatchKey, ClusterName | None] = dict.fromkeys(core.journal.batches_with_secrets())
-        """Submissions whose secrets are kept, with their clusters; None: not known, after a restart."""
+    core: Core
+    clusters: Mapping[ClusterName, ClusterDriver]
+    reception: Reception
+    applications: Applications
+    sizes: SizeChanges
+    archive: Archive
+    meter: ServiceMeter
+    notices: Notices
+    with_secrets: dict[BatchKey, ClusterName | None] = field(init=False)
+    """Submissions whose secrets are kept, with their clusters; None: not known, after a restart."""
+
+    def __post_init__(self) -> None:
+        """Read which submissions had secrets when the service began."""
+        self.with_secrets = dict.fromkeys(self.core.journal.batches_with_secrets())
 
     def carry_out(self, action: Action) -> None:
         """Carry out an action. A plugin, a program or a policy may make it fail: that is logged, and costs it alone."""
@@ -450,32 +441,32 @@ class LiveEffector:
             case act.ReadPlaceholderOutput():
                 self._read_output(action)
             case act.ReserveProcessors():
-                self._clusters[action.cluster].reservations.ask(action)
+                self.clusters[action.cluster].reservations.ask(action)
             case act.EndReservation():
-                if action.cluster in self._clusters:
-                    self._clusters[action.cluster].reservations.remove_unowned()
+                if action.cluster in self.clusters:
+                    self.clusters[action.cluster].reservations.remove_unowned()
             case act.StageFiles():
-                self._applications.stager.stage(action)
+                self.applications.stager.stage(action)
             case act.StopStaging():
-                self._applications.stager.stop(action.job_id, action.cluster)
+                self.applications.stager.stop(action.job_id, action.cluster)
             case act.LaunchJob():
                 self._launch_job(action)
             case act.OfferProcessors() | act.RequestProcessors() | act.TakeProcessors():
-                self._sizes.made.carry_out(action)
+                self.sizes.made.carry_out(action)
             case act.WithdrawOffer():
                 log.info("an offer was withdrawn", job=action.job_id, reason=action.reason)
-                self._sizes.made.carry_out(action)
+                self.sizes.made.carry_out(action)
             case act.GrantProcessors():
                 count, why = action.processors, action.reason
                 log.info("processors were granted", job=action.job_id, processors=count, reason=why)
-                self._sizes.made.carry_out(action)
+                self.sizes.made.carry_out(action)
             case act.EndAttempt():
-                self._applications.end_attempt(action.job_id, action.number)
+                self.applications.end_attempt(action.job_id, action.number)
             case act.FinishJob():
                 self._finish_job(action)
             case act.CorrectOutcome():
                 log.info("job ended otherwise", job=action.job_id, detail=action.outcome.detail)
-                self._archive.keep(action.job_id)
+                self.archive.keep(action.job_id)
             case act.ReportRefusedAnswer():
                 log.error("a policy of this site is at fault", reason=action.reason)
             case _:
@@ -485,11 +476,11 @@ class LiveEffector:
 
     def _submit_placeholders(self, action: act.SubmitPlaceholders) -> None:
         """Send a submission to its cluster, with a new one-time token."""
-        driver = self._clusters[action.cluster]
+        driver = self.clusters[action.cluster]
         token = certificate.new_token()
-        self._journal.set_token(action.batch, token)
+        self.core.journal.set_token(action.batch, token)
         self.with_secrets[action.batch] = action.cluster
-        scripts = self._reception.scripts
+        scripts = self.reception.scripts
         if scripts is None:
             return
         try:
@@ -499,23 +490,23 @@ class LiveEffector:
             door = driver.commands.host.door
             driver.submit(scripts.submission(action, driver.config, driver.lrm, token, door=door))
         except LrmUnreachableError as error:
-            self._core.post(ev.BatchAbsent(time=self._core.now(), batch=action.batch, reason=error.message))
+            self.core.post(ev.BatchAbsent(time=self.core.now(), batch=action.batch, reason=error.message))
         except (OSError, KoalaError) as error:
-            self._core.post(ev.BatchRejected(time=self._core.now(), batch=action.batch, reason=str(error)))
+            self.core.post(ev.BatchRejected(time=self.core.now(), batch=action.batch, reason=str(error)))
         except Exception as error:  # noqa: BLE001 - otherwise the submission would be awaited for ever
             report_defect("making a submission", error, batch=action.batch)
-            self._core.post(
-                ev.BatchRejected(time=self._core.now(), batch=action.batch, reason=f"koala failed: {error!r}")
+            self.core.post(
+                ev.BatchRejected(time=self.core.now(), batch=action.batch, reason=f"koala failed: {error!r}")
             )
 
     def _end_placeholders(self, action: act.EndPlaceholders) -> None:
         """Release agents of placeholders; cancel placeholders that do not end by themselves."""
-        driver = self._clusters.get(action.cluster)
+        driver = self.clusters.get(action.cluster)
         to_cancel = []
         for placeholder, lrm_id in zip(action.placeholders, action.lrm_ids, strict=True):
-            told = self._reception.release(placeholder)
+            told = self.reception.release(placeholder)
             if action.force:
-                goes_by_itself = self._applications.files_under_way(placeholder)
+                goes_by_itself = self.applications.files_under_way(placeholder)
             else:
                 goes_by_itself = told or self._has_more_to_say(placeholder)
             if lrm_id and not goes_by_itself:
@@ -529,18 +520,18 @@ class LiveEffector:
 
         It is then told to end when it comes back, or cancelled when that takes longer than the scheduler's patience.
         """
-        record = self._core.state.placeholders.get(placeholder)
+        record = self.core.state.placeholders.get(placeholder)
         if record is None or record.silent_since is None:
             return False
-        job = self._core.state.jobs[record.job_id]
+        job = self.core.state.jobs[record.job_id]
         return bool(job.ranks) and job.state is not JobState.CANCELLED
 
     def _read_output(self, action: act.ReadPlaceholderOutput) -> None:
         """Report the end of a placeholder's own output."""
-        driver = self._clusters.get(action.cluster)
+        driver = self.clusters.get(action.cluster)
         if driver is None:
             return
-        paths = words_paths(words_directory(driver.config, self._core.directory), action.placeholder)
+        paths = words_paths(words_directory(driver.config, self.core.directory), action.placeholder)
         said = next(filter(None, map(last_words, paths)), "")
         node = driver.judge.node_of(action.placeholder)
         place = f"{node}:{paths[0]}, if that node" if node else f"{paths[0]} on its node, if it"
@@ -548,24 +539,24 @@ class LiveEffector:
         log.warning(
             "placeholder did not report", cluster=action.cluster, placeholder=str(action.placeholder), wrote=text
         )
-        self._core.post(
-            ev.PlaceholderSaid(time=self._core.now(), cluster=action.cluster, job_id=action.job_id, text=text)
+        self.core.post(
+            ev.PlaceholderSaid(time=self.core.now(), cluster=action.cluster, job_id=action.job_id, text=text)
         )
 
     # ---- applications ---------------------------------------------------------------------------------------------
 
     def _launch_job(self, action: act.LaunchJob) -> None:
         """Start the application of a job."""
-        self._applications.launch(action.job_id)
-        self._meter.launched(action.job_id)
-        record = self._core.state.jobs[action.job_id]
+        self.applications.launch(action.job_id)
+        self.meter.launched(action.job_id)
+        record = self.core.state.jobs[action.job_id]
         if not record.attempts_over:
-            self._notices.started(record.job)
+            self.notices.started(record.job)
 
     def _finish_job(self, action: act.FinishJob) -> None:
         """Log a job's outcome and keep its report."""
         outcome = action.outcome
         log.info("job ended", job=action.job_id, state=outcome.state.value, detail=outcome.detail)
-        self._archive.ended(action.job_id)
-        self._meter.ended(action.job_id, outcome.state)
-        self._notices.ended(self._core.state.jobs[action.job_id].job, outcome)
+        self.archive.ended(action.job_id)
+        self.meter.ended(action.job_id, outcome.state)
+        self.notices.ended(self.core.state.jobs[action.job_id].job, outcome)

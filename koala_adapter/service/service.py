@@ -215,9 +215,9 @@ class Service:
             stager.transferred, stager.changed = self.information.transferred, self.replicas.look_again
             stager.routes, self.replicas.held = self.information.routes, stager.held
             self._effector = LiveEffector(
-                core,
-                self.clusters,
-                self.reception,
+                core=core,
+                clusters=self.clusters,
+                reception=self.reception,
                 applications=self.applications,
                 sizes=self.sizes,
                 archive=self.archive,
