@@ -6,10 +6,6 @@ In this order: one-time tokens, the listener, and the port of a service.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import secrets
-from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -20,11 +16,12 @@ from anyio.abc import SocketAttribute
 
 from koala_adapter import negotiation as nt
 from koala_adapter.errors import NegotiationError, ServiceRunningError, UnreadableTemplateError
-from koala_adapter.host.accepting import serve_streams
+from koala_adapter.host.accepting import Admission, serve_streams
 from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.model import JobId
 from koala_adapter.negotiation.templates import NT_ERROR, RMS, sayable
 from koala_adapter.service.sizes.offers import HOST
+from koala_adapter.vjm.certificate import digest, matches, new_token
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -36,7 +33,6 @@ if TYPE_CHECKING:
 # A program that connects by TCP proves its identity by a token. It is sent in the first frame of a connection, before
 # any template is read, and is good for one connection. Only digests are kept.
 
-TOKEN_BYTES = 32
 LONGEST_GREETING = 256
 """Bytes."""
 
@@ -45,30 +41,26 @@ class OneTimeTokens:
     """Unused one-time tokens by application."""
 
     def __init__(self) -> None:
-        self._applications: dict[bytes, str] = {}
+        self._applications: dict[str, str] = {}
 
     def issue(self, application: str) -> str:
         """Return a new token for an application."""
-        token = secrets.token_urlsafe(TOKEN_BYTES)
-        self._applications[_digest(token.encode())] = application
+        token = new_token()
+        self._applications[digest(token)] = application
         return token
 
     def redeem(self, greeting: bytes) -> str | None:
         """Return the application of a greeting's token and use it up; None: the token is invalid."""
         if not greeting.startswith(nt.GREETING):
             return None
-        shown = _digest(greeting.removeprefix(nt.GREETING))
+        shown = greeting.removeprefix(nt.GREETING).decode("ascii", "replace")
         # Every token is compared, so that the time says nothing of how nearly one was met.
-        found = [kept for kept in self._applications if hmac.compare_digest(kept, shown)]
+        found = [kept for kept in self._applications if matches(shown, kept)]
         return self._applications.pop(found[0]) if found else None
 
     def revoke(self, application: str) -> None:
         """Make the tokens of an application void."""
         self._applications = {kept: one for kept, one in self._applications.items() if one != application}
-
-
-def _digest(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()
 
 
 # -- Listener: admit peers by token --------------------------------------------------------------------------
@@ -78,33 +70,23 @@ def _digest(token: bytes) -> bytes:
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListenerBounds:
-    """Limits for unproven connections."""
-
-    most_silent: int = 64
-    """Connections that have not shown a token."""
-    most_connections: int = 10_000
-    """Applications that are connected."""
-    greet_within: float = 10.0
-    """Seconds in which a token must be shown."""
+MOST_SILENT = 64
+"""Connections that have not shown a token."""
+GREET_WITHIN = 10.0
+"""Seconds in which a token must be shown."""
+MOST_CONNECTIONS = 10_000
+"""Applications that are connected."""
 
 
 class PeerListener:
     """Accepts connections, identifies them by token and passes them on."""
 
-    def __init__(
-        self,
-        converse: Callable[[str, SocketStream], Awaitable[None]],
-        tokens: OneTimeTokens,
-        bounds: ListenerBounds | None = None,
-    ) -> None:
+    def __init__(self, converse: Callable[[str, SocketStream], Awaitable[None]], tokens: OneTimeTokens) -> None:
         """``converse`` takes the name of an application and its connection, until that ends."""
         self._converse = converse
         self._tokens = tokens
-        self._bounds = bounds or ListenerBounds()
-        self._silent: OrderedDict[int, anyio.CancelScope] = OrderedDict()
-        self._number = 0
+        self.admission = Admission(limit=MOST_SILENT, time_limit=GREET_WITHIN, patience=0.0)
+        self.most_connections = MOST_CONNECTIONS
         self.connections = 0
         """Applications that are connected."""
 
@@ -132,8 +114,8 @@ class PeerListener:
             await self._admit(application, stream)
 
     async def _admit(self, application: str, stream: SocketStream) -> None:
-        if self.connections >= self._bounds.most_connections:
-            report_refused("too many applications are connected", bound=self._bounds.most_connections)
+        if self.connections >= self.most_connections:
+            report_refused("too many applications are connected", bound=self.most_connections)
             return
         self.connections += 1
         try:
@@ -143,20 +125,16 @@ class PeerListener:
 
     async def _greeting(self, stream: SocketStream) -> bytes | None:
         """Return the payload of the first frame, or None if there is none or it is invalid."""
-        self._number += 1
-        number, frames = self._number, nt.FrameBuffer(limit=LONGEST_GREETING)
-        with anyio.move_on_after(self._bounds.greet_within) as scope:
-            self._silent[number] = scope
-            if len(self._silent) > self._bounds.most_silent:
-                self._silent.popitem(last=False)[1].cancel()
-            try:
-                with suppress(nt.NegotiationError, anyio.EndOfStream, anyio.BrokenResourceError, OSError):
-                    while True:
-                        # No more than the frame: what follows it is the conversation's.
-                        for payload in frames.feed(await stream.receive(frames.missing)):
-                            return payload
-            finally:
-                self._silent.pop(number, None)
+        frames = nt.FrameBuffer(limit=LONGEST_GREETING)
+        await self.admission.room()
+        with (
+            self.admission.applicant(),
+            suppress(nt.NegotiationError, anyio.EndOfStream, anyio.BrokenResourceError, OSError),
+        ):
+            while True:
+                # No more than the frame: what follows it is the conversation's.
+                for payload in frames.feed(await stream.receive(frames.missing)):
+                    return payload
         return None
 
 

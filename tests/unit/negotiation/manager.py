@@ -16,18 +16,19 @@ from koala_adapter.service.sizes.port import NegotiationPort
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from koala_adapter.service.sizes.port import Access, ListenerBounds
+    from koala_adapter.host.accepting import Admission
+    from koala_adapter.service.sizes.port import Access
 
 
 class Manager:
     """Grants what is free, and reports what is agreed on as allocated."""
 
-    def __init__(self, free: int = 6, *, offers: int = 0, bounds: ListenerBounds | None = None) -> None:
+    def __init__(self, free: int = 6, *, offers: int = 0, admission: Admission | None = None) -> None:
         """``offers``: processors that each program is offered when it comes."""
         self.free = free
         self.port = NegotiationPort("127.0.0.1", self)
-        if bounds is not None:
-            self.port._listener._bounds = bounds
+        if admission is not None:
+            self.port._listener.admission = admission
         self.endpoints: dict[JobId, nt.Endpoint] = {}
         self._offers = offers
 

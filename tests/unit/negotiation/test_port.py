@@ -11,9 +11,9 @@ from anyio import to_thread
 
 from koala_adapter import negotiation as nt
 from koala_adapter.errors import ServiceRunningError
+from koala_adapter.host.accepting import Admission
 from koala_adapter.negotiation.states import ACCEPTING, CONSUMED
 from koala_adapter.service.sizes import port
-from koala_adapter.service.sizes.port import ListenerBounds
 from tests.unit.negotiation.manager import Manager, listening
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ async def test_a_token_is_good_for_one_connection() -> None:
 
 async def test_silent_strangers_are_bounded_in_time_and_number() -> None:
     """The one that has been silent longest goes when there are too many; all go in the end. Programs get in."""
-    async with listening(Manager(bounds=ListenerBounds(most_silent=3, greet_within=1.0))) as manager:
+    async with listening(Manager(admission=Admission(limit=3, time_limit=1.0, patience=0.0))) as manager:
         access = await manager.access()
         strangers = [await stream_to(access) for _ in range(6)]
         assert await to_thread.run_sync(settled, await connected(access), wish(2)) == ["accepted", "consumed"]
@@ -147,7 +147,8 @@ async def test_silent_strangers_are_bounded_in_time_and_number() -> None:
 
 
 async def test_connected_programs_are_bounded() -> None:
-    async with listening(Manager(offers=2, bounds=ListenerBounds(most_connections=1))) as manager:
+    async with listening(Manager(offers=2)) as manager:
+        manager.port._listener.most_connections = 1
         first = await connected(await manager.access("a"))
         assert await to_thread.run_sync(first.recv, 60) is not None
         access = await manager.access("b")
