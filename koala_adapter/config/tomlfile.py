@@ -12,7 +12,6 @@ import os
 import re
 import stat
 import tomllib
-from bisect import bisect_right
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -113,12 +112,12 @@ DEEPEST = 16
 """Parts of a key. Each is a table inside the one before, and no file of ours has a quarter of these."""
 
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_STRING = re.compile(
+_TOKEN = re.compile(
     r"""
-    \"{3} (?: [^\\] | \\. )*? \"{3,5}   # text of several lines
-    | '{3} .*? '{3,5}                   # the same, read literally
-    | " (?: [^"\\\n] | \\. )* "
-    | ' [^'\n]* '
+    (?P<text> \"{3} (?: [^\\] | \\. )*? \"{3,5} | '{3} .*? '{3,5} | " (?: [^"\\\n] | \\. )* " | ' [^'\n]* ' )
+    | (?P<sign> [\[\]{},=\n] )
+    | (?P<word> [A-Za-z0-9_-]+ )
+    | \#[^\n]* | [ \t.]+ | .
     """,
     re.DOTALL | re.VERBOSE,
 )
@@ -136,9 +135,6 @@ _DEEP_KEY = re.compile(
 )
 """The first key with too many parts: what stands in texts and comments is passed over."""
 _LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD},}}+")
-_SCALAR = re.compile(r"[^,\]}#\n]*")
-_SPACE = re.compile(r"[ \t]*")
-_SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _BARE_DURATION = re.compile(r"=\s*(?:[0-9]+-)?[0-9]+(?::[0-9]{2}){1,2}\s*(?:#|$)|=\s*[0-9]+[dhms]")
 _POSITION = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
@@ -288,119 +284,78 @@ def key_lines(text: str) -> Mapping[KeyPath, int]:
 
     Tolerant: where the text surprises it, it returns what it has found so far.
     """
-    scan = _Scan(text)
-    with suppress(IndexError, RecursionError, ValueError):
-        scan.document()
+    scan = _Scan()
+    with suppress(IndexError, ValueError):
+        for found in _TOKEN.finditer(text.replace("\r\n", "\n")):
+            scan.take(found[0], found.lastgroup)
     return scan.lines
 
 
 class _Scan:
-    """Walks over TOML that the real parser has accepted, and notes where each key stands."""
+    """Takes the tokens of TOML that the real parser has accepted, and notes where each key stands."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self) -> None:
         self.lines: dict[KeyPath, int] = {}
-        self._text = text.replace("\r\n", "\n")
-        self._ends = [found.start() for found in re.finditer("\n", self._text)]
-        self._at = 0
+        self._line = 1
+        self._table: KeyPath = ()
         self._lengths: dict[KeyPath, int] = {}
         """How many tables each array of tables has so far."""
+        self._brackets = 0
+        """Of the header that is being read."""
+        self._key: list[str] = []
+        self._begins = 1
+        """Line of the key, or of the header around it."""
+        self._value: KeyPath | None = None
+        """Whose value is being read; None: a key is."""
+        self._around: list[tuple[KeyPath, int | None]] = []
+        """Lists around, each with the index of its latest element, and inline tables, with None."""
 
-    def document(self) -> None:
-        table: KeyPath = ()
-        self._skip(_SPACE_AND_LINES)
-        while self._at < len(self._text):
-            if self._text[self._at] == "[":
-                table = self._header()
-            else:
-                self._assignment(table)
-            self._skip(_SPACE_AND_LINES)
+    def take(self, token: str, kind: str | None) -> None:
+        if kind == "sign":
+            self._sign(token)
+        elif kind is not None and self._value is not None:
+            self._note(self._value, self._line)
+        elif kind is not None:
+            self._begins = self._begins if self._key or self._brackets else self._line
+            self._key.append(token if kind == "word" else str(tomllib.loads(f"key = {token}")["key"]))
+        self._line += token.count("\n")
 
-    def _skip(self, pattern: re.Pattern[str]) -> str:
-        found = pattern.match(self._text, self._at)
-        if found is None:
-            raise ValueError(self._at)
-        self._at = found.end()
-        return found[0]
+    def _sign(self, sign: str) -> None:
+        value = self._value
+        if sign == "\n" and not self._around:
+            self._value, self._key, self._brackets = None, [], 0
+        elif sign == "=":
+            base = self._around[-1][0] if self._around else self._table
+            self._value, self._key = (*base, *self._key), []
+            self._note(self._value, self._begins)
+        elif value is None and sign == "[":
+            self._begins = self._begins if self._brackets else self._line
+            self._brackets += 1
+        elif value is None and sign == "]" and self._key:
+            self._header()
+        elif value is not None and sign in "[{":
+            self._note(value, self._line)
+            self._around.append((value, 0 if sign == "[" else None))
+            self._value = (*value, 0) if sign == "[" else None
+        elif sign in "]}" and self._around:
+            self._value = self._around.pop()[0]
+        elif sign == ",":
+            path, index = self._around[-1]
+            self._around[-1] = path, None if index is None else index + 1
+            self._value = None if index is None else (*path, index + 1)
 
-    def _note(self, path: KeyPath) -> None:
-        """Note the line of ``path``, and of tables around it that have no header of their own."""
-        line = bisect_right(self._ends, self._at - 1) + 1
-        for length in range(1, len(path) + 1):
-            self.lines.setdefault(path[:length], line)
-
-    def _key(self) -> list[str]:
-
-        parts = []
-        while True:
-            self._skip(_SPACE)
-            if self._text[self._at] in "\"'":
-                value = tomllib.loads(f"key = {self._skip(_STRING)}")["key"]
-                parts.append(str(value))
-            else:
-                parts.append(self._skip(BARE_KEY))
-            self._skip(_SPACE)
-            if self._text[self._at] != ".":
-                return parts
-            self._at += 1
-
-    def _header(self) -> KeyPath:
-        start = self._at
-        array = self._text.startswith("[[", self._at)
-        self._at += 2 if array else 1
-        parts = self._key()
+    def _header(self) -> None:
         path: KeyPath = ()
-        for number, part in enumerate(parts, 1):
+        for number, part in enumerate(self._key, 1):
             path = (*path, part)
-            if array and number == len(parts):
+            if self._brackets > 1 and number == len(self._key):
                 self._lengths[path] = self._lengths.get(path, 0) + 1
             if path in self._lengths:
                 path = (*path, self._lengths[path] - 1)
-        self._at, end = start, self._at
-        self._note(path)
-        self._at = end + (2 if array else 1)
-        return path
+        self._table, self._key = path, []
+        self._note(path, self._begins)
 
-    def _assignment(self, table: KeyPath) -> None:
-        start = self._at
-        path = (*table, *self._key())
-        self._at, end = start, self._at
-        self._note(path)
-        self._at = end + 1
-        self._skip(_SPACE)
-        self._value(path)
-
-    def _value(self, path: KeyPath) -> None:
-        self._note(path)
-        match self._text[self._at]:
-            case '"' | "'":
-                self._skip(_STRING)
-            case "[":
-                self._elements(path)
-            case "{":
-                self._inline_table(path)
-            case _:
-                self._skip(_SCALAR)
-
-    def _elements(self, path: KeyPath) -> None:
-        self._at += 1
-        index = 0
-        self._skip(_SPACE_AND_LINES)
-        while self._text[self._at] != "]":
-            self._value((*path, index))
-            index += 1
-            self._skip_comma()
-        self._at += 1
-
-    def _inline_table(self, path: KeyPath) -> None:
-        self._at += 1
-        self._skip(_SPACE_AND_LINES)
-        while self._text[self._at] != "}":
-            self._assignment(path)
-            self._skip_comma()
-        self._at += 1
-
-    def _skip_comma(self) -> None:
-        self._skip(_SPACE_AND_LINES)
-        if self._text[self._at] == ",":
-            self._at += 1
-        self._skip(_SPACE_AND_LINES)
+    def _note(self, path: KeyPath, line: int) -> None:
+        """Note the line of ``path``, and of tables around it that have no header of their own."""
+        for length in range(1, len(path) + 1):
+            self.lines.setdefault(path[:length], line)
