@@ -527,6 +527,7 @@ def test_every_parameter_can_be_set_or_it_is_said_why_not() -> None:
         "stages",
         "reserves",
         "site_lease",
+        "site",
     }
 
 
