@@ -47,14 +47,12 @@ UNIT = ("-n", "2", "tests/unit")
 
 ON_SLURM: tuple[str, ...] = (
     "tests/real/test_slurm_plugin.py",
-    "tests/real/test_slurm_behaviour.py",
     "tests/real/test_schedule_slurm.py",
     "tests/real/test_schedule_slurm_needs.py",
     "tests/real/test_wiki_slurm.py",
 )
 ON_GRID_ENGINE = (
     "tests/real/test_sge_plugin.py",
-    "tests/real/test_schedule_grid_engine.py",
     "tests/real/test_wiki_gridengine.py",
 )
 

@@ -8,17 +8,14 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from distributed import Security
 
 from koala_adapter.host.sockets import free_port
 from tests.taskqueue import EXAMPLE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 PROGRAMS = Path(__file__).with_name("daskprograms.py")
 LIVENESS = 240.0

@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from koala_adapter import negotiation as nt
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def frames_of(*endpoints: nt.Endpoint) -> list[bytes]:

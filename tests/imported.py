@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 NO_PACKAGES = frozenset({"imported package", "org"})
 """The heading, and what the module ``copy`` looks for in case that it runs in Java."""

@@ -5,23 +5,17 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.lrm import Submission
+from koala_adapter.lrm import ClusterContext, Lrm, Submission
 from koala_adapter.model import BatchKey, LrmJobState
 from koala_adapter.testing import eventually
 from koala_local.lrm import LocalLrm, LocalSettings
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from contextlib import AbstractAsyncContextManager
-
-    from koala_adapter.lrm import ClusterContext, Lrm
 
 
 def daemon_pid(directory: Path) -> int:

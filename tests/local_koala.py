@@ -11,12 +11,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import anyio
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 import koala_adapter
 import koala_local
@@ -25,21 +26,13 @@ from koala_adapter.api.statedirectory import prepare_directory
 from koala_adapter.cli.koala import koala
 from koala_adapter.config.sitefile import load_site
 from koala_adapter.errors import JobNotFoundError, ServiceUnavailableError
-from koala_adapter.lrm import Submission, load_plugins
-from koala_adapter.model import BatchKey, LrmJobState
+from koala_adapter.lrm import Lrm, Submission, load_plugins
+from koala_adapter.model import BatchKey, LrmJob, LrmJobId, LrmJobState
+from koala_adapter.report.values import JobReport
 from koala_adapter.service.opening import make_lrm
 from tests import forkserver
 from tests.forkserver import Forked
 from tests.local_daemon import end_daemon
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from click.testing import Result
-
-    from koala_adapter.lrm import Lrm
-    from koala_adapter.model import LrmJob, LrmJobId
-    from koala_adapter.report.values import JobReport
 
 Running: TypeAlias = subprocess.Popen[str] | Forked
 """A command that was started."""

@@ -9,11 +9,9 @@ import shlex
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple, Self
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from typing import IO, NamedTuple, Self
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "malleable"
 PATIENCE = 120.0

@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import parsl
 from parsl.config import Config
 from parsl.executors import HighThroughputExecutor
 from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from koala_adapter.parsl import KoalaProvider
+from koala_adapter.parsl import KoalaProvider
 
 POOL = "parsl.executors.high_throughput.process_worker_pool"
 TASKS_ARE_FOUND = f"export PYTHONPATH={Path(__file__).parents[1]}"

@@ -8,28 +8,21 @@ work until it is told that there is no more. The simulator is led through the sa
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
-from typing import TYPE_CHECKING
 
+from koala_adapter.report.values import JobReport
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.applications import Application, Interpolated, SimulatedJob
+from koala_adapter.simulation.countedclusters import Run
 from koala_adapter.simulation.multicluster import Multicluster, Settings
-from koala_adapter.simulation.platform import ClusterModel
-from koala_experiments.framework import LiveRun
+from koala_adapter.simulation.platform import ClusterModel, Platform
+from koala_experiments.framework import LiveOutcome, LiveRun
 from koala_experiments.live import platform_of, with_delays
-from koala_experiments.liveruns import Bag, carried_out
+from koala_experiments.liveruns import Bag, RunningService, carried_out
 from tests.local_koala import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from koala_adapter.report.values import JobReport
-    from koala_adapter.simulation.countedclusters import Run
-    from koala_adapter.simulation.platform import Platform
-    from koala_experiments.framework import LiveOutcome
-    from koala_experiments.liveruns import RunningService
 
 PROCESSORS = 8
 MALLEABLE_FIRST, MALLEABLE_SECOND, RIGID = range(3)

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import anyio
 import pytest
 
 from koala_adapter.config.sitefile import ClusterConfig, load_site_text
 from koala_adapter.errors import LrmUnavailableError
-from koala_adapter.model import ClusterName, LrmJobState
+from koala_adapter.lrm import CheckResult
+from koala_adapter.model import ClusterName, LrmJob, LrmJobState
 from koala_adapter.service.reachability import connections_tried
 from koala_adapter.sitesetup import trial as trialplaceholder
 from koala_adapter.sitesetup.trial import Meeting, Trial, TrialCenter
@@ -20,13 +22,6 @@ from koala_adapter.testing.trial import eventually
 from koala_local import PLUGIN
 from koala_local.lrm import LocalLrm, LocalSettings
 from tests.local_daemon import end_daemon
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from koala_adapter.lrm import CheckResult
-    from koala_adapter.model import LrmJob
 
 pytestmark = pytest.mark.anyio
 

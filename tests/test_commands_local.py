@@ -11,22 +11,16 @@ import shlex
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.api.client import Client
 from koala_adapter.api.statedirectory import ownership, prepare_directory
-from tests.local_koala import LIVENESS, Koala, eventually, processes_naming
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from koala_adapter.report.values import JobReport
-    from tests.local_koala import Running
-
+from koala_adapter.report.values import JobReport
+from tests.local_koala import LIVENESS, Koala, Running, eventually, processes_naming
 
 SLOW_START = 8.0
 """Seconds for which a service does not get on; long enough for another one to be tried."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands print with ``--json`` on live clusters, and what they import."""
+"""What commands print with ``--json`` and import on local clusters, and jobs that start after others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import select
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,10 +18,6 @@ from tests.imported import imported_packages
 from tests.json_shapes import deviations
 from tests.local_koala import Koala, eventually
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
 # What commands print with ``--json`` on live clusters is what their schemas say.
 
 ROUND = 5.0
@@ -29,7 +25,7 @@ ROUND = 5.0
 
 
 @pytest.fixture(scope="module")
-def koala(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Koala]:
+def queued(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Koala]:
     """Give a site with a service on which a job and a sweep have run, and one job waits."""
     one = Koala(tmp_path_factory.mktemp("q"))
     try:
@@ -61,31 +57,31 @@ def koala(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Koala]:
         ("experiment-list", "experiment list"),
     ],
 )
-def test_output_is_as_its_schema_says(koala: Koala, shape: str, command: str) -> None:
-    found = koala.json(*command.split())
+def test_output_is_as_its_schema_says(queued: Koala, shape: str, command: str) -> None:
+    found = queued.json(*command.split())
     assert found
     assert deviations(found, shape_schema(shape)) == []
 
 
-def test_output_about_job_files_is_as_its_schema_says(koala: Koala) -> None:
+def test_output_about_job_files_is_as_its_schema_says(queued: Koala) -> None:
     """Where a job would go, what would be submitted, and what was."""
-    file = koala.job("true", name="asked")
-    assert deviations(koala.json("plan", file, check=None), shape_schema("plan")) == []
-    assert deviations(koala.json("script", file, "--cluster", "alpha"), shape_schema("scripts")) == []
-    assert deviations(koala.json("submit", file), shape_schema("submitted")) == []
-    assert deviations(koala.json("submit", file, file), shape_schema("submitted-files")) == []
-    assert deviations(koala.json("run", file), shape_schema("job-report")) == []
+    file = queued.job("true", name="asked")
+    assert deviations(queued.json("plan", file, check=None), shape_schema("plan")) == []
+    assert deviations(queued.json("script", file, "--cluster", "alpha"), shape_schema("scripts")) == []
+    assert deviations(queued.json("submit", file), shape_schema("submitted")) == []
+    assert deviations(queued.json("submit", file, file), shape_schema("submitted-files")) == []
+    assert deviations(queued.json("run", file), shape_schema("job-report")) == []
 
 
-def test_lines_of_a_shadow_are_as_their_schemas_say(koala: Koala) -> None:
-    shadow = koala.start("schedule", "--cluster", "beta", "--shadow", "--json")
+def test_lines_of_a_shadow_are_as_their_schemas_say(queued: Koala) -> None:
+    shadow = queued.start("schedule", "--cluster", "beta", "--shadow", "--json")
     stdout = shadow.stdout
     assert stdout is not None
 
     def told() -> bool:
-        ids = koala.submit_foreign("other", 1, "beta")
+        ids = queued.submit_foreign("other", 1, "beta")
         found = bool(select.select([stdout], [], [], ROUND)[0])
-        koala.cancel_foreign(ids, "beta")
+        queued.cancel_foreign(ids, "beta")
         return found
 
     eventually(told)
@@ -96,8 +92,8 @@ def test_lines_of_a_shadow_are_as_their_schemas_say(koala: Koala) -> None:
     assert deviations(report, shape_schema("shadow-report")) == []
 
 
-def test_output_of_a_simulation_is_as_its_schema_says(koala: Koala) -> None:
-    found = koala.json("simulate", "model:lublin", "--jobs", "50", "--processors", "64")
+def test_output_of_a_simulation_is_as_its_schema_says(queued: Koala) -> None:
+    found = queued.json("simulate", "model:lublin", "--jobs", "50", "--processors", "64")
     assert found
     assert deviations(found, shape_schema("simulation-list")) == []
 
@@ -171,3 +167,45 @@ def test_a_service_does_without_what_few_jobs_need() -> None:
     program = "import sys, koala_slurm.lrm, koala_adapter.cli.innerservice; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
     assert few.isdisjoint(done.stdout.split())
+
+
+# -- Jobs that start after others have ended, on local clusters, by the installed command.
+
+
+def test_a_chain_whose_middle_fails(koala: Koala) -> None:
+    """What comes after it is cancelled with the reason, and what waits for its failure runs."""
+    files = []
+    for number, script in enumerate(["echo one", "exit 3", "echo three"], start=1):
+        (file := koala.directory / f"{number}.toml").write_text(
+            f'name = "part{number}"\nwalltime = "5m"\n'
+            f'[[components]]\ncommand = ["sh", "-c", "{script}"]\nprocessors = 1\n'
+        )
+        files.append(str(file))
+    koala.run("submit", "--chain", *files)
+    koala.run("run", "--after", "part2:failed", "-n", "1", "--", "echo", "cleaned up")
+    jobs = {job["name"]: job["state"] for job in json.loads(koala.run("status", "--json").stdout)}
+    assert jobs == {"part1": "completed", "part2": "failed", "part3": "cancelled", "echo": "completed"}
+    assert "it was to start only after job 2 had completed, and its state is failed" in koala.run("explain", "3").stdout
+
+
+def test_jobs_before_that_are_not_there_or_ended_otherwise(koala: Koala) -> None:
+    """Nothing is submitted; what has ended as asked for is waited for no longer."""
+    koala.run("run", "-n", "1", "--", "false", check=1)
+    done = koala.run("submit", "--after", "nosuch", "-n", "1", "--", "true", check=None)
+    assert done.returncode
+    assert "it is to start after job 'nosuch', which there is not" in done.stderr
+    koala.run("run", "--after", "1:any", "-n", "1", "--", "true")
+
+
+def test_notices_by_the_command_line(koala: Koala) -> None:
+    """A site that does not say how to tell refuses it; else what the site file names gets each event, once."""
+    refused = koala.run("run", "--notify", "end", "-n", "1", "--", "true", check=None)
+    assert refused.returncode
+    assert "write [notify] there" in refused.stderr
+    told = koala.directory / "told"
+    with koala.site_file.open("a") as site:
+        site.write(f'\n[notify]\ncommand = ["sh", "-c", "cat >> {told}; echo >> {told}"]\n')
+    wanted = ("--notify", "start", "--notify", "end", "--retries", "1")
+    koala.run("run", *wanted, "-n", "1", "--", "false", check=1)
+    events = [json.loads(line) for line in told.read_text().splitlines()]
+    assert sorted((event["event"], event["state"]) for event in events) == [("end", "failed"), ("start", "launching")]

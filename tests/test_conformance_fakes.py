@@ -1,37 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance kit on fakes of Slurm, PBS and Grid Engine: runs on every machine."""
+"""Fakes of Slurm and PBS: the conformance kit, and starts of held jobs on chosen nodes of a fake Slurm."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import anyio
 import pytest
 
-from koala_adapter.errors import LrmRejectedError
-from koala_adapter.lrm import PinnedStart
-from koala_adapter.model import LrmJobId, LrmJobState, NodeState
-from koala_adapter.testing import LrmConformance, LrmUnderTest, new_context
+from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm import Lrm, PinnedStart
+from koala_adapter.lrm.commands import CommandResult
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
+from koala_adapter.testing import LrmConformance, LrmUnderTest, RecordingRunner, Trial, eventually, new_context
 from koala_adapter.testing.trial import begin_start
 from koala_pbs import PLUGIN as PBS
 from koala_pbs import PbsSettings
-from koala_sge import PLUGIN as SGE
-from koala_sge import SgeSettings
+from koala_slurm import PLUGIN, SlurmSettings
 from koala_slurm import PLUGIN as SLURM
-from koala_slurm import SlurmSettings
-from tests.fakes.gridengine.cell import FakeCell
 from tests.fakes.pbs import FakePbs
 from tests.fakes.slurm import PYSLURM, FakeSlurm
+from tests.fakes.slurm.state import Store
 from tests.undertest import queued_job, started_plugin
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from koala_adapter.testing import Trial
+pytestmark = pytest.mark.anyio
 
 
-# The conformance kit on the plugin ``slurm`` with a fake Slurm: runs on every machine.
+# The conformance kit on the plugin ``slurm`` with a fake Slurm: runs on every machine. With an older release, and on
+# Grid Engine, the kit runs on real daemons.
 
 OPTIONS = ("--ntasks=1", "--cpus-per-task=1", "--time=10", "--output=/dev/null")
 
@@ -88,13 +88,6 @@ class SlurmConformance(LrmConformance):
 
 class TestSlurm(SlurmConformance):
     """By commands."""
-
-
-@pytest.mark.nightly
-class TestOldSlurm(SlurmConformance):
-    """A release with which the kit runs on real daemons, too."""
-
-    release = "22.05.8"
 
 
 class TestSlurmByLibrary(SlurmConformance):
@@ -239,86 +232,246 @@ class TestPbsAsOperator(PbsConformance):
         await trial.wait_running(batch)
 
 
-# The plugin ``sge`` on the fake Grid Engine: the conformance kit on machines without the real one.
+# -- Starting held jobs on chosen nodes of a fake Slurm, of a release before and one after reservations changed.
 
-SLOTS = 3
-
-
-def settings_of(cell: FakeCell) -> SgeSettings:
-    """Choose the fake, and its library, whether or not this machine has a real one."""
-    return SgeSettings(
-        root=cell.root,
-        bin_directory=cell.bin,
-        environment=cell.helper_variables,
-        request_timeout=60,
-        submit_by="drmaa",
-    )
+OLDER, NEWER = "22.05.8", "25.11.7"
+"""Releases: by day the one that no real daemons are tested with."""
+SLEEP = "#!/bin/sh\nexec sleep 600\n"
 
 
-@pytest.fixture(scope="module")
-def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeCell]:
-    """Give a fake cell for all tests of this module."""
-    cell = FakeCell(tmp_path_factory.mktemp("fake") / "cell", slots=SLOTS)
-    yield cell
-    cell.close()
+@pytest.fixture(params=[pytest.param(OLDER, marks=pytest.mark.nightly), NEWER])
+def fake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeSlurm]:
+    """Give a fake of three nodes of eight processors, whose site hook says who asked for a number of nodes."""
+    fake = FakeSlurm(tmp_path / "fake", nodes=3, cpus=8, release=str(request.param), site_hook=True)
+    yield fake
+    fake.close()
 
 
-class TestSgeOnFake(LrmConformance):
-    """The conformance kit, and the few things that are easier to bring about on a fake."""
-
-    @pytest.fixture
-    async def under_test(self, cell: FakeCell, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
-        """Give the plugin on the fake cell."""
-        settings = settings_of(cell)
-        async with started_plugin(
-            SGE,
-            settings,
-            tmp_path,
-            processors=SLOTS,
-            unknown_id=LrmJobId("999999.1"),
-            real=False,
-            foreign_job=cell.foreign_job,
-            namesake_job=cell.namesake_job,
-            stop_lrm=cell.stop,
-            start_lrm=cell.start,
-            patience=120,
-            walltime_precision=120,
-        ) as under:
-            yield under
-
-    async def test_closed_queue(self, trial: Trial, cell: FakeCell) -> None:
-        cell.set_queue("d")
-        (node,) = await trial.lrm.nodes()
-        (queue,) = await trial.lrm.queues()
-        cell.set_queue("")
-        assert (node.state, node.processors_idle, node.raw_state) == (NodeState.DRAINING, 0, "d")
-        assert not queue.up
-
-    async def test_error_state_says_why(self, live_trial: Trial, cell: FakeCell) -> None:
-        """A job that Grid Engine could not start is HELD, with the reason that Grid Engine gives; asked for once."""
-        batch = live_trial.prepare()
-        (batch.directory / "output").rmdir()
-        cell.misbehave("error-state")
-        batch = await live_trial.send(batch)
-        await live_trial.wait_states(batch, LrmJobState.HELD)
-        cell.misbehave("error-state", on=False)
-        before = live_trial.requests()
-        (job,) = (await live_trial.jobs(batch)).values()
-        assert live_trial.requests() - before == 1
-        assert job.reason.startswith("error state Eqw: can't open output file")
+def settings_of(fake: FakeSlurm) -> SlurmSettings:
+    """Return settings of the plugin for a fake."""
+    return SlurmSettings(conf=fake.conf, bin_directory=fake.bin_directory, submit_by="commands", command_timeout=40)
 
 
-@pytest.mark.anyio
-async def test_a_qmaster_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
-    """``check`` leaves out what would wait for it again: queues, the library, and the user's id."""
-    cell = FakeCell(tmp_path / "cell", slots=1)
-    try:
-        settings = settings_of(cell)
-        lrm = SGE.factory(new_context(tmp_path), settings)
-        await cell.stop()
-        found = {result.subject: result for result in await lrm.check()}
-        assert [subject for subject, result in found.items() if not result.ok] == ["qmaster"]
-        assert list(found)[-1] == "qmaster"
-        assert "start sge_qmaster" in found["qmaster"].remedy
-    finally:
-        cell.close()
+@pytest.fixture
+async def lrm(fake: FakeSlurm, tmp_path: Path) -> AsyncIterator[Lrm]:
+    """Give the started plugin."""
+    lrm = PLUGIN.factory(new_context(tmp_path), settings_of(fake))
+    await lrm.start()
+    yield lrm
+    await lrm.close()
+
+
+def submit(fake: FakeSlurm, processors: int, *options: str) -> LrmJobId:
+    """Submit a job as a user does and return its id."""
+    common = ("--parsable", f"--ntasks={processors}", "--time=10", "--output=/dev/null", "--job-name=user")
+    return LrmJobId(fake.run("sbatch", *common, *options, stdin=SLEEP).strip())
+
+
+def entries(**counts: int) -> tuple[str, ...]:
+    """Return one entry for each processor."""
+    return tuple(node for node, count in counts.items() for _ in range(count))
+
+
+async def run(lrm: Lrm, job: LrmJobId, **counts: int) -> None:
+    """Start a job, see it run, and say so."""
+    start = await begin_start(lrm, job, entries(**counts))
+    await eventually(lrm.jobs, lambda jobs: state_of(jobs, job) is LrmJobState.RUNNING, what="it runs", seconds=120)
+    await lrm.confirm_start(start)
+
+
+def state_of(jobs: Sequence[LrmJob], id_: LrmJobId) -> LrmJobState:
+    """Return the state of a job of a listing."""
+    return next(job.state for job in jobs if job.id == id_)
+
+
+def layouts(fake: FakeSlurm) -> dict[str, dict[str, int]]:
+    """Return where the running jobs are."""
+    with Store(fake.conf).locked() as state:
+        assert state.reservations == []
+        return {job.identity: job.places for job in state.jobs if job.alive}
+
+
+@pytest.mark.parametrize(
+    ("processors", "options", "counts"),
+    [
+        (6, (), {"n2": 4, "n3": 2}),
+        (6, (), {"n2": 2, "n3": 4}),
+        (9, (), {"n1": 3, "n2": 3, "n3": 3}),
+        (9, (), {"n1": 1, "n2": 6, "n3": 2}),
+        (6, ("--nodes=1",), {"n2": 6}),
+        (9, ("--nodes=2",), {"n3": 8, "n2": 1}),
+        (5, ("--nodes=1-3",), {"n3": 5}),
+        (5, ("--nodes=2-3",), {"n1": 1, "n2": 4}),
+    ],
+)
+async def test_it_runs_with_these_numbers(
+    fake: FakeSlurm, lrm: Lrm, processors: int, options: tuple[str, ...], counts: dict[str, int]
+) -> None:
+    submit(fake, 2)
+    job = submit(fake, processors, "--hold", *options)
+    await run(lrm, job, **counts)
+    assert layouts(fake)[job] == counts
+
+
+async def test_starts_at_the_same_time_share_nodes(fake: FakeSlurm, lrm: Lrm) -> None:
+    """Each gets its numbers although they are looked for and reserved on the same nodes at once."""
+    wanted = {
+        submit(fake, 6, "--hold"): {"n1": 4, "n2": 2},
+        submit(fake, 7, "--hold"): {"n1": 3, "n2": 4},
+        submit(fake, 5, "--hold"): {"n2": 2, "n3": 3},
+    }
+    async with anyio.create_task_group() as group:
+        for job, counts in wanted.items():
+            group.start_soon(partial(run, lrm, job, **counts))
+    assert layouts(fake) == wanted
+
+
+class Interrupted(RecordingRunner):
+    """Lets something happen once, between the look at the idle processors and what is made of it."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        environment: Mapping[str, str] | None = None,
+        timeout: float = 40.0,
+        urgent: bool = False,
+    ) -> CommandResult:
+        """Run the command, and after the look what is to happen."""
+        result = await super().run(argv, stdin=stdin, environment=environment, timeout=timeout, urgent=urgent)
+        if self.meanwhile is not None and any(word.startswith("--nodes=") for word in argv):
+            happens, self.meanwhile = self.meanwhile, None
+            await anyio.to_thread.run_sync(happens)
+        return result
+
+
+@pytest.mark.parametrize("fake", ["25.11.7"], indirect=True)
+@pytest.mark.parametrize("change", ["begins", "ends"])
+async def test_others_come_and_go_meanwhile(fake: FakeSlurm, tmp_path: Path, change: str) -> None:
+    """When processors became busy or idle since they were counted, they are counted again."""
+    runner = Interrupted()
+    context = replace(new_context(tmp_path), commands=runner)
+    lrm = PLUGIN.factory(context, settings_of(fake))
+    await lrm.start()
+    other = submit(fake, 2) if change == "ends" else None
+    job = submit(fake, 6, "--hold")
+    runner.meanwhile = (lambda: fake.run("scancel", other)) if other else (lambda: submit(fake, 2))
+    await run(lrm, job, n1=2, n2=4)
+    assert runner.meanwhile is None
+    assert layouts(fake)[job] == {"n1": 2, "n2": 4}
+    assert sum("--nodes=n1,n2" in command.argv for command in runner.commands) > 1
+
+
+@pytest.mark.parametrize("fake", ["22.05.8"], indirect=True)
+async def test_a_controller_that_was_upgraded(fake: FakeSlurm, lrm: Lrm) -> None:
+    """A start is refused, as the release is remembered; before the next one it is asked for again."""
+    job = submit(fake, 6, "--hold")
+    fake.conf.write_text(fake.conf.read_text().replace("22.05.8", "25.11.7"))
+    with pytest.raises(LrmRejectedError, match="no longer valid"):
+        await begin_start(lrm, job, entries(n2=4, n3=2))
+    await run(lrm, job, n2=4, n3=2)
+    assert layouts(fake)[job] == {"n2": 4, "n3": 2}
+
+
+@pytest.mark.parametrize("options", [(), ("--nodes=1-3",), ("--nodes=2",)], ids=["plain", "range", "number"])
+@pytest.mark.parametrize("counts", [{"n1": 3, "n2": 3}, {"n1": 4, "n2": 2}], ids=["even", "uneven"])
+async def test_a_start_that_fails_leaves_what_the_user_asked_for(
+    fake: FakeSlurm, lrm: Lrm, options: tuple[str, ...], counts: dict[str, int]
+) -> None:
+    blocking = [submit(fake, 8, "--nodes=1") for _ in range(3)]
+    job = submit(fake, 6, "--hold", *options)
+    start = PinnedStart(job=job, nodes=entries(**counts), original=await lrm.original_request(job))
+    if len(set(counts.values())) == 1:
+        await lrm.start_on(start)
+        assert state_of(await lrm.jobs(), job) is LrmJobState.QUEUED
+    else:
+        with pytest.raises(LrmUnavailableError):
+            await lrm.start_on(start)
+    await lrm.undo_start(start)
+    assert Counter(job.state for job in await lrm.jobs())[LrmJobState.RUNNING] == len(blocking)
+    assert_as_asked(fake, job, options)
+
+
+def assert_as_asked(fake: FakeSlurm, job: LrmJobId, options: tuple[str, ...]) -> None:
+    """Check that a waiting job of six processors has what its user asked for, and nothing of ours."""
+    with Store(fake.conf).locked() as state:
+        (seen,) = (one for one in state.jobs if one.identity == job)
+        assert state.reservations == []
+    low, _, high = (options[0].partition("=")[2] if options else "1").partition("-")
+    assert (seen.state, seen.reason, seen.processors, seen.wanted) == ("PENDING", "JobHeldUser", 6, [])
+    assert (seen.nodes_low, seen.reservation) == (int(low), "")
+    # An upper bound that nobody asked for cannot be taken away, only made so large that it is none.
+    assert seen.nodes_high in ({int(high or low)} if options else {0, 100_000})
+
+
+class Killed(BaseException):
+    """Nothing is done any more."""
+
+
+class Mortal(RecordingRunner):
+    """Runs the commands of a process that is killed before one of them, or in which all is done."""
+
+    dies_at: str = ""
+    dead = False
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        environment: Mapping[str, str] | None = None,
+        timeout: float = 40.0,
+        urgent: bool = False,
+    ) -> CommandResult:
+        """Run a command, or die."""
+        self.dead |= bool(self.dies_at) and any(word.startswith(self.dies_at) for word in argv)
+        if self.dead:
+            raise Killed
+        return await super().run(argv, stdin=stdin, environment=environment, timeout=timeout, urgent=urgent)
+
+
+@pytest.mark.parametrize(
+    ("begins", "word"),
+    [
+        ("to start", "create"),
+        ("to start", "NumNodes=2-2"),
+        ("to start", "NumCPUs=6"),
+        ("to start", "release"),
+        ("to confirm", "uhold"),
+        ("to confirm", "Reservation="),
+        ("to confirm", "delete"),
+        ("to take back", "uhold"),
+        ("to take back", "ReqNodeList="),
+        ("to take back", "NumCPUs=6"),
+    ],
+)
+async def test_killed_before_any_request_of_a_start(fake: FakeSlurm, tmp_path: Path, begins: str, word: str) -> None:
+    """The next process finds what was reserved and tied: the job runs where it should, or is as its user asked."""
+    runner = Mortal()
+    context = replace(new_context(tmp_path), commands=runner)
+    doomed = PLUGIN.factory(context, settings_of(fake))
+    await doomed.start()
+    counts = {"n1": 3, "n2": 3} if begins == "to take back" else {"n1": 4, "n2": 2}
+    blocking = [submit(fake, 8, "--nodes=1") for _ in range(3)] if begins == "to take back" else []
+    job = submit(fake, 6, "--hold")
+    start = PinnedStart(job=job, nodes=entries(**counts), original=await doomed.original_request(job))
+    if begins != "to start":
+        await doomed.start_on(start)
+    steps = {"to start": doomed.start_on, "to confirm": doomed.confirm_start, "to take back": doomed.undo_start}
+    runner.dies_at = word
+    with pytest.raises(Killed):
+        await steps[begins](start)
+    following = PLUGIN.factory(new_context(tmp_path), settings_of(fake))
+    await following.start()
+    await (following.confirm_start if begins == "to confirm" else following.undo_start)(start)
+    await following.close()
+    with Store(fake.conf).locked() as state:
+        states = {one.identity: one.state for one in state.jobs}
+    assert {states[one] for one in blocking} <= {"RUNNING"}
+    if begins == "to confirm":
+        assert layouts(fake) == {job: counts}
+    else:
+        assert_as_asked(fake, job, ())

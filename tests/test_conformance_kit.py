@@ -5,27 +5,21 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from koala_adapter.errors import LrmNotFoundError, LrmUnavailableError
 from koala_adapter.lrm import RenderedSubmission, Submission
-from koala_adapter.model import EndReason, LrmJobId, LrmJobState
+from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node
 from koala_adapter.slots import PLAIN
-from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, new_context
+from koala_adapter.testing import Batch, LrmConformance, LrmUnderTest, Trial, new_context
 from koala_adapter.testing.jobs import names_walltime
 from koala_adapter.testing.submission import CANARY
 from koala_local.lrm import CAPABILITIES, PLUGIN, LocalLrm, LocalSettings
 from tests.local_daemon import end_daemon, namesake_job
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
-
-    from koala_adapter.model import LrmJob, Node
-    from koala_adapter.testing import Batch
 
 pytestmark = pytest.mark.anyio
 

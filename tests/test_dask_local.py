@@ -1,35 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dask on malleable workers: clusters, tasks, and leaving while the job goes on."""
+"""Dask and Ray on malleable workers: clusters, tasks, and leaving while the job goes on."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from distributed import Client, LocalCluster, Security, get_worker
+from distributed import Client, LocalCluster, Security, Worker, get_worker
 from distributed.client import wait
 
 from koala_adapter.dask import KoalaCluster, leave
 from koala_adapter.errors import EXIT_CANCELLED, ConfigurationError, ServiceUnavailableError
+from koala_adapter.host.sockets import free_port
 from tests.daskprogram import DaskProgram, sum_of_squares, write_dasksum
 from tests.daskprograms import TASKS as SQUARED
-from tests.local_koala import Koala, eventually
-from tests.taskqueue import expected_sum
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from distributed import Worker
-
+from tests.local_koala import Koala, eventually, processes_naming
+from tests.taskqueue import EXAMPLE, expected_sum
 
 # -- Dask on two local clusters: the example as it stands, and KoalaCluster from programs, a notebook and bad ends.
 
@@ -71,22 +69,6 @@ def test_the_example_makes_room_and_loses_nothing(koala: Koala) -> None:
     assert {line.rpartition(" ")[2].partition("-")[0] for line in lines[:-1]} == {"alpha", "beta"}
     warnings = output / "0.err"
     assert not warnings.exists() or "recomputed" not in warnings.read_text()
-
-
-@pytest.mark.nightly  # tests/real/test_doors.py shows it over two batch systems
-def test_a_cluster_is_made_smaller_by_koala_and_keeps_its_results(koala: Koala) -> None:
-    with program(koala, "breathe", 5, 4) as dask:
-        assert dask.until_said("many on") == "alpha beta"
-        koala.inside("submit", koala.job("sleep 60", name="rigid", processors=3))
-        dask.until_said("closed")
-        assert dask.ended() == 0
-    again = sum_of_squares(0, SQUARED)
-    assert dask.results == [again, "during True", again, "scattered True", f"executor {SQUARES}", "lost 0", "closed"], (
-        dask.said
-    )
-    assert any(one.reason == "room for job 2" for one in koala.report("1").size_changes)
-    koala.inside("cancel", "2")
-    assert exit_code(koala, "1") in CLOSED
 
 
 @pytest.mark.nightly
@@ -343,3 +325,60 @@ def test_the_last_worker_leaves_too(workers: Workers, tmp_path: Path) -> None:
     assert (tmp_path / "end").read_text() == "ended\n"
     workers.start("next")
     assert workers.client.gather(results) == [str(number) for number in range(5)]
+
+
+# -- Ray on two local clusters: the example as it stands, whose nodes come, make room for another job, and come back.
+
+RAY_TASKS = 120
+
+
+@pytest.fixture
+def ray_directory() -> Iterator[Path]:
+    """Give a directory for what Ray keeps: its sockets want a short path."""
+    with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
+
+
+def write_raysquares(directory: Path, ray_directory: Path) -> Path:
+    """Return the path of the example's job file in a directory, with fewer and shorter tasks on fewer nodes."""
+    for name in ("raysquares.py", "raynode.py"):
+        shutil.copy(EXAMPLE / name, directory)
+    token = directory / "ray.token"
+    token.touch(mode=0o600)
+    token.write_text("0123456789abcdef" * 4)
+    text = (EXAMPLE / "raysquares.toml").read_text().replace('"200"', f'"{RAY_TASKS}"')
+    own = {"RAYSQUARES_PORT": str(free_port()), "RAYSQUARES_SECONDS": "0.2", "RAY_TMPDIR": str(ray_directory)}
+    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in own.items())
+    for old, new in (
+        ('"python3"', json.dumps(sys.executable)),
+        ("maximum = 20", "maximum = 2"),
+        ("[environment]\n", f"[environment]\n{lines}"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    path = directory / "raysquares.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.nightly
+def test_the_example_with_ray_makes_room_and_loses_nothing(koala: Koala, ray_directory: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    koala.serve()
+    koala.inside("submit", str(write_raysquares(koala.directory, ray_directory)))
+    eventually(lambda: sum(one.processors for one in koala.report("1").components) == 3)
+    output = koala.state / "jobs" / "1" / "head"
+    eventually((output / "0.out").exists)  # Ray takes its time to start
+    koala.inside("submit", koala.job("sleep 1", name="rigid", processors=3))
+    eventually(lambda: koala.report("1").over)
+    report = koala.report("1")
+    assert report.outcome is not None
+    assert report.outcome.exit_code == 0, (report.outcome, (output / "0.err").read_text()[-3000:])
+    assert any(one.reason == "room for job 2" and one.after < one.before for one in report.size_changes)
+    lines = (output / "0.out").read_text().splitlines()
+    assert expected_sum(RAY_TASKS) in lines
+    squares = [line for line in lines if " squared is " in line]  # Ray has a line of its own now and then
+    assert len(squares) == RAY_TASKS
+    assert {line.rpartition(" ")[2] for line in squares} <= {"alpha", "beta"}
+    eventually(lambda: koala.placeholders() == [])
+    eventually(lambda: processes_naming(str(ray_directory)) == [])

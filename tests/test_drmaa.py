@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -26,23 +26,17 @@ from koala_adapter.errors import (
 from koala_adapter.lrm import Submission
 from koala_adapter.lrm.commands import THIS_HOST
 from koala_adapter.lrm.drmaa.client import SINGLE_AT_ONCE, DrmaaClient, HelperLaunch, Loading
-from koala_adapter.lrm.drmaa.libraries import PBS, SLURM
+from koala_adapter.lrm.drmaa.libraries import PBS, SLURM, Library
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery, ScriptStore
 from koala_adapter.lrm.drmaa.transport import DrmaaTransport
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
 from koala_adapter.sitesetup.checks import ClusterCheck
-from koala_adapter.testing import LrmConformance, LrmUnderTest, eventually, new_context
+from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, eventually, new_context
 from koala_drmaa import PLUGIN
 from koala_drmaa.lrm import DrmaaLrm, DrmaaSettings
 from tests.fakes.gridengine.cell import FakeCell
 from tests.fakes.gridengine.engine import QUEUE
 from tests.undertest import started_plugin
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from koala_adapter.lrm.drmaa.libraries import Library
-    from koala_adapter.testing import Trial
 
 pytestmark = pytest.mark.anyio
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import parsl
 import pytest
@@ -18,14 +19,9 @@ from parsl.providers.errors import SubmitException
 
 import koala_adapter as koala
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.outcome import JobState
 from koala_adapter.parsl import KoalaProvider
 from tests.local_koala import LIVENESS, Koala, eventually
 from tests.parsl_pool import TASKS_ARE_FOUND, parsl_over, squares
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
 
 # -- PSI/J over local clusters: its jobs are koala's, by the executor that it finds beside its own.
 
@@ -391,18 +387,6 @@ def provider(koala: Koala, **more: object) -> KoalaProvider:
         "worker_init": TASKS_ARE_FOUND,
     }
     return KoalaProvider(**{**given, **more})  # type: ignore[arg-type]
-
-
-@pytest.mark.nightly  # tests/real/test_doors.py shows it over two batch systems
-def test_all_tasks_finish_on_the_other_cluster_when_one_is_busy(parsl_koala: Koala) -> None:
-    foreign = parsl_koala.submit_foreign("busy", 4, "alpha")
-    blocks = provider(parsl_koala, init_blocks=2, min_blocks=2, max_blocks=4)
-    with parsl_over(blocks, parsl_koala.directory) as kernel:
-        results = [one.result(LIVENESS) for one in squares(kernel, 24, seconds=0.1)]
-    assert [number for number, _ in results] == [number * number for number in range(24)]
-    assert {where for _, where in results} == {"beta"}
-    eventually(lambda: {one.id for one in parsl_koala.placeholders()} == set(foreign))
-    assert {one.state for one in parsl_koala.client.jobs()} == {JobState.CANCELLED}
 
 
 @pytest.mark.nightly

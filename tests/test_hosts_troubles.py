@@ -10,22 +10,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests import set_clock
-from tests.local_koala import LIVENESS, Koala, eventually
+from tests.local_koala import LIVENESS, Koala, Running, eventually
 from tests.real.systems.processes import PATIENCE, wait_until
 from tests.real.systems.requirements import require
 from tests.real.systems.systemd import Systemd, missing_for_systemd
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.local_koala import Running
-
 
 # -- The time of day is set by two hours while jobs wait and run: nothing ends, nothing waits longer, no time is wrong.
 

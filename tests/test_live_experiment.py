@@ -9,25 +9,30 @@ import shutil
 import signal
 import tempfile
 import time
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 
 from koala_adapter.api.client import Client
+from koala_adapter.api.server import host
+from koala_adapter.api.statedirectory import ownership
 from koala_adapter.config.jobfile import load_job, load_job_text
-from koala_adapter.config.sitefile import load_site
+from koala_adapter.config.sitefile import SiteConfig, load_site
 from koala_adapter.errors import ServiceUnavailableError
 from koala_adapter.lrm import load_plugins
 from koala_adapter.lrm.commands import login_name
-from koala_adapter.model import JobId
+from koala_adapter.model import Job, JobId
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
-from koala_adapter.scheduler.events import OfferAnswered
+from koala_adapter.scheduler.actions import Action
+from koala_adapter.scheduler.events import Event, OfferAnswered
 from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.service.agents import LiveEffector
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.service import configuration
 from koala_adapter.simulation.placeholders import BatchSystem, Delays, Rigid, SimulatedService, run_to_end
@@ -35,16 +40,30 @@ from koala_adapter.simulation.world import Engine
 from koala_experiments.framework import LiveRun
 from koala_experiments.live import clusters_in_small, workload_in_small
 from koala_experiments.liveruns import run_live
-from tests.live_service import service_inside
 from tests.local_koala import Koala, eventually, processes_naming
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+# -- A service inside the test's process, of which every action is seen that it carries out.
 
-    from koala_adapter.config.sitefile import SiteConfig
-    from koala_adapter.model import Job
-    from koala_adapter.scheduler.actions import Action
-    from koala_adapter.scheduler.events import Event
+
+@contextmanager
+def service_inside(site: SiteConfig, directory: Path) -> Iterator[list[Action]]:
+    """Run a service during the block; yield the actions that it has carried out so far, in their order."""
+    done: list[Action] = []
+
+    carry_out = LiveEffector.carry_out
+
+    def noted(effector: LiveEffector, action: Action) -> None:
+        carry_out(effector, action)
+        done.append(action)
+
+    with ownership(directory), pytest.MonkeyPatch.context() as patch, start_blocking_portal() as portal:
+        patch.setattr(LiveEffector, "carry_out", noted)
+        future, server = portal.start_task(partial(host, site, load_plugins(), directory))
+        try:
+            yield done
+        finally:
+            portal.call(server.quiet)
+            future.cancel()
 
 
 # -- ``koala experiment run koala-live``: a tiny one from the command to its page, and nothing is left of it.

@@ -10,26 +10,19 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
-from koala_adapter.model import EndReason, LrmJobId, LrmJobState
-from koala_adapter.testing import Trial
+from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState
+from koala_adapter.testing import Batch, Trial
 from koala_local.jobs import Fields, decode, encode
 from koala_local.lrm import PLUGIN, LocalSettings
 from koala_local.processes import process_birth
 from tests.local_daemon import daemon_pid, end_daemon
 from tests.undertest import start_plugin
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from koala_adapter.model import LrmJob
-    from koala_adapter.testing import Batch
 
 pytestmark = pytest.mark.anyio
 

@@ -9,22 +9,17 @@ import random
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.host.sockets import free_port
 from koala_adapter.scheduler.parameters import Approach
-from tests.local_koala import Gate, Koala, eventually, kill_and_wait
+from tests.local_koala import Gate, Koala, Running, eventually, kill_and_wait
 from tests.nbody import ALONE, sizes_and_digest, write_nbody
 from tests.sizes_over_time import expect_the_same, live
 from tests.taskqueue import expected_sum, write_taskqueue
 from tests.unit.application.test_library import HEAT, HEAT_ALONE
 from tests.unit.policies.installed import ENTRY_POINTS, EXAMPLES, install
-
-if TYPE_CHECKING:
-    from tests.local_koala import Running
-
 
 # -- Jobs that grow and shrink while they run, on local clusters: the example of a head and workers as it stands.
 
@@ -343,13 +338,6 @@ def printed(koala: Koala, job: str) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
-def without_approach(koala: Koala, processors: int = 4) -> None:
-    """Let sizes change only when a program asks for it; give each cluster so many processors."""
-    text = koala.site_file.read_text()
-    text = text.replace("[scheduler]\n", '[scheduler]\napproach = "none"\n')
-    koala.site_file.write_text(text.replace("processors = 4", f"processors = {processors}"))
-
-
 def test_evolving_programs_ask_for_more_and_end_as_the_rigid_one(koala: Koala) -> None:
     """Two on 2 processes get 2 more each, one of them by sockets and XML alone; the state is that of a rigid one.
 
@@ -365,21 +353,6 @@ def test_evolving_programs_ask_for_more_and_end_as_the_rigid_one(koala: Koala) -
         assert sizes_and_digest(printed(koala, job)) == ([2, 4], ALONE)
     koala.run("run", write_nbody(koala.directory, "rigid", ("28790", str(free_port())), rest=0))
     assert sizes_and_digest(printed(koala, "3")) == ([4], ALONE)
-
-
-@pytest.mark.nightly
-def test_an_evolving_program_takes_what_is_idle_of_what_it_asks_for(koala: Koala) -> None:
-    """It asks for 14 more where 6 are idle, and runs on 8."""
-    without_approach(koala, processors=8)
-    koala.serve()
-    koala.run(
-        "run",
-        write_nbody(
-            koala.directory, "evolving", ('0.05", "2"', '0.05", "14"'), ("flexible = true", 'cluster = "alpha"')
-        ),
-    )
-    assert "asked for 14, granted 6 (" in printed(koala, "1")
-    assert sizes_and_digest(printed(koala, "1")) == ([2, 8], ALONE)
 
 
 @pytest.mark.nightly  # a minute of steps, so that they are not over before it has grown

@@ -7,14 +7,15 @@ import getpass
 import json
 import os
 import subprocess
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError, LrmUnsupportedError
-from koala_adapter.lrm import Submission
-from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
+from koala_adapter.lrm import ClusterContext, Lrm, Submission
+from koala_adapter.model import BatchKey, EndReason, LrmJob, LrmJobId, LrmJobState
 from koala_adapter.testing import RecordingRunner, eventually, new_context
 from koala_adapter.testing.trial import begin_start
 from koala_pbs import PLUGIN, PbsSettings
@@ -24,13 +25,6 @@ from tests.fakes.slurm import FakeSlurm
 from tests.local_koala import Koala
 from tests.pbs_scheduling import SECONDS, SITE, inside, koala, scheduling
 from tests.real.systems.processes import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from koala_adapter.lrm import ClusterContext, Lrm
-    from koala_adapter.model import LrmJob
 
 pytestmark = pytest.mark.anyio
 

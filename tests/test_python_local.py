@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python interface and the cookbook on local clusters."""
+"""The Python interface, the cookbook, a notebook, and the examples of docs/coming-from.md, on local clusters."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import anyio
 import pytest
@@ -24,10 +25,6 @@ import koala_adapter as koala
 from koala_adapter.cli.koala import koala as command_line
 from koala_adapter.python import localsite
 from tests.local_koala import LIVENESS, eventually, processes_naming
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 # -- Jobs from Python on local clusters: submitted, followed, cancelled and lost sight of, with nothing left behind.
 
@@ -387,3 +384,79 @@ def test_every_recipe_is_one_of_ten() -> None:
     assert len(RECIPES) == 10
     rest = {title for title, body in RECIPES.items() if "<!-- run" not in body}
     assert rest == {"MPI over three clusters", "GPUs", "Containers", "My site forbids arrays"}
+
+
+# -- The examples of docs/coming-from.md run as they stand, on two local clusters.
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = re.compile(r"<!-- example: (\w+) -->\n\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+EXAMPLES = dict(EXAMPLE.findall((ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")))
+EXAMPLE_PRINTS = {"submitit": "12", "parsl": "Hello World!", "dask": "6", "psij": "COMPLETED"}
+EXAMPLE_NEEDS = {"submitit": "cloudpickle", "parsl": "parsl", "dask": "distributed", "psij": "psij"}
+
+
+def test_each_example_is_tried() -> None:
+    assert EXAMPLES.keys() == EXAMPLE_PRINTS.keys() == EXAMPLE_NEEDS.keys()
+
+
+@pytest.mark.parametrize("name", EXAMPLE_PRINTS)
+def test_an_example_runs_as_it_stands(name: str, tmp_path: Path) -> None:
+    """What it prints is right, and its ranks have the threads, the memory and the queue that it says."""
+    if find_spec(EXAMPLE_NEEDS[name]) is None:  # not imported here: PSI/J looks for its executors once in a process
+        pytest.skip(f"missing: {EXAMPLE_NEEDS[name]}")
+    program = tmp_path / "example.py"
+    program.write_text(EXAMPLES[name], encoding="utf-8")
+    with koala.local_site(["alpha", "beta"], processors=4) as site:
+        environment = {
+            **os.environ,
+            "KOALA_SITE": str(site.file),
+            "KOALA_STATE": str(site.directory),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "plugins"), str(ROOT / "plugins/psij-koala/src")]),
+        }
+        done = subprocess.run(
+            [sys.executable, str(program)],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIVENESS * 4,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == EXAMPLE_PRINTS[name], done.stderr
+        (component,) = site.jobs()[-1].report().components
+    assert (component.slot.threads, component.slot.memory_mib) == (2, 1024)
+    assert component.slot.queue == ("dev" if component.cluster == "alpha" else "")
+
+
+# -- Jobs from a real notebook: ipykernel runs its cells, and what it is shown is kept up to date.
+
+CELLS = (
+    "import koala_adapter as koala\nsite = koala.Site.load({file!r}, state={state!r})",
+    "result = site.run(koala.Job(['echo', 'hello']), show=True)\nprint(result.stdout)",
+    "site.job(result.id)",
+    "result",
+    "handle = await koala.aio.submit(koala.Job(['echo', 'awaited']), site=site)\nprint((await handle.result()).stdout)",
+    "site.clusters()[0].name",
+)
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore")  # those of Jupyter are not ours
+def test_a_notebook_shows_jobs_as_tables() -> None:
+    nbformat: Any = pytest.importorskip("nbformat")
+    nbclient: Any = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    with koala.local_site() as site:
+        given = {"file": str(site.file), "state": str(site.directory)}
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.format(**given)) for cell in CELLS])
+        nbclient.NotebookClient(notebook, timeout=LIVENESS, kernel_name="python3").execute()
+    outputs = [cell["outputs"] for cell in notebook["cells"]]
+    (shown,) = [one for one in outputs[1] if one["output_type"] == "display_data"]
+    assert "echo: <b>completed</b>" in shown["data"]["text/html"]
+    assert any(one.get("text") == "hello\n\n" for one in outputs[1])
+    for number in (2, 3):
+        assert "<table>" in outputs[number][0]["data"]["text/html"]
+    assert [one["text"] for one in outputs[4] if one["output_type"] == "stream"] == ["awaited\n\n"]
+    assert outputs[5][0]["data"]["text/plain"] == "'alpha'"

@@ -13,12 +13,13 @@ import signal
 import socket
 import subprocess
 import sys
-from http.client import HTTPConnection
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection, HTTPMessage
 
 import pytest
 from click.testing import CliRunner
 from lxml import etree
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import koala_adapter
@@ -28,16 +29,7 @@ from koala_adapter.host import metrics as catalogue
 from koala_adapter.host.sockets import free_port
 from tests.dyingservice import STEPS
 from tests.json_shapes import deviations
-from tests.local_koala import LIVENESS, Gate, Koala, eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from http.client import HTTPMessage
-
-    from prometheus_client.metrics_core import Metric as Family
-
-    from tests.local_koala import Running
-
+from tests.local_koala import LIVENESS, Gate, Koala, Running, eventually
 
 # -- A service in a real process, and the command that has started it.
 

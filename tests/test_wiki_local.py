@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +20,6 @@ from tests.fakes.pbs import FakePbs
 from tests.local_koala import Koala, eventually
 from tests.real.systems.processes import wait_until
 from tests.wiki_server import KEY, SECONDS, Scheduler, WikiServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 # -- ``koala wiki serve``, in real processes, and ``koala wiki ask`` on local clusters: the whole multicluster as one.
 

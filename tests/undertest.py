@@ -3,20 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from pydantic import BaseModel
+
+from koala_adapter.lrm import PluginDefinition
 from koala_adapter.lrm.commands import THIS_HOST
+from koala_adapter.lrm.lrmhost import LrmHost
 from koala_adapter.testing import LrmUnderTest, new_context
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
-    from pydantic import BaseModel
-
-    from koala_adapter.lrm import PluginDefinition
-    from koala_adapter.lrm.lrmhost import LrmHost
 
 
 async def start_plugin(

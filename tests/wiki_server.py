@@ -4,34 +4,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
+from anyio.abc import TaskStatus
 from anyio.from_thread import start_blocking_portal
 
 from koala_adapter.host.sockets import free_port
+from koala_adapter.lrm import Lrm
 from koala_adapter.lrm.startlog import StartLog
 from koala_adapter.wiki.client import Peer, exchange
-from koala_adapter.wiki.codec.frames import read_key
+from koala_adapter.wiki.codec.frames import Key, read_key
 from koala_adapter.wiki.codec.records import JobRecord, parse_jobs
-from koala_adapter.wiki.codec.verbs import parse_request
+from koala_adapter.wiki.codec.verbs import Reply, parse_request
 from koala_adapter.wiki.codec.words import Dialect
 from koala_adapter.wiki.resource import WikiResource
 from koala_adapter.wiki.server import serve
 from koala_adapter.wiki.serving import ServerOptions
 from tests.real.systems.processes import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from anyio.abc import TaskStatus
-
-    from koala_adapter.lrm import Lrm
-    from koala_adapter.wiki.codec.frames import Key
-    from koala_adapter.wiki.codec.verbs import Reply
 
 
 class WikiServer:

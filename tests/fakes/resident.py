@@ -18,7 +18,6 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from tests.fakes.gridengine import commands
 from tests.fakes.pbs import programs as pbs_programs
 from tests.fakes.scripts import READY
 from tests.fakes.slurm import programs as slurm_programs
@@ -75,11 +74,8 @@ def _be_command(connection: socket.socket) -> None:
 
 def _status(system: str, argv: list[str]) -> int:
     try:
-        if system == "gridengine":
-            status = commands.main(argv)
-        else:
-            programs = pbs_programs if system == "pbs" else slurm_programs
-            status = programs.main(Path(argv[0]).name, argv[1:])
+        programs = pbs_programs if system == "pbs" else slurm_programs
+        status = int(programs.main(Path(argv[0]).name, argv[1:]))
     except Exception:  # noqa: BLE001 - as an interpreter does at its end
         traceback.print_exc()
         status = 1

@@ -6,25 +6,21 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 import anyio
 
 from koala_adapter.errors import JournalBlockedError
 from koala_adapter.model import BatchKey, PlaceholderId
+from koala_adapter.service.results import Results
 from koala_adapter.vjm.center import ControlCenter
 from koala_adapter.vjm.certificate import digest, load_or_create, matches, new_token, server_context
+from koala_adapter.vjm.channel import FileAck, FilePiece, TaskFiles
 from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
-from koala_adapter.vjm.listener import AgentListener
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
-    from koala_adapter.service.results import Results
-    from koala_adapter.vjm.channel import FileAck, FilePiece, TaskFiles
-    from koala_adapter.vjm.listener import AgentEvent, AgentReport
+from koala_adapter.vjm.listener import AgentEvent, AgentListener, AgentReport
 
 E = TypeVar("E")
 

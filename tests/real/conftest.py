@@ -8,29 +8,24 @@ test gets them empty. A test that destroys a daemon for good, or needs other set
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
 import pytest
 
+from tests.real.lrms import Served, System
 from tests.real.systems import GridEngineCell, SlurmCluster
-from tests.real.systems.directories import SystemDirectory
-from tests.real.systems.mpi import compile_program
+from tests.real.systems.processes import SystemDirectory, compile_program
 from tests.real.systems.requirements import (
     missing_for_grid_engine,
     missing_for_mpi,
     missing_for_slurm,
     require,
 )
-from tests.real.user import KoalaUser
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from tests.real.lrms import Served
-    from tests.real.systems.slurm import Authentication
-    from tests.real.user import Values
+from tests.real.systems.slurm import Authentication
+from tests.real.user import KoalaUser, Values
 
 
 class NewSlurm(Protocol):
@@ -119,6 +114,13 @@ def sge_cell(session_sge_cell: GridEngineCell) -> Iterator[GridEngineCell]:
     session_sge_cell.reset()
 
 
+@pytest.fixture(params=["slurm_a", "sge_cell"])
+def system(request: pytest.FixtureRequest) -> System:
+    """Give the test a Slurm cluster, and once more a Grid Engine cell."""
+    found: System = request.getfixturevalue(request.param)
+    return found
+
+
 @pytest.fixture
 def new_slurm() -> Iterator[NewSlurm]:
     """Return a function that starts a Slurm cluster for this test alone."""
@@ -179,7 +181,12 @@ def allreduce(programs: Path) -> Path:
 @pytest.fixture
 def new_user(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewUser]:
     """Return a function that makes a user of koala and starts the service."""
-    for system in ("slurm_a", "slurm_b", "sge_cell"):  # emptied after the end of services, which would fill them again
+    for system in (
+        "slurm_a",
+        "slurm_b",
+        "sge_cell",
+        "system",
+    ):  # emptied after the end of services, which would fill them again
         if system in request.fixturenames:
             request.getfixturevalue(system)
     with ExitStack() as users:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import anyio
 
@@ -21,9 +21,6 @@ from koala_adapter.errors import KoalaError
 from koala_adapter.wiki.client import Peer, exchange
 from koala_adapter.wiki.codec.records import JobRecord, NodeRecord, parse_jobs, parse_nodes
 from koala_adapter.wiki.codec.verbs import parse_request
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
 
 ACTIVE = frozenset({"Starting", "Running", "Suspended"})
 OVER = frozenset({"Completed", "Removed", "Vacated"})

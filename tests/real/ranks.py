@@ -3,18 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from koala_adapter.outcome import JobState
+from koala_adapter.report.values import JobReport
 from tests.real.systems.processes import PATIENCE, wait_until
-from tests.real.user import part
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from koala_adapter.report.values import JobReport
-    from tests.real.user import KoalaUser
+from tests.real.user import KoalaUser, part
 
 CODE = 5
 """Exit code of the last rank, once all others have ended with 0."""

@@ -6,21 +6,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 from tests import forkserver
+from tests.forkserver import Forked
+from tests.real.lrms import System
 from tests.real.systems.processes import PATIENCE, tail, wait_until
 from tests.real.user import KoalaUser, toml
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-    from types import TracebackType
-    from typing import Self
-
-    from tests.forkserver import Forked
-    from tests.real.lrms import System
 
 PACE = {"requests_per_minute": 6000, "poll_interval": 0.5}
 

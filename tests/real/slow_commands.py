@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import shutil
 import stat
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from tests.real.systems.processes import PATIENCE, SYSTEM_PATH, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCRIPT = """\
 #!/bin/sh

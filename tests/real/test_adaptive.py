@@ -9,9 +9,10 @@ import re
 import shutil
 import signal
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,26 +20,17 @@ from koala_adapter.config.jobfile import load_job
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import EndReason, JobId
 from koala_adapter.outcome import JobState
+from koala_adapter.report.values import JobReport
 from tests.local_koala import processes_naming
-from tests.real.lrms import local_job, placeholders
+from tests.real.conftest import NewUser
+from tests.real.lrms import System, local_job, placeholders
 from tests.real.slow_commands import PausedCommand
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, SeenProcess, find_processes, wait_until
 from tests.real.systems.requirements import missing_for_slurm, require
-from tests.real.user import part
+from tests.real.user import KoalaUser, part
 from tests.stepsum import NOT_YET, expected_result, write_stepsum_until
 from tests.wishes import write_wishes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from koala_adapter.report.values import JobReport
-    from tests.real.conftest import NewUser
-    from tests.real.lrms import System
-    from tests.real.user import KoalaUser
-
-pytestmark = pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
-
 
 # -- Programs whose processes change together, over Slurm and Grid Engine at once, whatever happens meanwhile. All of
 # them compute in step, until they are told that it is enough; what they print in the end does not depend on their
@@ -207,68 +199,6 @@ def test_the_service_is_killed_in_each_phase_of_growing_and_of_shrinking(
     assert user.kills == 7
     assert sizes[:5] == [2, 3, 2, 3, 2]
     assert set(sizes) == {2, 3}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("phase", ["offered", "gathered", "taking in", "at its point"])
-def test_the_service_is_killed_while_a_program_grows(
-    phase: str, new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path
-) -> None:
-    """The program goes on; the growth is made, or given up and offered again; nothing is leaked."""
-    commands = tmp_path / "commands"
-    commands.mkdir()
-    user = two_systems(new_user, slurm_a, sge_cell, path=commands)
-    with ExitStack() as lasting:
-        with local_job(slurm_a, slurm_a.cpus * len(slurm_a.nodes) - 2), local_job(sge_cell, sge_cell.slots):
-            user.wait_available(2, 0)
-            job = submit(user)
-            wait_joined(user, job)
-            match phase:
-                case "offered":  # who is stopped does not answer
-                    lasting.enter_context(stopped(process(user, 0)))
-                case "gathered":
-                    pause = PausedCommand(commands, "sbatch", when="before")
-                    lasting.callback(pause.let_go)
-                case "taking in":  # until all have come to their point
-                    lasting.enter_context(stopped(process(user, 1)))
-                case "at its point":
-                    lasting.enter_context(not_done(user))
-        user.wait(job, lambda report: phase in report.explanation, what=phase)
-        user.kill()
-        user.serve()
-    # An offer without an answer counts as declined after a while, and is not made again until more is free.
-    least = 3 if phase == "offered" else 5
-    user.wait(job, lambda report: size(report) >= least, what=f"has {least}")
-    sizes = expect_right(user, job)
-    assert sizes[0] == 2
-    assert max(sizes) >= least
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("phase", ["asked to give up", "giving up", "at its point"])
-def test_the_service_is_killed_while_a_program_shrinks(
-    phase: str, new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
-) -> None:
-    """The program goes on, never below its minimum; the one for whom it shrinks gets its processors."""
-    user = two_systems(new_user, slurm_a, sge_cell)
-    job = submit(user)
-    user.wait(job, lambda report: size(report) == 5, what="has five")
-    with ExitStack() as lasting:
-        match phase:
-            case "asked to give up":  # who is stopped does not answer
-                lasting.enter_context(stopped(process(user, 0)))
-            case "giving up":
-                lasting.enter_context(stopped(process(user, 1)))
-            case "at its point":
-                lasting.enter_context(not_done(user))
-        file = user.job_file(part(sge_cell.name, 1, "true"), part(slurm_a.name, 1, "true"), name="rigid")
-        rigid = user.submit(file)
-        user.wait(job, lambda report: phase in report.explanation, what=phase)
-        user.kill()
-        user.serve()
-    assert user.wait_over(rigid).state is JobState.COMPLETED
-    sizes = expect_right(user, job)
-    assert min(sizes) >= 2
 
 
 def test_a_process_that_never_reaches_the_point(
@@ -448,14 +378,6 @@ def losses_process(user: KoalaUser, rank: int) -> int | None:
             if f"KOALA_RANK={rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes():
                 return pid
     return None
-
-
-def suspend(user: KoalaUser, rank: int) -> int:
-    """Let a process do nothing."""
-    pid = losses_process(user, rank)
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    return pid
 
 
 @contextmanager

@@ -5,24 +5,17 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import anyio
 import pytest
 
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.service.results import LEDGER_NAME, Results, ResultStore, read_ledger
-from koala_adapter.vjm.channel import Launch, LaunchFile, Release, TaskEnded
+from koala_adapter.vjm.channel import Launch, LaunchFile, Release, TaskEnded, TaskFiles
 from koala_adapter.vjm.listener import AgentRegistered
 from tests.real.agents import LIVENESS, Site, placeholder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from koala_adapter.vjm.channel import TaskFiles
-
-pytestmark = pytest.mark.anyio
 
 MIB = 1024 * 1024
 EXITED = TaskEnd(reason=EndReason.EXITED, exit_code=0)

@@ -6,10 +6,10 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -20,9 +20,6 @@ from koala_adapter.vjm.jobscript import SYSTEM_PYTHONS
 from koala_adapter.vjm.listener import AgentDisconnected, AgentRegistered
 from tests.real.agents import LIVENESS, Site, placeholder
 from tests.real.test_agent_local import EXITED, PYTHONS, end_of, run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.anyio
 

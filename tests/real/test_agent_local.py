@@ -9,26 +9,21 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from anyio.abc import SocketAttribute
+from anyio.abc import SocketAttribute, SocketStream
 
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.vjm.channel import Ending, Launch, LaunchFile, Release, Signal, TaskEnded, TaskStarted
 from koala_adapter.vjm.jobscript import SYSTEM_PYTHONS
 from koala_adapter.vjm.listener import AgentDisconnected, AgentRegistered
 from tests.real.agents import INDEX_VARIABLE, LIVENESS, Site, placeholder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from anyio.abc import SocketStream
 
 pytestmark = pytest.mark.anyio
 

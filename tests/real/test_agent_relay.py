@@ -8,15 +8,16 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
 from anyio import to_thread
 
-from koala_adapter.model import JobId
+from koala_adapter.model import JobId, PlaceholderId
 from koala_adapter.vjm.channel import (
     Forward,
     Forwarded,
@@ -28,18 +29,10 @@ from koala_adapter.vjm.channel import (
     Probing,
     Release,
     TaskStarted,
+    TunnelAsked,
 )
 from koala_adapter.vjm.listener import AgentRegistered, Route
 from tests.real.agents import LIVENESS, Site, placeholder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from koala_adapter.model import PlaceholderId
-    from koala_adapter.vjm.channel import TunnelAsked
-
-pytestmark = pytest.mark.anyio
 
 PEER, HOST = "127.77.0.3", "127.77.0.0"
 SERVER = """

@@ -8,28 +8,21 @@ import os
 import socket
 import ssl
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
+from anyio.abc import SocketStream
 from anyio.streams.tls import TLSStream
 
 from koala_adapter.vjm import channel
 from koala_adapter.vjm.center import APPLICANTS
 from koala_adapter.vjm.certificate import load_or_create, server_context
+from koala_adapter.vjm.channel import AgentMessage, CenterMessage
 from koala_adapter.vjm.listener import AgentDisconnected, AgentRefused, AgentRegistered
 from tests.real.agents import BATCH, LIVENESS, Site, placeholder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from anyio.abc import SocketStream
-
-    from koala_adapter.vjm.channel import AgentMessage, CenterMessage
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture

@@ -8,30 +8,25 @@ import shutil
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from koala_adapter.errors import EXIT_CANCELLED
 from koala_adapter.outcome import JobState
 from koala_adapter.parsl import KoalaProvider
-from koala_experiments.framework import ALL, COUNTERED, DECLINING, EVOLVING, MALLEABLE, Pace
+from koala_adapter.report.values import JobReport
+from koala_experiments.framework import ALL, COUNTERED, DECLINING, EVOLVING, MALLEABLE, Pace, Scenario
 from koala_experiments.negotiation import as_published, course_of
 from koala_experiments.stage import Places, Stage
 from tests.daskprogram import DaskProgram, sum_of_squares, write_dasksum
 from tests.daskprograms import TASKS
 from tests.parsl_pool import TASKS_ARE_FOUND, parsl_over, squares
+from tests.real.conftest import NewGridEngine, NewUser
 from tests.real.lrms import local_job, placeholders
+from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
-from tests.real.user import part
-
-if TYPE_CHECKING:
-    from koala_adapter.report.values import JobReport
-    from koala_experiments.framework import Scenario
-    from tests.real.conftest import NewGridEngine, NewUser
-    from tests.real.systems import GridEngineCell, SlurmCluster
-    from tests.real.user import KoalaUser
-
+from tests.real.user import KoalaUser, part
 
 # -- Dask over Slurm, Grid Engine and a local cluster at once, while local users come and go.
 
@@ -86,7 +81,6 @@ def nothing_left(user: KoalaUser) -> None:
     )
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 def test_dask_workers_come_and_go_with_local_users(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
@@ -118,7 +112,6 @@ def test_dask_workers_come_and_go_with_local_users(
     assert (f"sum {total}", lost) == (sum_of_squares(0, tasks), 0)
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 def test_a_cluster_of_a_script_over_two_batch_systems(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
@@ -149,7 +142,6 @@ def test_a_cluster_of_a_script_over_two_batch_systems(
 SQUARES = {number * number for number in range(8)}
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 @pytest.mark.nightly
 def test_parsl_computes_where_processors_are_idle(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
@@ -232,7 +224,6 @@ def entries(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (directory / "results.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_a_sweep_yields_and_every_result_comes_once(
@@ -299,7 +290,6 @@ def expect_as_published(user: KoalaUser, scenario: Scenario, places: Places) -> 
     assert all(not placeholders(system) for system in user.systems.values())
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 @pytest.mark.parametrize(
     "scenario", [pytest.param(COUNTERED, id=COUNTERED.name), *(one for one in NIGHTLY if one.id != COUNTERED.name)]
 )
@@ -309,7 +299,6 @@ def test_on_slurm(scenario: Scenario, new_user: NewUser, slurm_a: SlurmCluster) 
     expect_as_published(user, scenario, Places(home=slurm_a.name, other=slurm_a.name))
 
 
-@pytest.mark.real("sge_qmaster")
 @pytest.mark.parametrize("scenario", NIGHTLY)
 def test_on_grid_engine(scenario: Scenario, new_user: NewUser, new_grid_engine: NewGridEngine) -> None:
     """Its eight processors are the slots of one host."""
@@ -318,7 +307,6 @@ def test_on_grid_engine(scenario: Scenario, new_user: NewUser, new_grid_engine: 
     expect_as_published(user, scenario, Places(home=cell.name, other=cell.name))
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 @pytest.mark.parametrize("scenario", NIGHTLY)
 def test_across_both(scenario: Scenario, new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
     """The application begins on Grid Engine, and grows over to Slurm."""

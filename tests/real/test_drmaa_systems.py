@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DRMAA libraries of Slurm and PBS, and plugins that submit by them."""
+"""DRMAA libraries of Grid Engine, Slurm and PBS: the conformance kit, and plugins that submit by them."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.errors import EXIT_REFUSED, LrmRejectedError
-from koala_adapter.lrm import Submission
-from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
-from koala_adapter.testing import LrmConformance, LrmUnderTest, eventually, new_context
+from koala_adapter.lrm import ClusterContext, Submission
+from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
+from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, eventually, new_context
 from koala_adapter.testing.trial import begin_start
 from koala_drmaa import PLUGIN
 from koala_drmaa.lrm import DrmaaSettings
@@ -26,19 +26,62 @@ from koala_slurm import SlurmSettings
 from koala_slurm.listing import release_number
 from koala_slurm.lrm import SlurmLrm
 from koala_slurm.releases import NEWEST
+from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.pbs import PbsServer, missing_for_pbs
 from tests.real.systems.processes import OTHER_SLURM, USERS_PATH
 from tests.real.systems.requirements import drmaa_library, require
+from tests.real.test_sge_plugin import namesake_job as namesake_in_cell
 from tests.real.test_sites import koala
 from tests.real.test_slurm_plugin import namesake_job, outages
 from tests.undertest import started_plugin
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+# -- The plugin ``drmaa`` with Grid Engine's real library: the conformance kit, without any command of Grid Engine.
 
-    from koala_adapter.lrm import ClusterContext
-    from koala_adapter.testing import Trial
-    from tests.real.systems import GridEngineCell, SlurmCluster
+LIBRARY = Path("/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0")
+SLOTS = 4
+
+
+def grid_engine_settings(cell: GridEngineCell) -> DrmaaSettings:
+    """Return settings for Grid Engine's library and a private cell."""
+    return DrmaaSettings(
+        library=LIBRARY,
+        processors=SLOTS,
+        environment=cell.variables(),
+        native_specification="-shell n -r n",
+    )
+
+
+class TestDrmaa(LrmConformance):
+    """The conformance kit; its tests of an unreachable LRM run with the plugin `sge`, which uses the same helper."""
+
+    @pytest.fixture
+    async def under_test(self, sge_cell: GridEngineCell, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
+        """Give the plugin on the shared cell."""
+        settings = grid_engine_settings(sge_cell)
+        async with started_plugin(
+            PLUGIN,
+            settings,
+            tmp_path,
+            processors=SLOTS,
+            unknown_id=LrmJobId("999999.1"),
+            namesake_job=namesake_in_cell(sge_cell),
+            patience=90,
+            walltime_precision=15,
+        ) as under:
+            yield under
+
+    async def test_ends_survive_a_restart(self, live_trial: Trial) -> None:
+        """What was seen of a job's end is still told by the next session, from the ledger."""
+        under = live_trial.under_test
+        batch = await live_trial.submit(wait=False, exit_code=7)
+        await live_trial.wait_ended(batch)
+        (before,) = (await live_trial.jobs(batch)).values()
+        second = PLUGIN.factory(under.context, under.settings)
+        await second.start()
+        (after,) = await second.jobs(name_prefix=batch.key)
+        await second.close()
+        assert (before.state, before.end, before.exit_code) == (LrmJobState.ENDED, EndReason.EXITED, 7)
+        assert after == before
 
 
 # -- Slurm through slurm-drmaa, where a machine has it: the plugin ``drmaa``, and ``slurm`` with that transport.
@@ -52,12 +95,11 @@ def library() -> Path:
     return found
 
 
-def settings_of(cluster: SlurmCluster) -> DrmaaSettings:
+def slurm_drmaa_settings(cluster: SlurmCluster) -> DrmaaSettings:
     """Return settings of the plugin ``drmaa`` for a cluster: the rest is known of the library."""
     return DrmaaSettings(library=library(), processors=8, environment={"SLURM_CONF": str(cluster.conf)})
 
 
-@pytest.mark.real
 @pytest.mark.never_required
 @pytest.mark.anyio
 @pytest.mark.nightly
@@ -69,7 +111,7 @@ class TestDrmaaOnSlurm(LrmConformance):
         """Give the plugin on the shared cluster."""
         async with started_plugin(
             PLUGIN,
-            settings_of(slurm_a),
+            slurm_drmaa_settings(slurm_a),
             tmp_path,
             processors=8,
             unknown_id=LrmJobId("999999"),
@@ -79,7 +121,6 @@ class TestDrmaaOnSlurm(LrmConformance):
             yield under
 
 
-@pytest.mark.real
 @pytest.mark.never_required
 @pytest.mark.anyio
 @pytest.mark.nightly
@@ -123,7 +164,6 @@ def server() -> Iterator[PbsServer]:
         yield server
 
 
-@pytest.mark.real
 @pytest.mark.never_required
 @pytest.mark.nightly
 @pytest.mark.anyio
@@ -162,7 +202,6 @@ class TestPbsThroughDrmaa(LrmConformance):
             await begin_start(live_trial.lrm, batch.ids[0], [node])
 
 
-@pytest.mark.real
 @pytest.mark.never_required
 @pytest.mark.nightly
 @pytest.mark.anyio
@@ -228,7 +267,6 @@ async def submit_three(lrm: SlurmLrm, key: str) -> None:
     await eventually(ended, bool, what="all have ended", seconds=120, interval=0.2)
 
 
-@pytest.mark.real
 @pytest.mark.anyio
 async def test_a_library_that_is_there_is_used(slurm_a: SlurmCluster, tmp_path: Path) -> None:
     """All placeholders of a submission are one array through it; the reason is told by ``check``, too."""
@@ -245,7 +283,6 @@ async def test_a_library_that_is_there_is_used(slurm_a: SlurmCluster, tmp_path: 
     await lrm.close()
 
 
-@pytest.mark.real
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("defined", "reason"),
@@ -286,7 +323,6 @@ async def test_a_library_that_will_not_do(
     await lrm.close()
 
 
-@pytest.mark.real
 def test_without_a_word_in_a_site_file(slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path) -> None:
     """``koala init`` finds both libraries, and says so; job, sweep and script go through them."""
     log = tmp_path / "submitted"
@@ -318,7 +354,6 @@ def test_without_a_word_in_a_site_file(slurm_a: SlurmCluster, sge_cell: GridEngi
     assert "sbatch --parsable" in shown
 
 
-@pytest.mark.real
 def test_wrong_library_on_which_a_site_insists(slurm_a: SlurmCluster, tmp_path: Path) -> None:
     """A job is refused at once, with reason and remedy, and runs once the library was replaced by one that fits."""
     release = release_number(slurm_a.run("scontrol", "--version").split()[-1])

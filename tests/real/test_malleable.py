@@ -3,30 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from koala_adapter.outcome import JobState
+from koala_adapter.report.values import JobReport
 from koala_adapter.scheduler.parameters import Approach
 from tests.mpi_by_hand import HandLauncher, Mpich, of_system, of_wheel
-from tests.real.lrms import local_job, placeholders, time_to_notice
+from tests.real.conftest import NewUser
+from tests.real.lrms import System, local_job, placeholders, time_to_notice
+from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, SYSTEM_PATH, wait_until
-from tests.real.user import part, toml
+from tests.real.user import KoalaUser, part, toml
 from tests.sizes_over_time import PROCESSORS, expect_the_same, live
 from tests.taskqueue import expected_sum, write_taskqueue
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from koala_adapter.report.values import JobReport
-    from tests.real.conftest import NewUser
-    from tests.real.lrms import System
-    from tests.real.systems import GridEngineCell, SlurmCluster
-    from tests.real.user import KoalaUser
-
 
 # -- A head and workers over Slurm and Grid Engine at once: the job grows, shrinks, and survives losses on both.
 
@@ -67,7 +60,6 @@ def expect_right(user: KoalaUser, job: str) -> None:
     assert all(not placeholders(system) for system in user.systems.values())
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 def test_a_job_breathes_over_slurm_and_grid_engine(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
@@ -91,7 +83,6 @@ def test_a_job_breathes_over_slurm_and_grid_engine(
     expect_right(user, job)
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 def test_a_job_makes_room_for_local_users_who_wait(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
@@ -111,7 +102,6 @@ def test_a_job_makes_room_for_local_users_who_wait(
     expect_right(user, job)
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 def test_workers_whose_placeholders_are_ended_by_others_are_replaced(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
@@ -131,7 +121,6 @@ def test_workers_whose_placeholders_are_ended_by_others_are_replaced(
     expect_right(user, job)
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 @pytest.mark.parametrize("moment", ["growing", "shrinking"])
 def test_the_service_is_killed_while_a_job_changes(
     moment: str, new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
@@ -237,7 +226,7 @@ def expect_placeholders(user: KoalaUser, count: int, *, own: float | None) -> No
     )
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster", "cc")
+@pytest.mark.real("cc")
 @pytest.mark.parametrize("in_time", IN_TIME)
 def test_nbody_over_slurm_and_grid_engine(
     new_user: NewUser,
@@ -274,7 +263,7 @@ def test_nbody_over_slurm_and_grid_engine(
     assert lines[-1] == fixed.text[-1]
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster", "cc")
+@pytest.mark.real("cc")
 @pytest.mark.parametrize("in_time", IN_TIME)
 def test_ft_takes_powers_of_two(
     new_user: NewUser,
@@ -308,7 +297,6 @@ def test_ft_takes_powers_of_two(
 # -- Two malleable jobs and a rigid one on Slurm under PRA and PWA: sizes over time as the simulator has them.
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 @pytest.mark.parametrize("approach", [Approach.PRA, Approach.PWA])
 def test_sizes_over_time_are_those_of_the_simulator(
     approach: Approach, new_user: NewUser, slurm_a: SlurmCluster

@@ -10,10 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -28,9 +29,6 @@ from tests.real.systems.processes import (
     wait_until,
 )
 from tests.real.systems.requirements import missing_for_slurm, require
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.real("slurmctld", "slurmd", "sshd")
 

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import anyio
 import pytest
@@ -18,11 +19,7 @@ from tests.real.systems.pbs import PbsServer, missing_for_pbs
 from tests.real.systems.requirements import require
 from tests.undertest import started_plugin
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-pytestmark = [pytest.mark.real, pytest.mark.never_required, pytest.mark.anyio]
+pytestmark = [pytest.mark.never_required, pytest.mark.anyio]
 
 
 @pytest.fixture

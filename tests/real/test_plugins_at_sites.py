@@ -4,28 +4,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 import koala_sge
 import koala_slurm
 from koala_adapter.config.sitefile import RemoteSiteConfig
+from koala_adapter.lrm import PluginDefinition
 from koala_adapter.model import LrmJobId
 from koala_adapter.service.opening import SiteHosts
-from koala_adapter.testing import LrmConformance, LrmUnderTest
+from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial
 from tests.real import test_slurm_plugin
 from tests.real.systems.othersite import OtherSite, missing_for_other_site
 from tests.real.systems.requirements import missing_for_grid_engine, missing_for_slurm, require
 from tests.undertest import started_plugin
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from koala_adapter.lrm import PluginDefinition
-    from koala_adapter.testing import Trial
 
 pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster", "sshd"), pytest.mark.nightly]
 

@@ -3,19 +3,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import pytest
-
 from koala_adapter.outcome import JobState
+from tests.real.conftest import NewGridEngine, NewUser
+from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
 from tests.real.user import part
-
-if TYPE_CHECKING:
-    from tests.real.conftest import NewGridEngine, NewUser
-    from tests.real.systems import GridEngineCell, SlurmCluster
-
-pytestmark = pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 
 
 def reserved(slurm: SlurmCluster, cell: GridEngineCell) -> tuple[bool, bool]:

@@ -1,29 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs end: by themselves, on one of several systems, or cancelled."""
+"""Jobs end: by themselves, on one of several systems, cancelled, ended from outside, and run again."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import signal
+import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from koala_adapter.errors import EXIT_CANCELLED, EXIT_WALLTIME
+from koala_adapter.errors import EXIT_CANCELLED, EXIT_LOST, EXIT_WALLTIME
 from koala_adapter.model import EndReason
 from koala_adapter.outcome import JobOutcome, JobState
-from tests.real.leftovers import Traces
-from tests.real.lrms import LOCAL, jobs_named, local_job, placeholders
-from tests.real.systems.processes import PATIENCE, wait_until
-from tests.real.user import part
-
-if TYPE_CHECKING:
-    from tests.real.conftest import NewUser
-    from tests.real.lrms import System
-    from tests.real.systems import GridEngineCell, SlurmCluster
-    from tests.real.user import KoalaUser
-
+from koala_adapter.report.values import JobReport
+from tests.real.conftest import NewSlurm, NewUser
+from tests.real.lrms import LOCAL, System, Traces, jobs_named, local_job, parent_of, placeholders
+from tests.real.systems import GridEngineCell, SlurmCluster
+from tests.real.systems.processes import PATIENCE, SeenProcess, find_processes, wait_until
+from tests.real.user import KoalaUser, part
 
 # -- How processes can end, and what the user is told; what they write, read and are given.
 
@@ -43,7 +42,6 @@ def end_of(user: KoalaUser, *parts: str, **header: Any) -> tuple[str, JobOutcome
     return report["id"], outcome
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_a_component_that_exits_3(new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster) -> None:
     """`koala run` exits with 3 and names the component; the other one is ended."""
     user = new_user(slurm_a, slurm_b)
@@ -57,8 +55,6 @@ def test_a_component_that_exits_3(new_user: NewUser, slurm_a: SlurmCluster, slur
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.real("sge_qmaster")
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.nightly)])
 def test_a_rank_killed_by_a_signal(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, number: signal.Signals
@@ -76,7 +72,6 @@ def test_a_rank_killed_by_a_signal(
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_what_cannot_be_started_is_told(new_user: NewUser, slurm_a: SlurmCluster) -> None:
     """No such command, no such directory, no permission: 127 or 126 as in a shell, and the reason in words."""
     user = new_user(slurm_a)
@@ -92,8 +87,6 @@ def test_what_cannot_be_started_is_told(new_user: NewUser, slurm_a: SlurmCluster
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.real("sge_qmaster")
 def test_the_walltime_ends_a_job(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
     """After 3 s, on the clock of the job and not of its placeholders, with the documented exit code."""
     user = new_user(slurm_a, sge_cell)
@@ -107,8 +100,6 @@ def test_the_walltime_ends_a_job(new_user: NewUser, slurm_a: SlurmCluster, sge_c
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.real("sge_qmaster")
 def test_large_and_binary_output_arrives(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
     """10 MB on each stream of each rank, of all byte values, arrive as they were written."""
     user = new_user(slurm_a, sge_cell)
@@ -174,7 +165,6 @@ def expect_cancelled(user: KoalaUser, job: str) -> None:
     assert (report.state, report.outcome.exit_code) == (JobState.CANCELLED, EXIT_CANCELLED)
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 @pytest.mark.parametrize(
     "in_time", [pytest.param(False, id="in the end"), pytest.param(True, id="in time", marks=pytest.mark.nightly)]
 )
@@ -207,7 +197,6 @@ def test_cancelled_while_waiting_and_while_running(
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 def test_processes_that_will_not_end_are_ended(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
@@ -223,7 +212,6 @@ def test_processes_that_will_not_end_are_ended(
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 def test_cancelled_while_the_submission_is_under_way(new_user: NewUser, slurm_a: SlurmCluster) -> None:
     """A job cancelled at once, again and again, leaves nothing, whatever had been submitted of it by then."""
     user = new_user(slurm_a)
@@ -234,3 +222,262 @@ def test_cancelled_while_the_submission_is_under_way(new_user: NewUser, slurm_a:
         user.run("cancel", "--no-wait", job)
         expect_cancelled(user, job)
     traces.expect_none(but_words=True)
+
+
+# -- Placeholders that are ended from outside while the job runs: the user learns the true reason, and nothing stays.
+
+
+LONG = ("sleep", "600")
+"""What all ranks do; they must be ended."""
+
+
+def running(user: KoalaUser, traces: Traces, *parts: str, launcher: str = "process") -> JobReport:
+    """Submit a job and return its report once all its ranks run."""
+    job = user.submit(user.job_file(*parts, launcher=launcher))
+    report = user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    traces.note_running()
+    return report
+
+
+def outcome_of(user: KoalaUser, job: str) -> JobOutcome:
+    """Return the outcome of a job once nothing of it is left in any batch system."""
+    outcome = user.wait_over(job).outcome
+    assert outcome is not None
+    return outcome
+
+
+def agent(system: System, index: int) -> SeenProcess:
+    """Return the agent in the placeholder that is element ``index`` of its array."""
+
+    def belongs(process: SeenProcess) -> bool:
+        told = {process.environment.get(name) for name in ("SLURM_ARRAY_TASK_ID", "SGE_TASK_ID")}
+        return process.uses(system.directory) and str(index) in told and process.command.startswith("python")
+
+    # What it started has its environment, or is below it.
+    found = find_processes(belongs)
+    (seen,) = [SeenProcess.read(pid) for pid in found if parent_of(pid) not in found]
+    assert seen is not None
+    return seen
+
+
+def test_scancel_of_one_placeholder_cancels_the_job(
+    new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster
+) -> None:
+    """The user is told that the job was cancelled, and where; the placeholders of both clusters are ended."""
+    user = new_user(slurm_a, slurm_b)
+    traces = Traces(user)
+    report = running(user, traces, *(part(name, 2, *LONG, environment=traces.mark) for name in "ab"))
+    slurm_b.run("scancel", report.components[1].lrm_ids[1])
+    outcome = outcome_of(user, report.id)
+    assert (outcome.state, outcome.reason) == (JobState.CANCELLED, EndReason.CANCELLED)
+    assert outcome.exit_code == EXIT_CANCELLED
+    assert "on b, " in outcome.detail
+    traces.expect_none()
+
+
+@pytest.mark.nightly  # Slurm looks for jobs beyond their limit once a minute
+def test_time_limit_that_slurm_enforces_is_a_walltime(new_user: NewUser, slurm_a: SlurmCluster) -> None:
+    """An operator cuts the limit short: the agent only gets SIGTERM, Slurm knows it for TIMEOUT."""
+    user = new_user(slurm_a)
+    traces = Traces(user)
+    report = running(user, traces, part("a", 2, *LONG, environment=traces.mark))
+    (first, _) = report.components[0].lrm_ids
+    slurm_a.run("scontrol", "update", f"jobid={first}", "TimeLimit=1")
+    outcome = outcome_of(user, report.id)
+    assert (outcome.state, outcome.exit_code, outcome.reason) == (JobState.FAILED, EXIT_WALLTIME, EndReason.WALLTIME)
+    assert user.run("status", report.id, "--json").json["outcome"]["exit_code"] == EXIT_WALLTIME
+    traces.expect_none()
+
+
+def test_qdel_of_one_placeholder_ends_the_job(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
+) -> None:
+    """Grid Engine kills the agent without warning: cancelled if it is seen to delete the placeholder, else lost."""
+    user = new_user(slurm_a, sge_cell)
+    traces = Traces(user)
+    report = running(user, traces, *(part(name, 2, *LONG, environment=traces.mark) for name in "ac"))
+    number, _, task = report.components[1].lrm_ids[1].partition(".")
+    sge_cell.run("qdel", number, "-t", task)
+    outcome = outcome_of(user, report.id)
+    ends = {EndReason.CANCELLED: (JobState.CANCELLED, EXIT_CANCELLED), EndReason.LOST: (JobState.LOST, EXIT_LOST)}
+    assert (outcome.state, outcome.exit_code) == ends[outcome.reason]
+    assert "on c, " in outcome.detail
+    traces.expect_none()
+
+
+@pytest.mark.parametrize("victim", ["a", "c"], ids=["Slurm", "Grid Engine"])
+def test_a_killed_agent_loses_the_job(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, victim: str
+) -> None:
+    """SIGKILL of one agent, which can say nothing any more: its rank does not outlive it, and all others are ended."""
+    user = new_user(slurm_a, sge_cell)
+    traces = Traces(user)
+    report = running(user, traces, *(part(name, 2, *LONG, environment=traces.mark) for name in "ac"))
+    os.kill(agent(slurm_a if victim == "a" else sge_cell, 2).pid, signal.SIGKILL)
+    outcome = outcome_of(user, report.id)
+    assert (outcome.state, outcome.exit_code) == (JobState.LOST, EXIT_LOST)
+    assert f"on {victim}, " in outcome.detail
+    if victim == "a":
+        assert "its agent was killed by signal 9" in outcome.detail
+    traces.expect_none()
+
+
+def test_a_killed_agent_ends_an_mpi_world(
+    new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster, allreduce: Path
+) -> None:
+    """The user is told of the agent, not of mpiexec, which fails for its sake; proxies and ranks are ended."""
+    user = new_user(slurm_a, slurm_b)
+    traces = Traces(user)
+    parts = [part(name, 2, str(allreduce), "/no/such/file", environment=traces.mark) for name in "ab"]
+    report = running(user, traces, *parts, launcher="mpi")
+    os.kill(agent(slurm_b, 2).pid, signal.SIGKILL)
+    outcome = outcome_of(user, report.id)
+    assert (outcome.state, outcome.exit_code) == (JobState.LOST, EXIT_LOST)
+    assert "rank 3" in outcome.detail
+    assert "its agent was killed by signal 9" in outcome.detail
+    traces.expect_none()
+
+
+def test_a_lost_node_loses_the_job(new_user: NewUser, new_slurm: NewSlurm, slurm_a: SlurmCluster) -> None:
+    """Whether a whole node dies or slurmd alone, while the ranks go on: Slurm gives it up, and so does the job."""
+    dead, deaf = (new_slurm(name, cpus=2) for name in ("dead", "deaf"))
+    user = new_user(slurm_a, dead, deaf)
+    traces = Traces(user)
+    jobs = {}
+    for system in (dead, deaf):
+        parts = [part(name, 2, *LONG, environment=traces.mark) for name in ("a", system.name)]
+        jobs[system.name] = running(user, traces, *parts).id
+    disk = own_files(dead)
+    dead.kill_node("n1")
+    deaf.kill_node("n1", with_jobs=False)
+    for system in (dead, deaf):  # it does so by itself when it has not heard of a node for long
+        system.run("scontrol", "update", "NodeName=n1", "State=DOWN", "Reason=test")
+    for name, job in jobs.items():
+        outcome = outcome_of(user, job)
+        assert (outcome.state, outcome.reason) == (JobState.LOST, EndReason.NODE_LOST)
+        assert outcome.exit_code == EXIT_LOST
+        assert f"on {name}, host " in outcome.detail
+    for path in disk:  # nobody could tidy up there
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    traces.expect_none()
+
+
+def own_files(system: SlurmCluster) -> set[Path]:
+    """Return the private directories of the agents on a cluster, and the files of their output."""
+    seen = [SeenProcess.read(pid) for pid in find_processes(lambda process: process.uses(system.directory))]
+    ranks = [process for process in seen if process is not None and "KOALA_STDOUT" in process.environment]
+    directories = {Path(process.environment["KOALA_STDOUT"]).parents[1] for process in ranks}
+    return directories | {Path(f"/proc/{agent(system, index).pid}/fd/2").readlink() for index in (1, 2)}
+
+
+# -- Jobs that run again on real batch systems: after the loss of a node, and from the state that they have saved.
+
+WAITS_ONCE = 'echo "attempt $KOALA_ATTEMPT"; [ "$KOALA_ATTEMPT" = 2 ] || sleep 600'
+
+COUNTS = """
+import os, signal, sys, time
+
+def save(*_):
+    open("state", "w").write(str(step))
+    sys.exit(75)
+
+signal.signal(signal.SIGUSR1, save)
+step = int(open("state").read()) if os.path.exists("state") else 0
+print(f"attempt {os.environ['KOALA_ATTEMPT']} on {os.environ['KOALA_CLUSTER']} from {step}", flush=True)
+while step < 200:
+    time.sleep(0.1)
+    step += 1
+print(f"finished at {step}")
+"""
+"""Needs twenty seconds, of which it gets eight in one attempt."""
+
+
+def test_a_job_runs_again_when_its_node_has_died(new_user: NewUser, new_slurm: NewSlurm) -> None:
+    """SIGKILL of the slurmd and of all that runs there; the next attempt is on another node."""
+    cluster = new_slurm("mortal", nodes=2)
+    user = new_user(cluster)
+    job = user.submit(user.job_file(part("mortal", 1, "sh", "-c", WAITS_ONCE), retries=1))
+    first = user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    (node,) = cluster.squeue(f"--jobs={first.components[0].lrm_ids[0]}", form="%N")[0]
+    cluster.kill_node(node)
+    cluster.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")  # as Slurm does after a while
+    report = user.wait_over(job)
+    assert report.state is JobState.COMPLETED, report.explanation
+    (attempt,) = report.attempts
+    assert attempt.outcome.state is JobState.LOST
+    assert user.run("logs", job).stdout == b"attempt 2\n"
+    assert user.run("logs", job, "--attempt", "1").stdout == b"attempt 1\n"
+
+
+def test_a_job_goes_on_over_three_walltimes_and_two_clusters(
+    new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster
+) -> None:
+    """Each attempt begins where the one before has saved its state; what is drained meanwhile is not used."""
+    user = new_user(slurm_a, slurm_b)
+    shared = user.directory / "shared"
+    shared.mkdir()
+    program = shared / "counts.py"
+    program.write_text(COUNTS)
+    file = user.job_file(
+        part(None, 1, sys.executable, str(program)),
+        walltime=12,
+        working_directory=str(shared),
+        checkpoint_signal="USR1",
+        warn_before=4,
+        requeue_on_walltime=True,
+    )
+    job = user.submit(file)
+    report = user.wait(job, lambda one: one.state is JobState.RUNNING, what="runs")
+    first = report.components[0].cluster
+    system = slurm_a if first == slurm_a.name else slurm_b
+    system.run("scontrol", "update", "NodeName=ALL", "State=DRAIN", "Reason=test")
+    try:
+        report = user.wait_over(job)
+    finally:
+        system.return_to_use()
+    assert report.state is JobState.COMPLETED, report.explanation
+    assert {one.outcome.exit_code for one in report.attempts} == {75}
+    assert {one.outcome.reason for one in report.attempts} == {EndReason.EXITED}
+    ran_on = [*(one.clusters[0] for one in report.attempts), report.components[0].cluster]
+    assert len(ran_on) >= 3
+    assert (ran_on[0], set(ran_on[1:])) == (first, {"a", "b"} - {first})
+    assert b"finished at 200" in user.run("logs", job).stdout
+
+
+# -- What ranks have used, compared with what GNU time says of the same processes.
+
+BURN = """\
+import time
+kept = bytearray(200 * 2**20)
+while time.process_time() < 3:
+    pass
+"""
+COMMAND = ("/usr/bin/time", "-f", "%U %S %M", "sh", "-c", 'python3 -c "$0"; true', BURN)
+"""Time and memory are used by a child of a shell."""
+LOCAL_TABLE = """
+[[clusters]]
+name = "l"
+plugin = "local"
+settings = { processors = 2 }
+"""
+
+
+@pytest.mark.real("/usr/bin/time")
+def test_a_rank_has_used_what_gnu_time_says(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
+    """On Slurm, Grid Engine and locally; the job has used what its ranks have, of what it held."""
+    user = new_user(slurm_a, sge_cell, serve=False)
+    user.site.write_text(user.site.read_text() + LOCAL_TABLE)
+    user.serve()
+    clusters = (slurm_a.name, sge_cell.name, "l")
+    report = user.wait_over(user.submit(user.job_file(*(part(name, 1, *COMMAND, name=name) for name in clusters))))
+    assert report.state is JobState.COMPLETED
+    usage = report.usage
+    assert usage is not None
+    assert {one.component: one.rank for one in usage.by_rank} == {name: rank for rank, name in enumerate(clusters)}
+    for one in usage.by_rank:
+        *times, kib = map(float, user.output_of(report.id, one.component, 0, "err").split())
+        assert one.used.processor_seconds == pytest.approx(sum(times), rel=0.1)
+        assert one.used.memory_bytes == pytest.approx(kib * 1024, rel=0.1)
+    assert usage.used_seconds == pytest.approx(sum(one.used.processor_seconds for one in usage.by_rank))
+    assert usage.used_seconds <= usage.held_seconds
+    assert f"used {100 * usage.share:.0f} % of the processors it held" in user.run("status", report.id).text

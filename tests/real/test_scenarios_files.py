@@ -7,28 +7,19 @@ import hashlib
 import os
 import signal
 import stat
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_CONFIGURATION, EXIT_WALLTIME
 from koala_adapter.model import LARGEST_SENT
 from koala_adapter.outcome import JobOutcome, JobState
-from tests.real.leftovers import Traces
-from tests.real.lrms import placeholders
-from tests.real.systems import SlurmCluster
-from tests.real.systems.directories import SystemDirectory
-from tests.real.systems.processes import PATIENCE, SeenProcess, find_processes, wait_until
-from tests.real.user import part, runs_with_known_ids
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.real.conftest import NewUser
-    from tests.real.lrms import System
-    from tests.real.systems import GridEngineCell
-    from tests.real.user import KoalaUser
-
+from tests.real.conftest import NewUser
+from tests.real.lrms import System, Traces, placeholders
+from tests.real.systems import GridEngineCell, SlurmCluster
+from tests.real.systems.processes import PATIENCE, SeenProcess, SystemDirectory, find_processes, wait_until
+from tests.real.user import KoalaUser, part, runs_with_known_ids
 
 # -- What ranks are given and what they write; and how they end under MPI when they cannot even start.
 
@@ -43,8 +34,6 @@ def end_of(user: KoalaUser, *parts: str, **header: Any) -> tuple[str, JobOutcome
     return report["id"], outcome
 
 
-@pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.real("mpiexec.hydra")
 def test_an_mpi_program_that_cannot_be_started_is_told(new_user: NewUser, slurm_a: SlurmCluster) -> None:
     """The exit code and the reason of the shell that starts each rank reach the user, also though mpiexec goes on."""
     user = new_user(slurm_a)
@@ -67,8 +56,6 @@ module() {
 """
 
 
-@pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.real("sge_qmaster")
 @pytest.mark.parametrize("launcher", ["process", "mpi"])
 def test_ranks_are_set_up_on_their_nodes(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path, launcher: str
@@ -101,7 +88,6 @@ def test_ranks_are_set_up_on_their_nodes(
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_logs_prints_what_was_written(new_user: NewUser, slurm_a: SlurmCluster) -> None:
     """One rank's output comes out of `koala logs` byte for byte, with or without an end of line; several are marked."""
     user = new_user(slurm_a)
@@ -116,8 +102,6 @@ def test_logs_prints_what_was_written(new_user: NewUser, slurm_a: SlurmCluster) 
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.real("sge_qmaster")
 def test_input_files_and_environment_reach_the_ranks(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
@@ -140,7 +124,6 @@ def test_input_files_and_environment_reach_the_ranks(
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_input_files_of_any_size(new_user: NewUser, slurm_a: SlurmCluster) -> None:
     """As much as goes with a launch arrives, and so do a byte more, and a directory."""
     user = new_user(slurm_a)
@@ -157,7 +140,6 @@ def test_input_files_of_any_size(new_user: NewUser, slurm_a: SlurmCluster) -> No
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_a_token_can_travel_in_a_file(new_user: NewUser, slurm_a: SlurmCluster) -> None:
     """With a shared directory the job script holds no secret; the file does, for its owner alone, until all is over."""
     place = SystemDirectory.create("tokens")
@@ -226,7 +208,6 @@ def two_of_each(traces: Traces, text: str) -> list[str]:
     return [part(name, 2, "sh", "-c", text, output_files=WANTED, environment=traces.mark) for name in "ac"]
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 @pytest.mark.parametrize("launcher", ["process", pytest.param("mpi", marks=pytest.mark.real("mpiexec.hydra"))])
 def test_files_of_all_ranks_arrive(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, launcher: str
@@ -245,7 +226,6 @@ def test_files_of_all_ranks_arrive(
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 def test_files_of_failing_ranks_survive_a_killed_service(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
@@ -279,7 +259,6 @@ while [ $(ls {written} | wc -l) -lt 4 ]; do sleep 0.2; done; exit 7"""
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 def test_files_of_ranks_that_are_ended(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
     """At the walltime, after a cancellation, and killed by a signal: the same files are there."""
     user = new_user(slurm_a, sge_cell)
@@ -312,7 +291,6 @@ def test_files_of_ranks_that_are_ended(new_user: NewUser, slurm_a: SlurmCluster,
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 def test_what_was_left_is_named(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
     """Without output_files a user is told what is gone; what is too large is named with its size and the bound."""
     user = new_user(slurm_a, sge_cell, center={"output_files_per_rank_mib": 1})
@@ -363,7 +341,6 @@ def cancel_behind(system: System) -> None:
     wait_until(lambda: not placeholders(system), seconds=PATIENCE, what="no placeholders in the batch system")
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 def test_cancelled_while_the_service_is_down(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
@@ -385,7 +362,6 @@ def test_cancelled_while_the_service_is_down(
     traces.expect_none(but_words=True)
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 def test_what_killed_agents_left_goes_with_the_next(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:

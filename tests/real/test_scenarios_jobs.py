@@ -9,27 +9,21 @@ import re
 import signal
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import pytest
 
 from koala_adapter.config.jobfile import load_job
 from koala_adapter.model import EndReason, JobId
 from koala_adapter.outcome import JobState
-from tests.real.leftovers import Traces
-from tests.real.lrms import jobs_named, listing, placeholders
+from tests.real.conftest import NewSlurm, NewUser
+from tests.real.lrms import System, Traces, jobs_named, listing, placeholders
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
 from tests.real.user import KoalaUser, part
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from tests.real.conftest import NewSlurm, NewUser
-    from tests.real.lrms import System
-
 
 # -- More jobs than the clusters can hold: all finish, no threshold is exceeded, and the controllers are spared.
 
@@ -89,7 +83,6 @@ def looking(look: Callable[[], None]) -> Iterator[None]:
         raise troubles[0]
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_ten_jobs_share_what_holds_two(
     new_user: NewUser, new_slurm: NewSlurm, record_property: Callable[[str, object], None]
 ) -> None:
@@ -174,7 +167,6 @@ def is_shown_as_failed(system: System, name: str) -> None:
     wait_until(lambda: has_failed(system, number), seconds=PATIENCE, what="failed", details=lambda: listing(system))
 
 
-@pytest.mark.real("slurmctld", "slurmd", "munged", "sge_qmaster")
 def test_jobs_of_one_name_belong_to_their_users(
     new_slurm: NewSlurm, sge_cell: GridEngineCell, new_user: NewUser
 ) -> None:
@@ -202,7 +194,6 @@ def test_jobs_of_one_name_belong_to_their_users(
         assert jobs_named(system, name) == [name] * 2
 
 
-@pytest.mark.real("slurmctld", "slurmd", "munged", "sge_qmaster")
 def test_what_stands_in_the_way_of_words_keeps_nobody(
     new_slurm: NewSlurm, sge_cell: GridEngineCell, new_user: NewUser, tmp_path: Path
 ) -> None:
@@ -232,7 +223,6 @@ def test_what_stands_in_the_way_of_words_keeps_nobody(
 # -- One MPI program over several batch systems at once: it runs, it ends as it should, and nothing of it stays.
 
 
-@pytest.mark.real("slurmctld", "slurmd", "mpiexec.hydra")
 def test_one_world_over_three_batch_systems(
     new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster, sge_cell: GridEngineCell, allreduce: Path
 ) -> None:
@@ -266,7 +256,6 @@ class BadEnd(NamedTuple):
     reason: EndReason
 
 
-@pytest.mark.real("slurmctld", "slurmd", "mpiexec.hydra")
 @pytest.mark.parametrize(
     "end",
     [
@@ -292,7 +281,6 @@ def test_a_rank_that_ends_badly_ends_the_world(
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd", "mpiexec.hydra")
 def test_shell_of_a_rank_that_is_killed_is_a_signal(new_user: NewUser, slurm_a: SlurmCluster) -> None:
     """Nobody is left to tell how the rank ended but mpiexec, whose exit status 9 stands for SIGKILL here.
 

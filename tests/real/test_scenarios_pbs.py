@@ -4,29 +4,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from koala_adapter.outcome import JobState
-from tests.real.leftovers import Traces
-from tests.real.lrms import placeholders
+from tests.real.conftest import NewUser
+from tests.real.lrms import Traces, placeholders
 from tests.real.ranks import NotedRanks, expect_noted_end
+from tests.real.systems import SlurmCluster
 from tests.real.systems.pbs import PbsServer, missing_for_pbs
 from tests.real.systems.requirements import drmaa_library, require
 from tests.real.test_malleable import expect_right, workers
 from tests.real.test_malleable import submit as submit_workers
 from tests.real.user import part
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.real.conftest import NewUser
-    from tests.real.systems import SlurmCluster
-
-pytestmark = [pytest.mark.real, pytest.mark.never_required]
+pytestmark = pytest.mark.never_required
 
 
 @pytest.fixture
@@ -60,7 +55,6 @@ def queue(server: PbsServer, name: str, settings: str) -> Iterator[str]:
         server.run("qmgr", "-c", f"delete queue {name}")
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_processes_on_pbs_and_slurm_do_not_notice_a_kill(
     new_user: NewUser, server: PbsServer, slurm_a: SlurmCluster, tmp_path: Path
 ) -> None:

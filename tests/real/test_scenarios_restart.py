@@ -7,26 +7,20 @@ import random
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from koala_adapter.outcome import JobState
-from tests.real.leftovers import Traces
-from tests.real.lrms import local_job, placeholders, submissions
+from koala_adapter.report.values import JobReport
+from tests.real.conftest import NewUser
+from tests.real.lrms import Traces, local_job, placeholders, submissions
 from tests.real.ranks import NotedRanks, expect_noted_end
 from tests.real.slow_commands import PausedCommand
+from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
-from tests.real.user import part
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from koala_adapter.report.values import JobReport
-    from tests.real.conftest import NewUser
-    from tests.real.systems import GridEngineCell, SlurmCluster
-    from tests.real.user import KoalaUser
-
+from tests.real.user import KoalaUser, part
 
 # -- The service is killed at any moment and started again: nothing that a user can see changes, except time.
 
@@ -48,8 +42,6 @@ def runs(report: JobReport) -> bool:
     return report.state is JobState.RUNNING
 
 
-@pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.real("sge_qmaster")
 def test_processes_do_not_notice(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path
 ) -> None:
@@ -73,8 +65,6 @@ def test_processes_do_not_notice(
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.real("sge_qmaster", "mpiexec.hydra")
 def test_an_mpi_world_does_not_notice(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, allreduce: Path, tmp_path: Path
 ) -> None:
@@ -99,7 +89,6 @@ def test_an_mpi_world_does_not_notice(
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_an_end_while_nobody_listens_is_told_later(new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path) -> None:
     """The job ends while the service is dead; the next one hears how, with all that was written."""
     user = new_user(slurm_a)
@@ -117,7 +106,6 @@ def test_an_end_while_nobody_listens_is_told_later(new_user: NewUser, slurm_a: S
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_a_port_that_is_taken_is_waited_for(new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path) -> None:
     """While the service was dead somebody else got the port on which agents expect it; it waits until that is free."""
     user = new_user(slurm_a)
@@ -137,7 +125,6 @@ def test_a_port_that_is_taken_is_waited_for(new_user: NewUser, slurm_a: SlurmClu
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_while_submitting(
     new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path, when: Literal["before", "after"]
@@ -159,7 +146,6 @@ def test_killed_while_submitting(
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_a_killed_run_is_taken_over(new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path) -> None:
     """`koala run` without a service is the service itself; when it is killed, the next service goes on with its job."""
     user = new_user(slurm_a, serve=False)
@@ -178,8 +164,6 @@ def test_a_killed_run_is_taken_over(new_user: NewUser, slurm_a: SlurmCluster, tm
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.real("sge_qmaster")
 def test_a_cancellation_is_not_forgotten(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
     """Killed right after a user was told that the job will be cancelled: the next service does it."""
     user = new_user(slurm_a, sge_cell)
@@ -193,8 +177,6 @@ def test_a_cancellation_is_not_forgotten(new_user: NewUser, slurm_a: SlurmCluste
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.real("sge_qmaster")
 def test_killed_at_random_moments(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path
 ) -> None:
@@ -231,7 +213,6 @@ def wait_noticed(user: KoalaUser, cluster: str) -> None:
     wait_until(noticed, seconds=PATIENCE, what=f"{cluster} is known to be out of reach", details=user.details)
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_away_while_the_job_runs(
     new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -255,8 +236,6 @@ def test_away_while_the_job_runs(
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
-@pytest.mark.real("sge_qmaster")
 def test_away_while_the_job_claims(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path
 ) -> None:
@@ -279,7 +258,6 @@ def test_away_while_the_job_claims(
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_away_before_the_job_is_submitted(new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster) -> None:
     """The job waits, without holding anything elsewhere, and the user is told for what; then it runs."""
     user = new_user(slurm_a, slurm_b)
@@ -300,7 +278,6 @@ def test_away_before_the_job_is_submitted(new_user: NewUser, slurm_a: SlurmClust
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_away_when_the_service_comes_up(new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path) -> None:
     """Service and controller are both gone, and the service returns first: the job runs on, none is submitted anew."""
     user = new_user(slurm_a)

@@ -15,10 +15,11 @@ import secrets
 import socket
 import ssl
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -27,18 +28,11 @@ from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.outcome import JobState
 from koala_adapter.vjm import channel
 from tests.real import thief
-from tests.real.leftovers import Traces
-from tests.real.lrms import local_job
+from tests.real.lrms import Traces, local_job
 from tests.real.systems import CommandError, GridEngineCell, SlurmCluster
-from tests.real.systems.directories import SystemDirectory
-from tests.real.systems.processes import PATIENCE, base_environment, run_command, wait_until
+from tests.real.systems.processes import PATIENCE, SystemDirectory, base_environment, run_command, wait_until
 from tests.real.systems.requirements import missing_for_grid_engine, missing_for_slurm, require
 from tests.real.user import KoalaUser, part, runs_with_known_ids
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-pytestmark = pytest.mark.real("slurmctld", "slurmd", "munged", "sge_qmaster")
 
 OWNER = "daemon"
 THIEF = "nobody"

@@ -4,35 +4,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from koala_adapter.errors import EXIT_LOST, EXIT_WALLTIME
 from koala_adapter.model import EndReason
 from koala_adapter.outcome import JobState
-from tests.real.leftovers import Traces
-from tests.real.lrms import jobs_named, local_job, placeholders, submissions
-from tests.real.systems import SlurmCluster
+from koala_adapter.report.values import JobReport
+from tests.real.conftest import NewSlurm, NewUser
+from tests.real.lrms import System, Traces, jobs_named, local_job, placeholders, submissions
+from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
-from tests.real.user import KoalaUser, part, runs_with_known_ids
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from koala_adapter.report.values import JobReport
-    from tests.real.conftest import NewSlurm, NewUser
-    from tests.real.lrms import System
-    from tests.real.systems import GridEngineCell
-    from tests.real.user import Values
-
+from tests.real.user import KoalaUser, Values, part, runs_with_known_ids
 
 # -- A job that cannot have all its processors at once: it holds what it has for a bounded time, and starts by itself.
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 def test_a_full_cluster_is_waited_for(
     new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
@@ -62,7 +52,6 @@ def test_a_full_cluster_is_waited_for(
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
 def test_processors_are_handed_back_after_their_life(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
@@ -108,10 +97,20 @@ def holders(report: JobReport) -> list[tuple[str, int]]:
     return [(one.holder, one.placeholders) for component in report.components for one in component.holds]
 
 
-def expect_told(user: KoalaUser, system: System, holder: str, said: str) -> None:
-    """Put the queued placeholders of a job in hold; insist that it is told by whom, and that it runs once released."""
+@pytest.mark.parametrize(
+    ("system", "holder", "said"),
+    [
+        ("slurm_a", "operator", "by an operator (JobHeldAdmin)"),
+        ("slurm_a", "user", "by its user or a submission hook (JobHeldUser)"),
+        ("sge_cell", "operator", "by an operator for"),
+        ("sge_cell", "user", "by its user or a submission hook for"),
+    ],
+    indirect=["system"],
+)
+def test_who_holds_placeholders_is_told(new_user: NewUser, system: System, holder: str, said: str) -> None:
+    """The hold of an operator, and a user's own, which a hook's looks like; once released, the job runs."""
+    user = new_user(system)
     slurm = isinstance(system, SlurmCluster)
-    number = ""
     size = system.slots if not isinstance(system, SlurmCluster) else system.cpus * len(system.nodes)
     with local_job(system, size):
         file = user.job_file(part(system.name, 2, "true"))
@@ -133,28 +132,6 @@ def expect_told(user: KoalaUser, system: System, holder: str, said: str) -> None
         assert command.wait(PATIENCE) == 0, shown.read_text()
     finally:
         command.kill()
-
-
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
-@pytest.mark.parametrize(
-    ("holder", "said"),
-    [
-        ("operator", "by an operator (JobHeldAdmin)"),
-        ("user", "by its user or a submission hook (JobHeldUser)"),
-    ],
-)
-def test_hold_in_slurm_is_told(new_user: NewUser, slurm_a: SlurmCluster, holder: str, said: str) -> None:
-    """`scontrol hold` by an operator, and a user's own, which a hook's looks like."""
-    expect_told(new_user(slurm_a), slurm_a, holder, said)
-
-
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
-@pytest.mark.parametrize(
-    ("holder", "said"), [("operator", "by an operator for"), ("user", "by its user or a submission hook for")]
-)
-def test_hold_in_grid_engine_is_told(new_user: NewUser, sge_cell: GridEngineCell, holder: str, said: str) -> None:
-    """`qhold -h o` and `qhold -h u`."""
-    expect_told(new_user(sge_cell), sge_cell, holder, said)
 
 
 # -- Placeholders that their batch system suspends while a job runs: what is told, what is kept, and what is lost.
@@ -234,8 +211,14 @@ class Counting:
             assert lines == [*(str(number) for number in range(1, len(lines))), "over"]
 
 
-def expect_kept(user: KoalaUser, system: System, *, seconds: float) -> None:
-    """Suspend one of two placeholders for so long; it is told, and nothing is lost."""
+@pytest.mark.parametrize(
+    ("center", "seconds"),
+    [({}, 2), ({**SHORT, "await_suspended": True}, 2 * SHORT["lease"])],
+    ids=["within the lease", "awaited"],
+)
+def test_a_suspension_loses_nothing(new_user: NewUser, system: System, center: Values, seconds: int) -> None:
+    """It is told while it lasts, two leases long at a site that wants its jobs to wait; then all goes on."""
+    user = new_user(system, center=center)
     job = Counting(user, system)
     traces = Traces(user)
     job.suspend()
@@ -252,8 +235,9 @@ def expect_kept(user: KoalaUser, system: System, *, seconds: float) -> None:
     traces.expect_none()
 
 
-def expect_lost(user: KoalaUser, system: System) -> None:
-    """Suspend one of two placeholders for longer than the lease; the job is lost, it is told why, and all is ended."""
+def test_a_suspension_beyond_the_lease_loses_the_job(new_user: NewUser, system: System) -> None:
+    """It is told why, and the placeholder that is suspended is ended, too."""
+    user = new_user(system, center=SHORT)
     job = Counting(user, system)
     traces = Traces(user)
     job.suspend()
@@ -266,47 +250,9 @@ def expect_lost(user: KoalaUser, system: System) -> None:
     traces.expect_none(but_words=True)
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
-def test_a_suspension_in_slurm_within_the_lease(new_user: NewUser, slurm_a: SlurmCluster) -> None:
-    """`scontrol suspend` and `resume`: the process goes on where it was."""
-    expect_kept(new_user(slurm_a), slurm_a, seconds=2)
-
-
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
-def test_a_suspension_in_grid_engine_within_the_lease(new_user: NewUser, sge_cell: GridEngineCell) -> None:
-    """`qmod -sj` and `-usj`."""
-    expect_kept(new_user(sge_cell), sge_cell, seconds=2)
-
-
-AWAITED = {**SHORT, "await_suspended": True}
-
-
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
-def test_a_suspension_in_slurm_is_awaited(new_user: NewUser, slurm_a: SlurmCluster) -> None:
-    """Two leases long, at a site that wants its jobs to wait."""
-    expect_kept(new_user(slurm_a, center=AWAITED), slurm_a, seconds=2 * SHORT["lease"])
-
-
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
-def test_a_suspension_in_grid_engine_is_awaited(new_user: NewUser, sge_cell: GridEngineCell) -> None:
-    """Two leases long, at a site that wants its jobs to wait."""
-    expect_kept(new_user(sge_cell, center=AWAITED), sge_cell, seconds=2 * SHORT["lease"])
-
-
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
-def test_a_suspension_in_slurm_beyond_the_lease(new_user: NewUser, slurm_a: SlurmCluster) -> None:
-    """The placeholder that is suspended is cancelled, too."""
-    expect_lost(new_user(slurm_a, center=SHORT), slurm_a)
-
-
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
-def test_a_suspension_in_grid_engine_beyond_the_lease(new_user: NewUser, sge_cell: GridEngineCell) -> None:
-    """The placeholder that is suspended is deleted, too."""
-    expect_lost(new_user(sge_cell, center=SHORT), sge_cell)
-
-
-def expect_ended_at_its_walltime(user: KoalaUser, system: System) -> None:
-    """Suspend a placeholder until the job's walltime is over: the time counts, and what is suspended is ended."""
+def test_the_walltime_goes_on_during_a_suspension(new_user: NewUser, system: System) -> None:
+    """Slurm itself does not count that time: its own limit is later. What is suspended is ended."""
+    user = new_user(system)
     traces = Traces(user)
     file = user.job_file(part(system.name, 2, "sleep", "600", environment=traces.mark), walltime=20)
     job = user.submit(file)
@@ -320,22 +266,9 @@ def expect_ended_at_its_walltime(user: KoalaUser, system: System) -> None:
     traces.expect_none(but_words=True)
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
-def test_the_walltime_goes_on_while_slurm_suspends(new_user: NewUser, slurm_a: SlurmCluster) -> None:
-    """Slurm itself does not count that time: its own limit is later."""
-    expect_ended_at_its_walltime(new_user(slurm_a), slurm_a)
-
-
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")
-def test_the_walltime_goes_on_while_grid_engine_suspends(new_user: NewUser, sge_cell: GridEngineCell) -> None:
-    """Grid Engine counts it, too."""
-    expect_ended_at_its_walltime(new_user(sge_cell), sge_cell)
-
-
 # -- Placement policies on real batch systems: a component in two pieces, and processors exchanged between two jobs.
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster", "mpiexec.hydra")
 def test_one_component_in_pieces_on_two_batch_systems(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, allreduce: Path
 ) -> None:
@@ -360,7 +293,6 @@ def test_one_component_in_pieces_on_two_batch_systems(
     traces.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd", "sge_qmaster", "mpiexec.hydra")
 def test_a_job_starts_in_what_another_held_in_vain(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
@@ -440,7 +372,6 @@ def submitted(user: KoalaUser, mark: dict[str, str]) -> str:
     return job
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_two_instances_run_one_after_the_other(
     clusters: tuple[SlurmCluster, SlurmCluster], users: tuple[KoalaUser, KoalaUser]
 ) -> None:
@@ -457,7 +388,6 @@ def test_two_instances_run_one_after_the_other(
         one.expect_none()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_a_third_party_that_holds_directly_runs_first(
     clusters: tuple[SlurmCluster, SlurmCluster], users: tuple[KoalaUser, KoalaUser], tmp_path: Path
 ) -> None:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,10 +19,7 @@ from tests.real.systems.processes import wait_until
 from tests.real.systems.requirements import require
 from tests.wiki_server import KEY, SECONDS, Scheduler, WikiServer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-pytestmark = [pytest.mark.real, pytest.mark.never_required]
+pytestmark = pytest.mark.never_required
 
 PIECE = Path(__file__).parents[2] / "conf" / "pbs_queuejob.py"
 OPTIONS = ("-f", "-C", "", "-S", "/bin/sh", "-o", "/dev/null", "-j", "oe", "-l", "walltime=60")

@@ -6,8 +6,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,10 +16,6 @@ from tests.real.systems import SlurmCluster
 from tests.real.systems.requirements import missing_for_slurm, require
 from tests.real.test_schedule_slurm import SITE_PIECE, submit, unfinished
 from tests.real.test_slurm_library import releases
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 # -- What jobs need beside processors, as ``koala schedule`` sees it, is what a real Slurm gives them.
 
@@ -55,7 +51,6 @@ def cluster(module_cluster: SlurmCluster) -> Iterator[SlurmCluster]:
 JOBS = 5
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 @pytest.mark.parametrize(
     ("options", "together"),
     [
@@ -87,7 +82,6 @@ def test_as_many_run_together_as_slurm_has_room_for(
     expect_together(Scheduling(tmp_path, cluster), options, together)
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 @pytest.mark.parametrize(
     ("parameters", "partition", "options", "together"),
     [
@@ -145,7 +139,6 @@ def typed(typed_cluster: SlurmCluster) -> Iterator[SlurmCluster]:
     typed_cluster.reset()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 @pytest.mark.parametrize(
     ("resources", "together"),
     [
@@ -240,7 +233,6 @@ def kill(scheduling: Scheduling) -> set[int]:
     return found
 
 
-@pytest.mark.real
 @pytest.mark.never_required
 def test_helper_that_is_killed_again_and_again(library_cluster: SlurmCluster, tmp_path: Path) -> None:
     """A new one goes on where it was killed once; after three deaths in a row commands do; all jobs run once."""
@@ -269,7 +261,6 @@ def test_helper_that_is_killed_again_and_again(library_cluster: SlurmCluster, tm
     assert all(found == ["run", "end"] for found in scheduling.traces().values())
 
 
-@pytest.mark.real
 @pytest.mark.never_required
 def test_scheduler_that_is_killed(library_cluster: SlurmCluster, tmp_path: Path) -> None:
     """Its helper ends by itself; started again it knows what runs and what waits, and each job runs once."""
@@ -294,7 +285,6 @@ def test_scheduler_that_is_killed(library_cluster: SlurmCluster, tmp_path: Path)
     assert sum(BY_LIBRARY in line for line in scheduling.said()) == 2
 
 
-@pytest.mark.real
 @pytest.mark.never_required
 def test_library_of_another_release(library_cluster: SlurmCluster, tmp_path: Path) -> None:
     """Jobs are scheduled by commands, and the reason is logged."""

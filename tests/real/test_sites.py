@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import tomllib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from koala_adapter.config.sitefile import ClusterConfig
 from koala_adapter.errors import EXIT_CONFIGURATION
-from koala_adapter.lrm import Submission
+from koala_adapter.lrm import Lrm, Submission
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import BatchKey
 from koala_adapter.scheduler.claiming.claims import KEPT_PATIENCE
@@ -23,19 +24,11 @@ from koala_sge import PLUGIN as SGE
 from koala_sge import SgeSettings
 from koala_slurm import PLUGIN as SLURM
 from koala_slurm import SlurmSettings
-from tests.real.leftovers import Traces
-from tests.real.lrms import local_job, placeholders
+from tests.real.conftest import NewUser
+from tests.real.lrms import Traces, local_job, placeholders
+from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import GRID_ENGINE_PROGRAMS, PATIENCE, USERS_PATH, wait_until
 from tests.real.user import part
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from koala_adapter.lrm import Lrm
-    from tests.real.conftest import NewUser
-    from tests.real.systems import GridEngineCell, SlurmCluster
-
 
 # -- ``koala init`` among real batch systems: what it writes passes ``koala check``, and jobs run.
 
@@ -131,7 +124,6 @@ async def await_others(lrm: Lrm, *wanted: int) -> None:
     await eventually(look, lambda seen: seen == sorted(wanted), what=f"others wait for {wanted}", seconds=90)
 
 
-@pytest.mark.real
 @pytest.mark.anyio
 async def test_slurm(slurm_a: SlurmCluster, tmp_path: Path) -> None:
     """A job and an array of another user wait; what is in hold, depends on others or is too early does not count."""
@@ -158,7 +150,6 @@ async def test_slurm(slurm_a: SlurmCluster, tmp_path: Path) -> None:
         await lrm.close()
 
 
-@pytest.mark.real
 @pytest.mark.anyio
 async def test_grid_engine(sge_cell: GridEngineCell, tmp_path: Path) -> None:
     """Three tasks of an array of another user wait; what is in hold or depends on others does not count."""
@@ -191,7 +182,6 @@ async def test_grid_engine(sge_cell: GridEngineCell, tmp_path: Path) -> None:
 # -- Placeholders that only the site lets start: their job says why it waits, and runs elsewhere.
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 @pytest.mark.nightly
 def test_a_job_leaves_a_partition_that_is_closed(
     new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster

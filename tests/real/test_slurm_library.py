@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from koala_adapter.errors import LrmNotFoundError, LrmUnavailableError
-from koala_adapter.model import LrmJobId, LrmJobState
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from koala_adapter.testing import eventually, new_context
 from koala_adapter.testing.trial import begin_start
 from koala_slurm import SlurmSettings
@@ -25,13 +26,7 @@ from tests.real.systems import SlurmCluster
 from tests.real.systems.processes import CommandError, wait_until
 from tests.real.systems.requirements import missing_for_slurm, require
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
-    from pathlib import Path
-
-    from koala_adapter.model import LrmJob
-
-pytestmark = [pytest.mark.real, pytest.mark.never_required, pytest.mark.anyio]
+pytestmark = [pytest.mark.never_required, pytest.mark.anyio]
 
 SETTINGS = {"SelectTypeParameters": "CR_Core_Memory", "DefMemPerCPU": "100", "Licenses": "x:2"}
 SLEEP = "#!/bin/sh\nexec sleep 600\n"

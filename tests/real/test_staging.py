@@ -8,19 +8,15 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.real.systems.othersite import OtherSite
 from tests.real.systems.processes import PATIENCE, base_environment, wait_until
 from tests.real.test_other_sites import Home, there
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.real.systems.othersite import OtherSite
 
 pytestmark = pytest.mark.real("slurmctld", "slurmd", "sshd")
 __all__ = ["there"]

@@ -8,25 +8,25 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.real.systems import CommandError, SlurmCluster, SystemFailedError
-from tests.real.systems.directories import SystemDirectory, remove_abandoned
-from tests.real.systems.ports import Ports
-from tests.real.systems.processes import base_environment, find_processes, run_command, wait_reaped, wait_until
+from tests.real.conftest import NewGridEngine, NewSlurm
+from tests.real.systems import CommandError, GridEngineCell, SlurmCluster, SystemFailedError
+from tests.real.systems.processes import (
+    Ports,
+    SystemDirectory,
+    base_environment,
+    find_processes,
+    remove_abandoned,
+    run_command,
+    wait_reaped,
+    wait_until,
+)
 from tests.real.systems.requirements import missing_for_grid_engine, missing_for_slurm, require
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.real.conftest import NewGridEngine, NewSlurm
-    from tests.real.systems import GridEngineCell
-
-pytestmark = pytest.mark.real
 
 SECONDS = 90.0
 """Bound on what takes about one second on an idle machine."""
@@ -112,18 +112,6 @@ def test_slurm_job_survives_the_controller(slurm_a: SlurmCluster) -> None:
     assert states(slurm_a, job) == ["RUNNING"] * 2
 
 
-@pytest.mark.nightly  # by day the plugin is shown such a node: test_slurm_behaviour.py
-def test_slurm_node_dies(new_slurm: NewSlurm) -> None:
-    """The controller notices a killed node: its job fails for that reason; started again the node is idle."""
-    cluster = new_slurm(nodes=2, settings={"SlurmdTimeout": "10", "MessageTimeout": "10"})
-    job = cluster.submit(SLEEP, "--output=/dev/null", "--no-requeue", "--nodelist=n2")
-    wait_running(cluster, job, 1)
-    cluster.kill_node("n2")
-    wait_until(lambda: states(cluster, job) == ["NODE_FAIL"], seconds=90, what="death of n2", details=cluster.logs)
-    cluster.start_node("n2")
-    cluster.wait_idle()
-
-
 def test_slurm_users_are_told_apart(new_slurm: NewSlurm, open_directory: Path) -> None:
     """With munge a user's job runs as that user, and another user can neither read its script nor cancel it."""
     cluster, output = new_slurm(auth="munge"), open_directory / "out"
@@ -167,18 +155,6 @@ def test_grid_engine_cells_are_apart(sge_cell: GridEngineCell, new_grid_engine: 
     other.reset()
     assert other.qstat() == ""
     assert sge_cell.qstat().count(" r ") == 2
-
-
-@pytest.mark.nightly  # the conformance kit shows the same
-def test_grid_engine_job_survives_the_qmaster(sge_cell: GridEngineCell) -> None:
-    """Jobs go on running while the qmaster is away, even killed, and it knows them when it is back."""
-    sge_cell.submit(SLEEP, "-o", "/dev/null", "-j", "y")
-    wait_tasks(sge_cell, 1)
-    sge_cell.stop_qmaster()
-    with pytest.raises(CommandError, match="unable to send message to qmaster"):
-        sge_cell.qstat()
-    sge_cell.start_qmaster()
-    wait_tasks(sge_cell, 1)
 
 
 def test_grid_engine_knows_the_end(sge_cell: GridEngineCell) -> None:

@@ -7,10 +7,10 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +18,6 @@ from tests.nbody import ALONE, sizes_and_digest, write_nbody
 from tests.real.systems.othersite import OtherSite, missing_for_other_site
 from tests.real.systems.processes import PATIENCE, base_environment, run_command, wait_until
 from tests.real.systems.requirements import missing_for_grid_engine, missing_for_slurm, require
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 pytestmark = pytest.mark.real("slurmctld", "slurmd", "sge_qmaster", "sshd")
 

@@ -8,8 +8,8 @@ Torque takes no jobs of root, so the tests must be run by another user.
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,10 +22,7 @@ from koala_pbs import PLUGIN, PbsSettings
 from tests.real.systems.requirements import require
 from tests.undertest import started_plugin
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-pytestmark = [pytest.mark.real, pytest.mark.never_required, pytest.mark.anyio]
+pytestmark = [pytest.mark.never_required, pytest.mark.anyio]
 
 # Read before tests/conftest.py takes it out of the environment.
 COMMANDS = os.environ.get("KOALA_TEST_TORQUE", "")

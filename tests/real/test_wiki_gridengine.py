@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,10 +16,6 @@ from tests.real.mauistandin import MauiStandIn
 from tests.real.systems import GridEngineCell
 from tests.real.systems.requirements import missing_for_grid_engine, require
 from tests.real.wiki_serving import WikiServing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
 
 # -- A real Grid Engine under an outside scheduler that speaks WIKI, with two queue instances as its nodes.
 
@@ -83,7 +79,6 @@ def submit(cell: GridEngineCell, processors: int) -> str:
     return cell.submit("#!/bin/sh\nexec sleep 600\n", *options, *where, user="nobody")
 
 
-@pytest.mark.real
 def test_jobs_start_where_they_are_told(serving: WikiServing) -> None:
     """Jobs of qsub come in held, and each starts in the queue instance that the scheduler names, with all its slots."""
     cell = serving.system
@@ -105,6 +100,10 @@ def test_jobs_start_where_they_are_told(serving: WikiServing) -> None:
     assert serving.job(first).task_list == ("n4.q_localhost",) * 6
     refused = serving.ask(f"STARTJOB ARG={third} TASKLIST=n1")
     assert refused.status == -700
+    gone = submit(cell, 1)
+    serving.job(gone)
+    cell.run("qdel", gone)
+    assert serving.ask(f"STARTJOB ARG={gone} TASKLIST=n2.q_localhost").status == -700
     divided = submit(cell, 4)
     refused = serving.ask(
         f"STARTJOB ARG={divided} TASKLIST=n2.q_localhost:n2.q_localhost:n2.q_localhost:n4.q_localhost"
@@ -125,38 +124,6 @@ def test_jobs_start_where_they_are_told(serving: WikiServing) -> None:
     seen = serving.jobs()
     assert {seen[job].state for job in (third, divided)} == {"Removed"}
     assert {seen[job].state for job in (first, second)} <= {"Removed", "Completed"}
-
-
-@pytest.mark.real
-def test_every_shape_runs_under_a_stand_in_for_maui(serving: WikiServing, tmp_path: Path) -> None:
-    """Parallel jobs are never split, elements of an array come one by one, and what no queue can take is in hold."""
-    cell = serving.system
-    assert isinstance(cell, GridEngineCell)
-    where = ("-wd", "/tmp", "-o", "/dev/null", "-j", "y", "-l", "h_rt=1800")
-    script = "#!/bin/sh\nexec sleep 0.5\n"
-
-    def short(*options: str) -> str:
-        return cell.submit(script, *options, *where, user="nobody").split(".")[0]
-
-    too_large = short("-pe", "any", "12")
-    jobs = {short(), short(), short("-pe", "any", "5"), short("-pe", "any", "8"), short("-pe", "any", "3")}
-    array = short("-t", "1-2")
-    own = WikiServing(tmp_path, cell, "--user-holds", "--cache", "0.2")
-    with own.user.site.open("a") as site:
-        site.write('nodes = "queue-instances"\ntrigger_scheduler = true\n')
-    with own:
-        maui = MauiStandIn(own.peer(Dialect.WIKI), interval=1.0, defer=5.0)
-        left = maui.run([*jobs, f"{array}.1", f"{array}.2"], seconds=240)
-        assert (left, maui.refusals) == (set(), []), own.details()
-        record = maui.jobs[too_large]
-        assert (record.state, "can take" in record.comment) == ("Hold", True), record
-        assert {len(set(tasks)) for tasks in maui.started.values()} == {1}
-        gone = short()
-        own.job(gone)
-        cell.run("qdel", gone)
-        deleted = own.ask(f"STARTJOB ARG={gone} TASKLIST=n2.q_localhost", dialect=Dialect.WIKI)
-        assert deleted.status == -700, deleted
-        own.done(f"CANCELJOB ARG={too_large} TYPE=ADMIN")
 
 
 # -- Jobs of all shapes on a real Grid Engine, started by a stand-in for Maui: all come to their end, where they may
@@ -272,14 +239,12 @@ def run_all(serving: WikiServing, rounds: int) -> None:
     assert maui.run([held], seconds=240) == set(), (maui.jobs[held], serving.details())
 
 
-@pytest.mark.real("sge_qmaster", "sge_execd")
 @pytest.mark.timeout(900)
 def test_every_shape_runs_where_its_user_allows(maui_serving: WikiServing) -> None:
     """One job of each, five that cannot run, arrays, a job that waits for another, and a hold of its user."""
     run_all(maui_serving, 1)
 
 
-@pytest.mark.real("sge_qmaster", "sge_execd")
 @pytest.mark.timeout(900)
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
@@ -321,7 +286,6 @@ def trouble(cell: GridEngineCell, turn: int) -> None:
         cell.start_execd()
 
 
-@pytest.mark.real("sge_qmaster", "sge_execd")
 @pytest.mark.timeout(900)
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
@@ -331,7 +295,6 @@ def test_kills_host_loss_and_requeues_lose_nothing(maui_serving: WikiServing, ce
     survive(maui_serving, jobs, kills=1000, between=10.0, seconds=1200)
 
 
-@pytest.mark.real("sge_qmaster", "sge_execd")
 @pytest.mark.timeout(900)
 def test_kills_and_requeues_lose_nothing(maui_serving: WikiServing, cell: GridEngineCell) -> None:
     """The same with few jobs, and few kills."""

@@ -7,9 +7,9 @@ import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -25,10 +25,6 @@ from tests.real.mauistandin import MauiStandIn
 from tests.real.systems import CommandError, SlurmCluster
 from tests.real.systems.requirements import missing_for_slurm, require
 from tests.real.wiki_serving import WikiServing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
 
 # -- A real Slurm under an outside scheduler that speaks WIKI: ordinary jobs come in held, and start where it says.
 
@@ -104,7 +100,6 @@ def states(serving: WikiServing) -> set[str]:
     return {row[1] for row in serving.system.squeue("--states=PENDING,RUNNING")}
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_ten_ordinary_jobs(serving: WikiServing, tmp_path: Path) -> None:
     """Jobs of sbatch come in held, our own client sees them, and starts one on exactly the processors it names."""
     jobs = [submit(serving, 6) for _ in range(10)]
@@ -136,7 +131,6 @@ def test_ten_ordinary_jobs(serving: WikiServing, tmp_path: Path) -> None:
     assert serving.nodes()["n4"].state == "Running"
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_number_of_nodes_is_the_users(serving: WikiServing) -> None:
     """Who asked for one node gets one; who did not, has any number until he says otherwise."""
     one, plain, later = submit(serving, 6, "--nodes=1"), submit(serving, 6), submit(serving, 6)
@@ -150,7 +144,6 @@ def test_number_of_nodes_is_the_users(serving: WikiServing) -> None:
     assert (layout(serving, plain), layout(serving, one)) == ({"n2": 3, "n4": 3}, {"n1": 6})
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_different_numbers_on_busy_nodes(serving: WikiServing) -> None:
     """Five and one processors beside other jobs are exactly five and one; no reservation is left."""
     first, second, third = (submit(serving, size) for size in (3, 6, 7))
@@ -165,7 +158,6 @@ def test_different_numbers_on_busy_nodes(serving: WikiServing) -> None:
     assert value(serving, third, "Reason") == "JobHeldUser"
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_control_is_seen_in_slurm(serving: WikiServing) -> None:
     """Suspend, resume, signal, notify, modify, requeue and cancel each do to the job in Slurm what they say."""
     assert isinstance(serving.system, SlurmCluster)
@@ -202,7 +194,6 @@ def waits_again(serving: WikiServing, job: str) -> bool:
     return record.state == "Hold" and "queued again" in record.comment
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_a_job_that_slurm_queues_again_is_idle_when_it_may_start(serving: WikiServing) -> None:
     """Requeued by its user, also while the service is down, it is held, tied to nothing, and started elsewhere."""
     first, second = submit(serving, 6), submit(serving, 7)
@@ -224,7 +215,6 @@ def test_a_job_that_slurm_queues_again_is_idle_when_it_may_start(serving: WikiSe
     assert layout(serving, second) == {"n1": 4, "n2": 3}
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_a_users_range_of_nodes_is_kept(serving: WikiServing) -> None:
     """A start on fewer or more nodes than ``sbatch -N2-3`` allows is refused, and nothing is changed in Slurm."""
     job = submit(serving, 4, "--nodes=2-3")
@@ -236,7 +226,6 @@ def test_a_users_range_of_nodes_is_kept(serving: WikiServing) -> None:
     assert layout(serving, job) == {"n1": 2, "n2": 2}
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_users_cannot_start_their_jobs(serving: WikiServing) -> None:
     """Releasing does nothing to the site's hold; a user's own hold counts, and its release gives the job back to us."""
     assert isinstance(serving.system, SlurmCluster)
@@ -253,7 +242,6 @@ def test_users_cannot_start_their_jobs(serving: WikiServing) -> None:
     assert states(serving) == {"PENDING"}
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_check_finds_the_piece(serving: WikiServing) -> None:
     """``koala check --outside`` sees a job come in held, marked as ours, and that we may start it; none is left."""
     done = serving.user.run("check", "--outside", "--json")
@@ -262,7 +250,6 @@ def test_check_finds_the_piece(serving: WikiServing) -> None:
     assert states(serving) == set()
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_dead_node_is_down(serving: WikiServing) -> None:
     """A job is refused on a drained node, and dependent jobs are not started before their time."""
     first = submit(serving, 1)
@@ -281,7 +268,6 @@ def test_dead_node_is_down(serving: WikiServing) -> None:
     serving.done(f"STARTJOB ARG={first} TASKLIST=n1")
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 @pytest.mark.parametrize(
     "after", [pytest.param(0.05, marks=pytest.mark.nightly), 0.15, pytest.param(0.4, marks=pytest.mark.nightly)]
 )
@@ -432,20 +418,17 @@ def run_all(serving: WikiServing, rounds: int) -> None:
     assert Counter(job.state for job in maui.jobs.values())["Idle"] == 0
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 def test_every_shape_runs_where_its_user_allows(maui_serving: WikiServing) -> None:
     """One job of each, two that cannot be told, an array with a throttle, and a job that waits for another."""
     run_all(maui_serving, 1)
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 @pytest.mark.nightly
 def test_two_hundred_jobs_of_all_shapes(maui_serving: WikiServing) -> None:
     """None waits for a refused one, none violates its request."""
     run_all(maui_serving, 15)
 
 
-@pytest.mark.real("slurmctld", "slurmd")
 @pytest.mark.nightly
 def test_kills_node_loss_and_requeues_lose_nothing(maui_serving: WikiServing) -> None:
     """Kills every ten seconds, a node that goes away and comes back, jobs queued again: all run to their end."""

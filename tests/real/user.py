@@ -15,8 +15,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 from click.testing import CliRunner
@@ -30,18 +32,13 @@ from koala_adapter.lrm import load_plugins
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import JobId
 from koala_adapter.outcome import JobState
+from koala_adapter.report.values import JobReport
 from tests import forkserver
+from tests.forkserver import Forked
 from tests.real.lrms import Served, listing
 from tests.real.systems import SlurmCluster, SystemFailedError
 from tests.real.systems.pbs import PbsServer
 from tests.real.systems.processes import PATIENCE, SYSTEM_PATH, tail, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from koala_adapter.report.values import JobReport
-    from tests.forkserver import Forked
 
 Values: TypeAlias = "Mapping[str, object]"
 

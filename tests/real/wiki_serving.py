@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import anyio
 
@@ -16,18 +19,10 @@ from koala_adapter.wiki.codec.records import JobRecord, NodeRecord, parse_jobs, 
 from koala_adapter.wiki.codec.verbs import Reply, parse_request
 from koala_adapter.wiki.codec.words import Dialect
 from tests import forkserver
-from tests.real.systems.ports import Ports
-from tests.real.systems.processes import PATIENCE, tail, wait_until
+from tests.forkserver import Forked
+from tests.real.lrms import System
+from tests.real.systems.processes import PATIENCE, Ports, tail, wait_until
 from tests.real.user import KoalaUser
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from types import TracebackType
-    from typing import Self
-
-    from tests.forkserver import Forked
-    from tests.real.lrms import System
 
 KEY = "1234567890"
 PACE = {"requests_per_minute": 6000, "poll_interval": 0.5}

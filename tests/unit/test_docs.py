@@ -7,12 +7,14 @@ import re
 import shlex
 import tomllib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import click
 import pytest
+from _pytest.mark import ParameterSet
 
 from docs import variables
 from koala_adapter import errors
@@ -25,12 +27,6 @@ from koala_adapter.model import JobId
 from koala_adapter.scheduler.actions import Action
 from koala_adapter.scheduler.events import EVENT_TYPES
 from koala_slurm.submission import SBATCH
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from _pytest.mark import ParameterSet
-
 
 # -- What people paste from the README and the manual works: commands parse, files load, links lead somewhere.
 

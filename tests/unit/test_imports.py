@@ -10,16 +10,13 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 ROOT = Path(__file__).parents[2]
 CORE = "koala_adapter"

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 import string
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -41,9 +41,6 @@ from koala_adapter.vjm.channel import (
     TimeWarning,
     Welcome,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PRINTABLE = string.ascii_letters + string.digits + string.punctuation
 

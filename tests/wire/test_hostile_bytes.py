@@ -7,14 +7,13 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.lrm.commands import CommandResult
-from koala_adapter.model import LrmJobState
+from koala_adapter.model import LrmJob, LrmJobState
 from koala_adapter.wiki.codec.records import parse_jobs as parse_wiki_jobs
 from koala_adapter.wiki.codec.words import Dialect
 from koala_local.jobs import JobRecord, decode, encode
@@ -28,9 +27,6 @@ from koala_slurm.listing import parse_jobs as parse_slurm_jobs
 from koala_slurm.requests import MORE_FIELDS, parse_details, parse_everything, parse_one_detailed
 from koala_wiki.lrm import to_job
 from tests.unit.plugins.test_local_parts import SAMPLE
-
-if TYPE_CHECKING:
-    from koala_adapter.model import LrmJob
 
 SAMPLES = Path(__file__).parent / "samples"
 

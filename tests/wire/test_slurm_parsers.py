@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -31,10 +31,6 @@ from koala_slurm.listing import (
 from koala_slurm.requests import MORE_FIELDS, parse_details, parse_everything, parse_one_detailed, with_details
 from koala_slurm.reserving import NODES_BUSY, reserved_cores, reserved_order
 from koala_slurm.words import parse_job_id, reading_error, submission_error
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 # -- The plugin's parsers on what real Slurm commands of several releases printed in one and the same situation.
 # Each file of samples/slurm_plugin holds the plugin's own commands as run on a cluster of one release: four nodes of
@@ -388,8 +384,6 @@ def test_any_bytes_are_nodes_or_an_error(output: bytes) -> None:
 
 OUTSIDE_SAMPLES = Path(__file__).parent / "samples" / "slurm_outside"
 OLD, NEW = "22.05", "25.11"
-UNEVEN = "1"
-"""Id of the job that was started."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
@@ -61,9 +61,6 @@ from tests.wire.wiki_samples import (
     timestamp,
     without_marks,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 

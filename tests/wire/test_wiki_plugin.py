@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import anyio.abc
@@ -35,9 +35,6 @@ from koala_wiki.lrm import (
     used_processors,
 )
 from tests.wire.wiki_samples import Exchange, golden
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _NODE = re.compile(r"^NodeName=(\S+) (.*)$", re.MULTILINE)
 _JOB = re.compile(r"^ +(\d+) +(\S+) +([A-Z_]+) +\S+ +(\d+) +(\d+) ", re.MULTILINE)

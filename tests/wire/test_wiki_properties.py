@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -52,9 +52,6 @@ from koala_adapter.wiki.codec.words import (
     ranges,
 )
 from tests.wire.wiki_samples import KEY, golden, parse_event, parse_start_info, timestamp
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HOSTS = st.from_regex(r"[a-z][a-z0-9.-]{0,5}[0-9]{0,4}", fullmatch=True)
 JOB_IDS = st.from_regex(r"[A-Za-z0-9_.\[\]*+-]{1,12}", fullmatch=True).filter(lambda text: text != "ALL")

@@ -8,19 +8,16 @@ import json
 import os
 import re
 import signal
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from koala_adapter.errors import WikiError
 from koala_adapter.wiki.codec.frames import Envelope, FrameReader, Key, open_reply, read_key
 from koala_adapter.wiki.codec.verbs import NOT_RUNNABLE, StartInfo
 from koala_adapter.wiki.codec.words import Dialect, Event, expand
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
 
 # -- Exchanges recorded from a real Maui and real Slurms, for the tests of the WIKI codec.
 # wiki.jsonl.gz and wiki2.jsonl.gz: from Slurm 16.05 with sched/wiki and sched/wiki2, byte for byte. captured.txt: from

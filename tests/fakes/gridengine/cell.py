@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fake Grid Engine cell in a directory, from the side of the test that uses it."""
+"""A fake Grid Engine cell with a DRMAA library, on a directory, from the side of the test that uses it.
+
+One small process is its qmaster; jobs are processes of this host.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from koala_adapter.testing import eventually
 from tests.fakes.gridengine.engine import DOWN, STATE, Engine, State, Task
-from tests.fakes.scripts import REPOSITORY, write_command
+from tests.fakes.scripts import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-COMMANDS = ("qstat", "qhost", "qacct", "qconf", "qalter", "qselect")
 
 
 class FakeCell:
@@ -26,15 +26,11 @@ class FakeCell:
     def __init__(self, directory: Path, *, slots: int = 4) -> None:
         """Make the cell in ``directory``."""
         self.root = directory
-        self.bin = directory / "bin"
-        for part in ("bin", "exits", "job_scripts", "default/common"):
+        for part in ("exits", "job_scripts"):
             (directory / part).mkdir(parents=True)
-        (directory / "default" / "common" / "act_qmaster").write_text("fakehost\n")
         (directory / STATE).write_text(State(slots=slots).text())
         self.engine = Engine(directory)
-        for name in COMMANDS:
-            write_command(self.bin / name, "gridengine")
-        argv = [sys.executable, "-S", "-E", "-m", "tests.fakes.gridengine.qmaster", str(directory)]
+        argv = [sys.executable, "-S", "-E", "-m", "tests.fakes.gridengine.engine", str(directory)]
         self._qmaster = subprocess.Popen(argv, cwd=REPOSITORY, stdin=subprocess.PIPE)
 
     def close(self) -> None:
@@ -65,45 +61,19 @@ class FakeCell:
         (self.root / "library").write_text(name)
 
     def misbehave(self, how: str, *, on: bool = True) -> None:
-        """Switch a failure of the library (``crash-at-third``, ``hang`` ...) or ``error-state``."""
+        """Switch a failure of the library (``crash-at-third``, ``hang`` ...)."""
         if on:
             (self.root / how).touch()
         else:
             (self.root / how).unlink()
 
-    def set_queue(self, letters: str) -> None:
-        """Give the queue a state, such as ``d``."""
-        with self.engine.open() as state:
-            state.queue_letters = letters
-
-    @asynccontextmanager
-    async def foreign_job(self, processors: int) -> AsyncIterator[None]:
-        """Run a job of another user while the context is open."""
-        number = self._strangers("foreign", processors, "qw")
-
-        async def occupied() -> int:
-            return sum(task.occupies for task in self._tasks(number))
-
-        try:
-            await eventually(occupied, lambda count: count == processors, what="foreign job runs", seconds=120)
-            yield
-        finally:
-            self._delete(number)
-
     @asynccontextmanager
     async def namesake_job(self, name: str, count: int) -> AsyncIterator[None]:
         """Have another user hold an array of a name while the context is open."""
-        number = self._strangers(name, count, "hqw")
-        try:
-            yield
-        finally:
-            self._delete(number)
-
-    def _strangers(self, name: str, count: int, letters: str) -> int:
         with self.engine.open() as state:
             number = state.next_number
             state.next_number += 1
-            tasks = [
+            state.tasks.extend(
                 Task(
                     number=number,
                     index=index,
@@ -111,20 +81,15 @@ class FakeCell:
                     user="nobody",
                     command=["sleep", "600"],
                     output="/dev/null",
-                    state=letters,
+                    state="hqw",
                     submitted_at=time.time(),
                 )
                 for index in range(1, count + 1)
-            ]
-            state.tasks.extend(tasks)
-        return number
-
-    def _tasks(self, number: int) -> list[Task]:
-        with self.engine.open() as state:
-            return [task for task in state.tasks if task.number == number]
-
-    def _delete(self, number: int) -> None:
-        with self.engine.open() as state:
-            for task in state.tasks:
-                if not task.ended_at and task.number == number:
-                    self.engine.delete(task)
+            )
+        try:
+            yield
+        finally:
+            with self.engine.open() as state:
+                for task in state.tasks:
+                    if not task.ended_at and task.number == number:
+                        self.engine.delete(task)

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fake cell knows, in one locked file, and what can be done to it; only the fake qmaster moves it on."""
+"""What the fake cell knows, in one locked file, and what can be done to it; only the fake qmaster moves it on.
+
+``python -m tests.fakes.gridengine.engine DIRECTORY`` is the fake qmaster: it starts jobs and notices their ends. It
+ends when its stdin is closed, and deletes all jobs then.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import select
 import signal
 import subprocess
+import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,14 +23,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
 QUEUE = "all.q"
-HOST = "fakehost"
 STATE = "state.json"
 DOWN = "down"
 """While a file of this name exists, the fake qmaster does not answer."""
 
-ERROR_STATE = "error-state"
-"""While a file of this name exists, a job that cannot start goes into error state instead of ending."""
 
 _WRAPPER = 'e="$1"; shift; "$@"; c=$?; echo $c > "$e.new"; mv "$e.new" "$e"'
 
@@ -68,9 +72,6 @@ class State:
 
     slots: int
     next_number: int = 1
-    queue_letters: str = ""
-    notes: dict[str, str] = field(default_factory=dict)
-    """The word of each job's context that qalter -ac has put there, by its number."""
     tasks: list[Task] = field(default_factory=list)
 
     @property
@@ -151,7 +152,7 @@ class Engine:
                 self._look(task)
         free = state.slots - state.slots_used
         for task in state.tasks:
-            if free >= task.slots and task.state == "qw" and not task.ended_at and not state.queue_letters:
+            if free >= task.slots and task.state == "qw" and not task.ended_at:
                 free -= task.slots * self._start(task)
 
     def _look(self, task: Task) -> None:
@@ -172,10 +173,7 @@ class Engine:
             output = Path(task.output).open("ab")  # noqa: SIM115
         except OSError:
             # So it is with jobs that came through DRMAA; those of qsub stay in error state.
-            if (self.directory / ERROR_STATE).exists():
-                task.state = "Eqw"
-            else:
-                task.ended_at, task.failed = time.time(), 26
+            task.ended_at, task.failed = time.time(), 26
             return 0
         environment = {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -218,3 +216,22 @@ def _reap() -> None:
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
+
+
+SCHEDULE_SECONDS = 0.05
+
+
+def main() -> None:
+    """Move time on until stdin ends."""
+    engine = Engine(Path(sys.argv[1]))
+    while not select.select([sys.stdin], [], [], SCHEDULE_SECONDS)[0]:
+        with engine.locked() as state:
+            engine.advance(state)
+    with engine.locked() as state:
+        for task in state.tasks:
+            if not task.ended_at:
+                engine.delete(task)
+
+
+if __name__ == "__main__":
+    main()

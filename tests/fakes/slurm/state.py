@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a fake Slurm, and which processors its jobs get."""
+"""What the fake Slurm knows, in one locked file, and what becomes of its jobs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict
+import argparse
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
-from tests.fakes.scripts import Directory, locked
+from tests.fakes.scripts import Directory, Refusal, detach, end_script, locked, run_script, say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
 
 class Settings(TypedDict):
@@ -184,3 +187,255 @@ def _fill(store: Store, state: State, job: Job, nodes: Sequence[str], *, low: in
             chosen[name] = count
             missing -= count
     return chosen if missing == 0 and len(chosen) >= low else None
+
+
+# Command lines of the fake: an option that is not declared is refused in the words of the real command.
+
+
+class Parser(argparse.ArgumentParser):
+    """Knows options by their full names only."""
+
+    def __init__(self, program: str) -> None:
+        """``program`` begins its complaints."""
+        super().__init__(prog=program, add_help=False, allow_abbrev=False)
+
+    def flags(self, *names: str) -> None:
+        """Declare options without values."""
+        for name in names:
+            self.add_argument(name, action="store_true")
+
+    def values(self, *names: str) -> None:
+        """Declare options with values."""
+        for name in names:
+            self.add_argument(name, default="")
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse as getopt does."""
+        option = message.rpartition(" ")[2]
+        raise Refusal(
+            f"{self.prog}: unrecognized option '{option}'\nTry \"{self.prog} --help\" for more information", 255
+        )
+
+
+def selected(state: State, text: str) -> list[Job]:
+    """Return the jobs that an argument such as ``12``, ``12_3`` or ``12_[1-3,5]`` names; none for a wrong one."""
+    array, _, rest = text.partition("_")
+    if not rest:
+        return [job for job in state.jobs if str(job.array) == array]
+    elements: set[int] = set()
+    for item in rest.strip("[]").split(","):
+        first, _, last = item.partition("-")
+        if not (first.isdigit() and (last or first).isdigit()):
+            return []
+        elements |= set(range(int(first), int(last or first) + 1))
+    return [job for job in state.jobs if str(job.array) == array and job.element in elements]
+
+
+def split_jobs(text: str) -> list[str]:
+    """Split a list of jobs at the commas outside of brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += {"[": 1, "]": -1}.get(character, 0)
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+# Starting jobs on fake nodes, running their scripts, and noting how they end.
+
+
+def schedule(store: Store, state: State) -> None:
+    """Start every pending job that fits, in order of submission."""
+    for job in sorted(state.jobs, key=lambda job: job.id):
+        if job.state != "PENDING" or job.reason.startswith("JobHeld"):
+            continue
+        places = place(store, state, job)
+        if places:
+            _start(store, job, places)
+        else:
+            job.reason = "Resources"
+
+
+def _start(store: Store, job: Job, places: dict[str, int]) -> None:
+    job.state, job.reason, job.started, job.ended, job.status = "RUNNING", "None", time.time(), 0.0, 0
+    job.places, job.node = places, next(iter(places))
+    job.fate = ""
+    store.process(job).unlink(missing_ok=True)
+    # Not read from the state: whoever cancels the job holds its lock, and waits for the script to have a process.
+    store.order(job.id).write_text(json.dumps(asdict(job)))
+    number = job.id
+    job.runner = detach(lambda: run(store, number))
+
+
+def end(store: Store, job: Job, fate: str) -> None:
+    """Take a running job's processes away; it enters the state ``fate`` when they are gone."""
+    job.state, job.fate = "COMPLETING", fate
+    end_script(store.process(job), job.runner)
+
+
+def run(store: Store, number: int) -> None:
+    """Run the script of a job to its end, note that, and start what now fits."""
+    job = Job(**json.loads(store.order(number).read_text()))
+    name = job.output.replace("%%", "\0").replace("%x", job.name).replace("%a", str(job.element)).replace("\0", "%")
+    ended = run_script(
+        store.script(job),
+        output=Path(name),
+        environment={
+            **job.environment,
+            "SLURM_JOB_ID": str(job.id),
+            "SLURM_ARRAY_JOB_ID": str(job.array),
+            "SLURM_ARRAY_TASK_ID": str(job.element),
+            "SLURMD_NODENAME": job.node,
+        },
+        process_file=store.process(job),
+        seconds=job.minutes * 60,
+    )
+    with store.locked() as state:
+        job = next(job for job in state.jobs if job.id == number)
+        _note_end(job, ended.status, "TIMEOUT" if ended.timed_out and not job.fate else job.fate)
+        schedule(store, state)
+
+
+def _note_end(job: Job, status: int, fate: str) -> None:
+    job.status = -status if status < 0 else status << 8
+    job.ended = time.time()
+    if fate == "PENDING":
+        job.reason = job.reason if job.reason == "JobHeldUser" else "None"
+        job.state, job.node, job.started, job.ended = "PENDING", "", 0.0, 0.0
+        job.places = {}
+    elif fate:
+        job.state = fate
+    else:
+        job.state = "FAILED" if status else "COMPLETED"
+        job.reason = "NonZeroExitCode" if status else "None"
+
+
+# ``scontrol update`` of the fake's jobs, with what Slurm does besides what it was asked for.
+
+ONE_NUMBER_IS_BOTH_SINCE = (23, 11)
+"""From here on ``NumNodes=2`` is an upper bound, too."""
+
+AS_GIVEN: Mapping[str, tuple[str, type[int | str]]] = {
+    "Comment": ("comment", str),
+    "NumCPUs": ("processors", int),
+    "TimeLimit": ("minutes", int),
+}
+"""What is taken as it is given, and where it is kept."""
+
+INVALID_ID = "Invalid job id specified"
+
+
+def update(store: Store, text: str, changes: Sequence[str]) -> None:
+    """Change jobs."""
+    with store.locked() as state:
+        for part in split_jobs(text):
+            jobs = selected(state, part)
+            if not jobs:
+                raise Refusal(f"{part}: {INVALID_ID}")
+            for job in jobs:
+                for change in changes:
+                    name, _, value = change.partition("=")
+                    _change(store, state, job, name, value)
+
+
+def _change(store: Store, state: State, job: Job, name: str, value: str) -> None:
+    identity = job.identity
+    if name == "Requeue":
+        job.requeue = value == "1"
+    elif name == "ReqNodeList":
+        nodes = [node for node in value.split(",") if node]
+        if not set(nodes) <= set(store.settings["nodes"]):
+            raise Refusal(f"{identity}: Invalid node name specified")
+        job.wanted = nodes
+    elif name == "NumNodes":
+        _change_nodes(store, job, value)
+    elif name == "MinCPUsNode":
+        job.least = int(value)
+        job.processors = job.nodes_low * job.least
+    elif name in AS_GIVEN:
+        attribute, kind = AS_GIVEN[name]
+        setattr(job, attribute, kind(value))
+    elif name == "Reservation":
+        if value and value not in {one.name for one in state.reservations}:
+            raise Refusal(f"Requested reservation is invalid for job {identity}")
+        job.reservation = value
+    else:
+        raise Refusal(f"{identity}: Invalid change")
+
+
+def _change_nodes(store: Store, job: Job, value: str) -> None:
+    low, dash, high = value.partition("-")
+    if dash or store.release >= ONE_NUMBER_IS_BOTH_SINCE:
+        job.nodes_high = int(high or low)
+    elif job.nodes_high and int(low) > job.nodes_high:
+        raise Refusal(f"Node count specification invalid for job {job.identity}")
+    job.nodes_low = int(low)
+    job.processors = job.nodes_low * job.least
+
+
+# Reservations of the fake: a number of cores for each node until 23.02, one for all nodes afterwards.
+
+ONE_NUMBER_SINCE = (23, 11)
+UNKNOWN = "Requested reservation is invalid"
+
+
+def create_reservation(store: Store, words: Sequence[str]) -> None:
+    """Create a reservation from words such as ``Nodes=n1,n2``."""
+    values = dict(word.split("=", 1) for word in words)
+    one_number = store.release >= ONE_NUMBER_SINCE
+    if one_number and "," in values["CoreCnt"]:
+        raise Refusal("scontrol: error: Using a comma separated array for CoreCnt is no longer valid.")
+    failed = "Error creating the reservation:"
+    if one_number and values["Users"] == "nobody":
+        raise Refusal(f"{failed} Unspecified error")
+    # As slurm.conf orders them, whatever the request says.
+    nodes = [name for name in store.settings["nodes"] if name in values["Nodes"].split(",")]
+    numbers = [int(number) for number in values["CoreCnt"].split(",")]
+    if not one_number and len(numbers) != len(nodes):
+        raise Refusal(f"{failed} Core count for reservation node list is not consistent!")
+    with store.locked() as state:
+        free = {name: free_processors(store, state, name) for name in nodes}
+        cores = _spread(free, sum(numbers)) if one_number else dict(zip(nodes, numbers, strict=True))
+        if sum(cores.values()) < sum(numbers) or any(cores[name] > free[name] for name in nodes):
+            raise Refusal(f"{failed} Requested nodes are busy")
+        state.reservations.append(Reservation(name=values["ReservationName"], cores=cores))
+    say(f"Reservation created: {values['ReservationName']}")
+
+
+def _spread(free: Mapping[str, int], number: int) -> dict[str, int]:
+    """Return a number spread over nodes as evenly as their free processors allow."""
+    cores = dict.fromkeys(free, 0)
+    for _ in range(number):
+        open_ = [name for name in free if cores[name] < free[name]]
+        if not open_:
+            break
+        cores[min(open_, key=lambda name: cores[name])] += 1
+    return cores
+
+
+def delete_reservation(store: Store, name: str) -> None:
+    """Delete a reservation that no waiting job is in."""
+    with store.locked() as state:
+        state.reservations.remove(_found(state, name))
+
+
+def show_reservations(store: Store, names: Sequence[str]) -> None:
+    """Show the named reservations, or all, each on one line."""
+    with store.locked() as state:
+        shown = [_found(state, name) for name in names] or state.reservations
+    if not shown:
+        say("No reservations in the system")
+    for one in shown:
+        total, number = sum(one.cores.values()), len(one.cores)
+        chosen = "".join(f"   NodeName={node} CoreIDs=0-{count - 1}" for node, count in one.cores.items())
+        nodes = ",".join(one.cores)
+        say(f"ReservationName={one.name} Nodes={nodes} NodeCnt={number} CoreCnt={total}{chosen} TRES=cpu={total}")
+
+
+def _found(state: State, name: str) -> Reservation:
+    for reservation in state.reservations:
+        if reservation.name == name:
+            return reservation
+    raise Refusal(f"{UNKNOWN}: {name}")

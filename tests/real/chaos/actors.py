@@ -18,9 +18,9 @@ from koala_adapter.api.statedirectory import JOURNAL_NAME, socket_path
 from koala_adapter.errors import JournalBlockedError
 from koala_adapter.outcome import LAUNCHED_STATES
 from koala_adapter.service.journal import Journal
+from tests.real.chaos.checks import Consequence
 from tests.real.chaos.plan import Deed
-from tests.real.chaos.processes import agents, ranks
-from tests.real.chaos.results import Consequence
+from tests.real.chaos.stage import agents, ranks
 from tests.real.lrms import LOCAL
 from tests.real.systems import CommandError, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from tests.real.chaos.plan import Plan, Step
-    from tests.real.chaos.processes import Agent
-    from tests.real.chaos.stage import Stage
+    from tests.real.chaos.stage import Agent, Stage
 
 T = TypeVar("T")
 

@@ -3,32 +3,176 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import signal
 import subprocess
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.errors import KoalaError
 from koala_adapter.model import JobId
-from tests.real.chaos.following import Followed
+from koala_adapter.outcome import JobState
+from tests.real.chaos.checks import END_SECONDS, History
 from tests.real.chaos.plan import NODES
-from tests.real.chaos.results import History
-from tests.real.leftovers import Traces
+from tests.real.lrms import Traces
 from tests.real.systems import CommandError, GridEngineCell, SlurmCluster
-from tests.real.systems.directories import SystemDirectory
-from tests.real.systems.processes import PATIENCE, wait_until
+from tests.real.systems.processes import PATIENCE, SeenProcess, SystemDirectory, find_processes, wait_until
 from tests.real.user import KoalaUser
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from koala_adapter.report.values import JobReport
+    from tests.forkserver import Forked
     from tests.real.chaos.jobs import PlannedJob
     from tests.real.lrms import System
+
+
+# -- The agents and ranks that run now, found by what the batch systems and koala put into their environments.
+
+RANK_COMMANDS = frozenset({"sh", "allreduce"})
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Agent:
+    """The agent in a placeholder."""
+
+    cluster: str
+    node: str
+    lrm_id: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Rank:
+    """A process of a job: the first of its rank, or the MPI program that this one started."""
+
+    job: str
+    rank: int
+    pid: int
+
+    @property
+    def leads_its_group(self) -> bool:
+        """Tell whether all processes of the rank can be stopped together."""
+        try:
+            return os.getpgid(self.pid) == self.pid
+        except ProcessLookupError:
+            return False
+
+
+def agents(systems: Iterable[System]) -> list[Agent]:
+    """Return all agents that run now."""
+    found = []
+    for process in _pythons(systems):
+        parent = SeenProcess.read(process.parent)
+        # The guard is a child of the agent.
+        if parent is None or not parent.command.startswith("python"):
+            for system in systems:
+                agent = _agent(system, process)
+                found += [] if agent is None else [agent]
+    return sorted(found)
+
+
+def _pythons(systems: Iterable[System]) -> list[SeenProcess]:
+    def belongs(process: SeenProcess) -> bool:
+        return process.command.startswith("python") and any(process.uses(system.directory) for system in systems)
+
+    read = map(SeenProcess.read, find_processes(belongs))
+    return [process for process in read if process is not None and belongs(process)]
+
+
+def _agent(system: System, process: SeenProcess) -> Agent | None:
+    environment = process.environment
+    if not process.uses(system.directory):
+        return None
+    if isinstance(system, SlurmCluster):
+        array, index = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+        node = environment.get("SLURMD_NODENAME", "")
+        return None if array is None else Agent(system.name, node, f"{array}_{index}", process.pid)
+    number, index = environment.get("JOB_ID"), environment.get("SGE_TASK_ID")
+    return None if number is None else Agent(system.name, "localhost", f"{number}.{index}", process.pid)
+
+
+def ranks(mark: Mapping[str, str]) -> list[Rank]:
+    """Return the ranks whose processes have a mark in their environments."""
+    name, value = next(iter(mark.items()))
+    found = []
+    for pid in find_processes(lambda process: process.environment.get(name) == value):
+        process = SeenProcess.read(pid)
+        if process is None or process.command not in RANK_COMMANDS or "KOALA_RANK" not in process.environment:
+            continue
+        parent = SeenProcess.read(process.parent)
+        # What a rank's shell is about to start is for a moment a shell, too.
+        if process.command == "allreduce" or parent is None or parent.command != "sh":
+            environment = process.environment
+            found.append(Rank(environment["KOALA_JOB_ID"], int(environment["KOALA_RANK"]), pid))
+    return sorted(found)
+
+
+# -- Jobs that somebody follows by ``koala run``: what it prints and how it ends, whatever becomes of the service.
+
+LINE = re.compile(rb"(?:c\d+/\d+: )?(job\d+ \d+ \d+)")
+"""What a rank writes, with or without the mark of its rank."""
+
+
+class Followed:
+    """One job, the command that follows it, and what that prints."""
+
+    def __init__(self, planned: PlannedJob, process: subprocess.Popen[bytes] | Forked, output: Path) -> None:
+        """Take over a command that was just started."""
+        self.planned = planned
+        self._process = process
+        self._output = output
+
+    def close(self) -> None:
+        """End the command at once, if it still runs."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait(END_SECONDS)
+
+    def ended(self) -> bool:
+        """Tell whether the command has ended."""
+        return self._process.poll() is not None
+
+    def violations(self, report: JobReport | None) -> list[str]:
+        """Compare the end of the command and what it printed with the job as it is known."""
+        printed = self._output.read_bytes()
+        code = self._process.poll()
+        words = printed[-300:].decode(errors="replace")
+        if report is None or report.outcome is None:
+            return [f"`koala run` of {self.planned.name} submitted nothing that ended; {code}: {words}"]
+        found = []
+        if code != report.outcome.exit_code:
+            found.append(f"`koala run` ended with {code}, its job with {report.outcome.exit_code}: {words}")
+        if report.state is JobState.COMPLETED and not self.planned.mpi:
+            size = sum(component.processors for component in report.components)
+            found += printed_violations(printed, self.planned, size)
+        return found
+
+
+def printed_violations(printed: bytes, planned: PlannedJob, size: int) -> list[str]:
+    """Say of which ranks of a completed job not all was printed, once and in order (their stderr is not printed)."""
+    by_rank: dict[bytes, list[bytes]] = {}
+    for line in printed.splitlines():
+        match = LINE.fullmatch(line)
+        if match is not None:
+            by_rank.setdefault(match[1].split()[1], []).append(match[1])
+    found = []
+    for rank in range(size):
+        wanted = planned.written(rank, "out").splitlines()
+        shown = by_rank.get(b"%d" % rank, [])
+        if shown != wanted:
+            found.append(f"`koala run` printed {len(shown)} lines of rank {rank}, wanted are {len(wanted)}")
+    return found
+
+
+# -- Two Slurm clusters, a Grid Engine cell and one user of koala on all three, for one chaos run.
 
 CENTER = {"lease": 30, "heartbeat": 2, "registration_timeout": 60}
 SCHEDULER = {"placeholder_life": 20, "longest_backoff": 3, "reuse": True}

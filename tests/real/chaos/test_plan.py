@@ -11,11 +11,10 @@ import pytest
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.model import EndReason, JobId, JobKind, Launcher
 from koala_adapter.outcome import JobOutcome, JobState
-from tests.real.chaos.checks import ledger_violations, mpi_output_is_good
-from tests.real.chaos.following import printed_violations
+from tests.real.chaos.checks import Consequence, History, ledger_violations, mpi_output_is_good
 from tests.real.chaos.jobs import End, PlannedComponent, PlannedJob, drawn_job
 from tests.real.chaos.plan import KINDS, NEED_SERVICE, OF_CONTROLLER, OF_SERVICE, Deed, Plan, Step, make_plan
-from tests.real.chaos.results import Consequence, History
+from tests.real.chaos.stage import printed_violations
 
 # -- The plans of chaos: the same for the same seed, and with all that they are for. Needs no batch system.
 

@@ -11,16 +11,19 @@ import os
 import signal
 import socket
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 
-from tests.real.systems.directories import SystemDirectory
-from tests.real.systems.ports import FIRST_PORT, Ports
 from tests.real.systems.processes import (
+    FIRST_PORT,
     SYSTEM_PATH,
     CommandError,
     Daemon,
+    Ports,
     SeenProcess,
+    SystemDirectory,
     SystemFailedError,
     base_environment,
     find_processes,
@@ -30,10 +33,6 @@ from tests.real.systems.processes import (
     wait_reaped,
     wait_until,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
 
 READY_SECONDS = 120.0
 """Bound on the time in which a cell must be up; it takes about 3 s on an idle machine."""

@@ -10,19 +10,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 
-from tests.real.systems.directories import SystemDirectory
 from tests.real.systems.gridengine import GridEngineCell
-from tests.real.systems.processes import PATIENCE, base_environment, find_processes, run_command
+from tests.real.systems.processes import PATIENCE, SystemDirectory, base_environment, find_processes, run_command
 from tests.real.systems.slurm import SlurmCluster
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from types import TracebackType
 
 PROGRAMS = {
     "/usr/sbin/sshd": "openssh-server",

@@ -11,18 +11,14 @@ import fcntl
 import json
 import os
 import subprocess
+from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 
+from koala_adapter.model import BatchKey
 from tests.real.systems.processes import SystemFailedError, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
-
-    from koala_adapter.model import BatchKey
 
 # Read before tests/conftest.py takes them out of the environment.
 EXEC = os.environ.get("PBS_EXEC", "")

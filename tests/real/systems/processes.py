@@ -1,24 +1,178 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Daemons and commands of a test system: started, awaited and ended by process id, never by name.
-
-Batch systems start processes that outlive the daemon which started them (that is their purpose), so ending a test
-system needs more than ending our own children: whatever belongs to it is recognised by its environment.
-"""
+"""Daemons and commands of a test system, its directory, its ports, and compiled MPI programs."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pwd
+import random
+import shutil
 import signal
+import socket
 import subprocess
+import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+# -- The directory of a test system, owned by the process that made it, so that what a killed test left can be
+# removed. pytest's own temporary directories will not do: they are closed to other users, whose jobs must enter
+# these.
+
+PREFIX = "koala-system-"
+
+SETTLING_SECONDS = 60.0
+"""Age below which a directory without an owner may be one whose maker has not yet locked it."""
+
+
+def _lock_directory(path: Path) -> int | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _clear(path: Path) -> None:
+    """End every process that uses the directory, then delete it."""
+    kill_processes(lambda: find_processes(lambda process: process.uses(path)))
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _abandoned(*, older_than: float) -> Iterator[SystemDirectory]:
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            status = path.lstat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime >= older_than:
+                descriptor = _lock_directory(path)
+                if descriptor is not None:
+                    yield SystemDirectory(path, descriptor)
+
+
+def remove_abandoned(*, older_than: float = SETTLING_SECONDS) -> None:
+    """End and delete the systems whose owners have ended without doing so, but not those younger than some seconds."""
+    for directory in _abandoned(older_than=older_than):
+        directory.remove()
+
+
+class SystemDirectory:
+    """A directory that all users may enter; it and its processes go with `remove`, or when a later test finds them."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        """Take over a directory that is locked already; use `create` instead."""
+        self.path = path
+        self._descriptor = descriptor
+
+    @classmethod
+    def create(cls, name: str) -> Self:
+        """Make a new directory, after removing systems that nobody owns any more."""
+        remove_abandoned()
+        path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}-"))
+        path.chmod(0o755)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return cls(path, descriptor)
+
+    def remove(self) -> None:
+        """End all processes of the system and delete the directory; harmless when done twice."""
+        if self._descriptor >= 0:
+            _clear(self.path)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+# -- TCP ports for test daemons, so that test processes running side by side never choose the same one. Asking the
+# kernel for a free port and closing it leaves a gap in which somebody else may get it, and a daemon that is
+# stopped and started again must find its port still free. So a port is *owned* through a lock file from the
+# moment it is chosen until it is given back, and ports are taken below the range from which the kernel serves
+# outgoing connections.
+
+FIRST_PORT = 15000
+"""Lowest port handed out."""
+
+LAST_PORT = 31999
+"""Highest port handed out: Linux takes ports for outgoing connections from 32768 (ip_local_port_range)."""
+
+
+class NoFreePortsError(Exception):
+    """No run of consecutive free ports of the wanted length was found."""
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # Daemons here listen on every address, so the wildcard address is what must be free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def _lock_port(directory: Path, port: int) -> int | None:
+    descriptor = os.open(directory / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+class Ports:
+    """Consecutive TCP ports owned by this process until `release` (or its end)."""
+
+    def __init__(self, first: int, descriptors: list[int]) -> None:
+        """Take over ports that are locked already; use `claim` instead."""
+        self.first = first
+        self._descriptors = descriptors
+
+    @classmethod
+    def claim(cls, count: int) -> Self:
+        """Own `count` consecutive free ports; raises NoFreePortsError when there is no such run."""
+        directory = Path(tempfile.gettempdir()) / f"koala-test-ports-{os.getuid()}"
+        directory.mkdir(mode=0o700, exist_ok=True)
+        for _ in range(200):
+            first = random.SystemRandom().randrange(FIRST_PORT, LAST_PORT - count)
+            ports = cls(first, [])
+            if all(ports._add(directory, port) for port in range(first, first + count)):
+                return ports
+            ports.release()
+        message = f"found no {count} consecutive free TCP ports between {FIRST_PORT} and {LAST_PORT}"
+        raise NoFreePortsError(message)
+
+    def _add(self, directory: Path, port: int) -> bool:
+        descriptor = _lock_port(directory, port)
+        if descriptor is None:
+            return False
+        self._descriptors.append(descriptor)
+        return _is_free(port)
+
+    def __getitem__(self, index: int) -> int:
+        """Port number `index` of the run, counted from 0."""
+        if not 0 <= index < len(self._descriptors):
+            raise IndexError(index)
+        return self.first + index
+
+    def release(self) -> None:
+        """Give the ports back; harmless when done twice."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+# -- Daemons and commands of a test system: started, awaited and ended by process id, never by name. Batch systems
+# start processes that outlive the daemon which started them (that is their purpose), so ending a test system
+# needs more than ending our own children: whatever belongs to it is recognised by its environment.
 
 OTHER_SLURM = Path(os.environ["KOALA_TEST_SLURM"]) if os.environ.get("KOALA_TEST_SLURM") else None
 """Where another Slurm than the machine's own is installed, with ``bin`` and ``sbin``; the tests then run on that one.
@@ -275,3 +429,19 @@ def _is_zombie(pid: int) -> bool:
     except OSError:
         return False
     return status.rpartition(")")[2].split()[0] == "Z"
+
+
+# -- The MPI programs of the tests, compiled with this machine's MPICH where jobs of all users can run them.
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+
+
+def compile_program(name: str, directory: Path) -> Path:
+    """Compile programs/NAME.c into the directory and return the path of the program.
+
+    Raises CommandError with the compiler's words when it does not compile.
+    """
+    program = directory / name
+    argv = ["mpicc", "-O2", "-Wall", "-Werror", "-fopenmp", "-o", str(program), str(PROGRAMS / f"{name}.c")]
+    run_command(argv, environment=base_environment())
+    return program

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +19,6 @@ from koala_adapter.lrm.drmaa.libraries import PBS as PBS_DRMAA
 from koala_adapter.lrm.drmaa.libraries import SLURM as SLURM_DRMAA
 from koala_slurm.releases import LIBRARIES, misfit
 from tests.real.systems.processes import OTHER_SLURM, SLURM_PATH, SYSTEM_PATH
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SLURM: Mapping[str, str] = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
 LUA = "lib/slurm/job_submit_lua.so"
@@ -72,11 +69,6 @@ def missing_for_slurm(*, munge: bool = False, lua: bool = False) -> list[str]:
 def missing_for_grid_engine() -> list[str]:
     """Say what is missing for a Grid Engine cell. Empty: nothing."""
     return _missing(GRID_ENGINE, root=True)
-
-
-def missing_for_drmaa() -> list[str]:
-    """Say what is missing for using a Grid Engine cell through DRMAA. Empty: nothing."""
-    return _missing(DRMAA, root=False)
 
 
 def missing_for_mpi() -> list[str]:

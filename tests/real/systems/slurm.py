@@ -13,16 +13,18 @@ import signal
 import socket
 import stat
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from types import TracebackType
+from typing import Literal, Self
 
-from tests.real.systems.directories import SystemDirectory
-from tests.real.systems.ports import Ports
 from tests.real.systems.processes import (
     OTHER_SLURM,
     CommandError,
     Daemon,
+    Ports,
     SeenProcess,
+    SystemDirectory,
     SystemFailedError,
     base_environment,
     find_processes,
@@ -31,10 +33,6 @@ from tests.real.systems.processes import (
     tail,
     wait_until,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
 
 Authentication = Literal["none", "munge"]
 """none: any user may pass for any other, for tests with one user; munge: users are who they are."""

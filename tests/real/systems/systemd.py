@@ -9,12 +9,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 
 from tests.real.systems.processes import CommandError, base_environment, run_command, tail, wait_until
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 READY_SECONDS = 120.0
 """Bound on the time in which systemd must be up; it takes about 3 s on an idle machine."""

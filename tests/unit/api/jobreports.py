@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from koala_adapter.api.statedirectory import JOURNAL_NAME, prepare_directory
 from koala_adapter.outcome import JobState
 from koala_adapter.report.values import JobReport
 from koala_adapter.service.journal import Journal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 _WAITING = JobReport(
     id="1",

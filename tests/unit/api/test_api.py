@@ -10,13 +10,15 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
+from anyio.abc import SocketStream
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,12 +39,6 @@ from koala_adapter.errors import (
 from koala_adapter.outcome import JobState
 from koala_adapter.slots import Slot
 from tests.unit.api.jobreports import job_report
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from anyio.abc import SocketStream
 
 pytestmark = pytest.mark.anyio
 

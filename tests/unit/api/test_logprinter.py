@@ -6,9 +6,10 @@ from __future__ import annotations
 import io
 import tracemalloc
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from rich.table import Table
 
 from koala_adapter.api.offline import ClusterAnswer, JournalView, answer_report
 from koala_adapter.api.statedirectory import PIECE, LogPrinter
@@ -26,11 +27,6 @@ from tests.unit.api.jobreports import job_report
 from tests.unit.cli.test_display import cluster as reported
 from tests.unit.scheduler.scheduler_site import Site
 from tests.unit.service.scripted_lrm import config, node
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from rich.table import Table
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,9 +16,6 @@ from koala_adapter import negotiation as nt
 from koala_adapter.application import c as c_library
 from koala_adapter.application.shipping import FILE_NAME, library_file
 from tests.unit.application.koala_end import Driver, KoalaEnd
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 C_LIBRARY = Path(c_library.__file__).parent
 

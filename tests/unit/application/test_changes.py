@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -15,14 +14,8 @@ from hypothesis import strategies as st
 from koala_adapter.application.notes import Note, note_payload, parse_note
 from koala_adapter.application.process import Process
 from tests.examples import examples
-from tests.unit.application.coordinator import Coordinator, Said
-from tests.unit.application.koala_end import KoalaEnd
-from tests.unit.application.test_calls import c_command, c_threads_command, python_command, stage
-
-if TYPE_CHECKING:
-    from tests.unit.application.koala_end import Driver
-    from tests.unit.application.test_calls import Stage
-
+from tests.unit.application.koala_end import Coordinator, Driver, KoalaEnd, Said
+from tests.unit.application.test_calls import Stage, c_command, c_threads_command, python_command, stage
 
 # -- Schedules of many processes and a coordinator: whatever is late or dead, all adapt at the same point.
 # What is lost with connections and with the service is in tests/unit/runners, where koala's own coordinator is.

@@ -11,9 +11,9 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pytest
@@ -45,11 +45,7 @@ from koala_adapter.negotiation import frame
 from koala_adapter.sizes import rule_named
 from tests.examples import examples, repeated
 from tests.nbody import ALONE, BODIES, EXAMPLES, STEPS, sizes_and_digest
-from tests.unit.application.coordinator import members_text
-from tests.unit.application.koala_end import LIVENESS, KoalaEnd
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.unit.application.koala_end import LIVENESS, KoalaEnd, members_text
 
 pytestmark = pytest.mark.real("cc")
 

@@ -11,10 +11,11 @@ import subprocess
 import sys
 import threading
 import tomllib
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from json import dumps, loads
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import click
 import pytest
@@ -33,15 +34,9 @@ from koala_adapter.cli.terminal import Interrupts
 from koala_adapter.config.jobfile import job_of_values
 from koala_adapter.config.tomlfile import toml_of
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.model import Launcher
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from koala_adapter.model import Job
-    from koala_adapter.python.description import Job as Description
-    from koala_adapter.python.description import SlotKeys
-
+from koala_adapter.model import Job, Launcher
+from koala_adapter.python.description import Job as Description
+from koala_adapter.python.description import SlotKeys
 
 # -- ``koala app``: what it writes is whole, compiles with what pkg-config says, and overwrites nothing of others.
 

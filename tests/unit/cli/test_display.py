@@ -10,22 +10,22 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import structlog
 from anyio.from_thread import start_blocking_portal
 from click.testing import CliRunner
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.panel import Panel
 from rich.text import Text
 
 from koala_adapter.api.client import Client
-from koala_adapter.api.server import host
+from koala_adapter.api.server import Server, host
 from koala_adapter.api.statedirectory import ownership
 from koala_adapter.cli.console import AsWritten
 from koala_adapter.cli.display import (
@@ -37,7 +37,7 @@ from koala_adapter.cli.display import (
     jobs_table,
     usage_line,
 )
-from koala_adapter.cli.following import Display, Watched, closing, follow, until_interrupted
+from koala_adapter.cli.following import Display, T, Watched, closing, follow, until_interrupted
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.log import set_up_log
 from koala_adapter.cli.plan import idle_left, plan_table, show_sample, size_notes, wait_said
@@ -61,22 +61,12 @@ from koala_adapter.lrm import load_plugins
 from koala_adapter.model import ClusterName, EndReason, JobId
 from koala_adapter.outcome import JobOutcome, JobState, TaskUsage
 from koala_adapter.report.sitevalues import ClusterReport, PlannedComponent, SampleSubmission
-from koala_adapter.report.values import ComponentReport, RankUsage, SizeChangeReport, UsageReport
+from koala_adapter.report.values import ComponentReport, JobReport, RankUsage, SizeChangeReport, UsageReport
 from koala_adapter.slots import PLAIN, Slot
 from tests.unit.api.jobreports import job_report
 from tests.unit.scheduler.scheduler_site import component as watching_component
 from tests.unit.scheduler.scheduler_site import job
 from tests.unit.service.test_service import Served
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from rich.console import RenderableType
-
-    from koala_adapter.api.server import Server
-    from koala_adapter.cli.following import T
-    from koala_adapter.report.values import JobReport
-
 
 # What ``koala top`` shows of what is reported, on terminals of many sizes.
 

@@ -7,25 +7,18 @@ import csv
 import json
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from koala_adapter.api.statedirectory import JOURNAL_NAME
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.listing import COLUMNS, PAST_COLUMNS, short_time, span_of
 from koala_adapter.outcome import EndReason, JobOutcome, JobState
-from koala_adapter.report.values import UsageReport
+from koala_adapter.report.values import JobReport, UsageReport
 from koala_adapter.service.journal import Journal
 from tests.unit.api.jobreports import job_report, keep_reports
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from click.testing import Result
-
-    from koala_adapter.report.values import JobReport
 
 NOW = datetime(2026, 11, 26, 14, 30)  # noqa: DTZ001 - local time, as people say it
 DAY = 86_400.0

@@ -10,12 +10,11 @@ import sys
 from collections import Counter
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import pytest
 from click.shell_completion import ShellComplete
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from structlog.testing import capture_logs
 
 from koala_adapter import errors
@@ -29,10 +28,6 @@ from koala_adapter.errors import EXIT_CONFIGURATION, EXIT_SERVICE
 from koala_adapter.lrm import Capabilities, Lrm, PluginDefinition
 from tests.imported import imported_packages
 from tests.unit.service.test_service import NoSettings, Served
-
-if TYPE_CHECKING:
-    from click.testing import Result
-
 
 # -- What the command line refuses: one message, the way out, the documented exit code, and never a traceback.
 

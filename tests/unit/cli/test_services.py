@@ -8,10 +8,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Generator
 from configparser import RawConfigParser
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import pytest
@@ -28,7 +29,7 @@ from koala_adapter.cli.schedule import parse_weights
 from koala_adapter.cli.session import Session
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.errors import EXIT_CONFIGURATION, ConfigurationError
-from koala_adapter.model import EndReason, JobId, LrmJobId
+from koala_adapter.model import EndReason, Job, JobId, LrmJobId
 from koala_adapter.negotiation import Resource, Template, build
 from koala_adapter.negotiation.schema import to_object
 from koala_adapter.ordering.asking import Explanation, Overview
@@ -36,17 +37,11 @@ from koala_adapter.ordering.jobs import JobEvent, JobEventKind
 from koala_adapter.ordering.shadow import Difference, ShadowReport
 from koala_adapter.outcome import JobOutcome, JobState
 from koala_adapter.queueing.queue import PriorityWeights
+from koala_adapter.report.values import JobReport
 from koala_adapter.service.sweepfiles import FOLDER, SweepFiles
 from tests.json_shapes import deviations
 from tests.unit.api.jobreports import job_report
 from tests.unit.negotiation.templates import PUBLISHED, full, templates
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from koala_adapter.model import Job
-    from koala_adapter.report.values import JobReport
-
 
 # -- The service in the foreground, from the command line.
 

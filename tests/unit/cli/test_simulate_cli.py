@@ -13,17 +13,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from koala_adapter.cli.koala import koala
 from koala_adapter.errors import EXIT_CONFIGURATION
 from koala_adapter.simulation.workload import Field, read_trace
-
-if TYPE_CHECKING:
-    from click.testing import Result
 
 ROOT = Path(__file__).parents[3]
 TRACE = """\

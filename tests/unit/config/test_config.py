@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal, Self
+from pathlib import Path
+from typing import Literal, Self
 
 import pytest
 from hypothesis import given
@@ -29,10 +30,6 @@ from koala_adapter.lrm.contract import Directives
 from koala_adapter.lrm.rate import RequestWindow
 from koala_adapter.scheduler.parameters import ClusterParameters
 from tests.unit.config.toml_text import plugin, replaced, toml_file, values
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 # -- Site files: what they give when right, and that all that is wrong is said at once, with line, key and way out.
 

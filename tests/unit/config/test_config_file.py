@@ -9,10 +9,12 @@ import os
 import pwd
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from types import ModuleType
+from typing import Any, get_type_hints
 
 import pydantic
 import pytest
@@ -43,18 +45,12 @@ from koala_adapter.config.tomlfile import (
     show_path,
 )
 from koala_adapter.errors import ConfigurationError
+from koala_adapter.lrm import PluginDefinition
 from koala_adapter.model import ClusterName
 from koala_adapter.scheduler.events import Configured
 from koala_adapter.scheduler.parameters import NOT_IN_SITE_FILES, Approach, ClusterParameters, Parameters
 from koala_adapter.service.service import configuration
 from tests.unit.config.toml_text import TEXT, plugin, toml, values
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-
-    from koala_adapter.lrm import PluginDefinition
-
 
 # The site file: where it is found, how it is read, and its reference page.
 
@@ -336,7 +332,6 @@ def test_a_user_without_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 ROOT = Path(__file__).parents[3]
 CONF = ROOT / "conf"
 EXAMPLES = sorted(CONF.glob("*.toml"))
-NOT_DEFAULT = {("beta", "threshold"), ("here", "enabled")}
 SCHEMA_WRITER = (2, 12)
 """From this pydantic on, schemas are written in the form that is kept in docs/."""
 

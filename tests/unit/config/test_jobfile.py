@@ -9,11 +9,11 @@ import re
 import signal
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from koala_adapter.config.jobfile import check_job, job_from_dict, load_job, load_job_text
 from koala_adapter.config.jobtables import ComponentTable, InputFileTable, JobTable
@@ -33,9 +33,6 @@ from koala_adapter.model import (
 )
 from koala_adapter.slots import Slot
 from tests.unit.config.toml_text import plugin, replaced, toml_file, values
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
 
 NOWHERE = Path("/nonexistent-directory-of-a-test")
 EXAMPLES = Path(__file__).parents[3] / "examples"

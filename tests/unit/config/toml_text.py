@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Mapping
+from typing import TypeAlias
 
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from koala_adapter.lrm import Capabilities, ClusterContext, Lrm, PluginDefinition
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pydantic import BaseModel
 
 Value: TypeAlias = object
 

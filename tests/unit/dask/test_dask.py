@@ -8,10 +8,10 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from distributed import Security
@@ -40,15 +40,11 @@ from koala_adapter.dask.cluster import (
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import ClusterName, Job, JobKind, Retirement, RunnerName
 from koala_adapter.outcome import JobState
+from koala_adapter.python.description import SlotKeys
 from koala_adapter.python.site import Site
 from koala_adapter.slots import Slot
 from tests.unit.api.test_api import report
 from tests.unit.scheduler.scheduler_site import job
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from koala_adapter.python.description import SlotKeys
 
 pytestmark = pytest.mark.anyio
 

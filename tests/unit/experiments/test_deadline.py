@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -39,12 +38,8 @@ from koala_experiments.bricks import (
 )
 from koala_experiments.deadline import EXPERIMENT, Case, Variant, simulate
 from koala_experiments.framework import difference, estimate
-from koala_experiments.gridnetwork import Domain, Link, Network
+from koala_experiments.gridnetwork import Domain, Link, Network, Transfer
 from tests.examples import examples
-
-if TYPE_CHECKING:
-    from koala_experiments.gridnetwork import Transfer
-
 
 # -- Deadline scheduling of calls: the choice of a server, load correction and fallback.
 

@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -31,10 +31,6 @@ from koala_experiments.framework import (
 )
 from koala_experiments.malleable import RIGID, Case, Conditions, conditions_of, mean_used, run_case, used_over_time
 from koala_experiments.maui import ALL_POLICIES, BESTFIT, FIRSTFIT, GREEDY, METACLUSTER, Measured, result, spread
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 # -- Experiments are found, run with their settings, and written as pages that can be believed and sent.
 

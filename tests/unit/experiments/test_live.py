@@ -10,20 +10,24 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koala_adapter.api.client import Client
 from koala_adapter.errors import ServiceUnavailableError, SimulationError
 from koala_adapter.model import EndReason, JobKind, RunnerName
 from koala_adapter.outcome import JobOutcome, JobState
+from koala_adapter.report.values import JobReport
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.parameters import Approach
-from koala_adapter.simulation.applications import ft, gadget2
+from koala_adapter.simulation.applications import SimulatedJob, ft, gadget2
 from koala_adapter.simulation.multicluster import Settings, simulate
 from koala_adapter.simulation.platform import DAS3
 from koala_adapter.tasks.connection import connected, received, sent
@@ -40,21 +44,11 @@ from koala_experiments.framework import (
     load_experiment,
 )
 from koala_experiments.liveruns import WORKER, Bag, BagServer, JournalRecord, bag_server, live_job, name_of
-from koala_experiments.malleable import WM_HIGH, WMR_HIGH, koala_workload
+from koala_experiments.malleable import WM_HIGH, WMR_HIGH, KoalaWorkload, koala_workload
 from koala_experiments.negotiation import as_published, findings, timeline
 from koala_experiments.stage import Places, Stage, application, played, rigid, steps_done
 from tests.unit.api.jobreports import job_report
 from tests.unit.simulation.test_placeholders import LiveWorld
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from koala_adapter.api.client import Client
-    from koala_adapter.report.values import JobReport
-    from koala_adapter.simulation.applications import SimulatedJob
-    from koala_experiments.malleable import KoalaWorkload
-
 
 # -- Bags of work units: any number of workers takes as long as the curve says, and nothing is lost or done twice.
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
 import pytest
+from anyio.abc import TaskGroup
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from koala_adapter.errors import LrmUnreachableError, ServiceRunningError
@@ -22,13 +25,6 @@ from koala_adapter.host.exposition import openmetrics
 from koala_adapter.host.metrics import MOST_SERIES, Kind, Meter, process_meter, watch_commands
 from koala_adapter.host.metricsport import LONGEST_HEAD, MetricsEndpoint
 from koala_adapter.lrm.commands import CommandRunner
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from anyio.abc import TaskGroup
-    from prometheus_client.metrics_core import Metric as Family
-
 
 # -- What is counted is what a reader of OpenMetrics finds, within bounds.
 

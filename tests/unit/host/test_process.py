@@ -9,8 +9,9 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -27,10 +28,6 @@ from koala_adapter.host.privatedirectory import make_directory, make_private_dir
 from koala_adapter.host.process import ServiceManager, under_supervision
 from koala_adapter.host.sockets import local_tcp_user
 from tests.unit.service.standins import HOUR, NOON, SteppedClocks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 

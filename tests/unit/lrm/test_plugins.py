@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from dataclasses import fields, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, ConfigDict
@@ -18,6 +19,7 @@ from koala_adapter.lrm import (
     ENTRY_POINT_GROUP,
     INTERFACE_VERSION,
     Capabilities,
+    ClusterContext,
     Lrm,
     PinnedStart,
     PluginDefinition,
@@ -27,12 +29,6 @@ from koala_adapter.lrm.contract import Directives, ReservationRequest, Submissio
 from koala_adapter.lrm.mapping import MAP_KEYS, arguments_of, braces_problem, divide, sample
 from koala_adapter.model import BatchKey, LrmJobId
 from koala_adapter.slots import PLAIN, SLOT_KEYS, Slot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from koala_adapter.lrm import ClusterContext
-
 
 # Loading plugins: good ones are found by name, and each way of being broken is refused with its author's address.
 

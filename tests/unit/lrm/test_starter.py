@@ -3,26 +3,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import cast
 
 import anyio
 import pytest
 
 from koala_adapter.errors import JournalError, LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
-from koala_adapter.lrm import PinnedStart
+from koala_adapter.lrm import Lrm, PinnedStart
 from koala_adapter.lrm import starts as starter
 from koala_adapter.lrm.startlog import OriginalRequest, Pin, StartLog
 from koala_adapter.lrm.starts import Failure, Patience, Stage, Starter, Starts, placed_elsewhere
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from tests.sqlite_watch import closed_later
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from koala_adapter.lrm import Lrm
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from anyio import run_process, to_thread
@@ -16,13 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.application import c as c_library
-from koala_adapter.negotiation import LARGEST_TEMPLATE, FrameBuffer, NegotiationError, build, frame, parse
+from koala_adapter.negotiation import LARGEST_TEMPLATE, FrameBuffer, NegotiationError, Template, build, frame, parse
 from tests.examples import examples, repeated
-from tests.unit.negotiation.manager import Manager, listening
-from tests.unit.negotiation.templates import PUBLISHED, full, mutated, request, templates
-
-if TYPE_CHECKING:
-    from koala_adapter.negotiation import Template
+from tests.unit.negotiation.templates import PUBLISHED, Manager, full, listening, mutated, request, templates
 
 SOURCES = Path(c_library.__file__).parent
 ROOT = Path(__file__).parents[3]

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -40,9 +40,6 @@ from koala_adapter.negotiation.templates import (
 )
 from tests.examples import repeated
 from tests.unit.negotiation.templates import CPU, MEM, carried, pair, published, request
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 OURS = (APPLICATION, "1")
 """The negotiation that the application begins in these tests."""

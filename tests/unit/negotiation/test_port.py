@@ -3,23 +3,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import anyio
 import pytest
 from anyio import to_thread
+from anyio.abc import SocketStream
 
 from koala_adapter import negotiation as nt
 from koala_adapter.errors import ServiceRunningError
 from koala_adapter.host.accepting import Admission
 from koala_adapter.negotiation.states import ACCEPTING, CONSUMED
 from koala_adapter.service.sizes import port
-from tests.unit.negotiation.manager import Manager, listening
-
-if TYPE_CHECKING:
-    from anyio.abc import SocketStream
-
-    from koala_adapter.service.sizes.port import Access
+from koala_adapter.service.sizes.port import Access
+from tests.unit.negotiation.templates import Manager, listening
 
 pytestmark = pytest.mark.anyio
 

@@ -1,13 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state machine and its rules: the tables are whole and end, and what an answer may change; deciding."""
+"""The state machine and its rules, connections of programs, and the examples of docs/negotiation.md."""
 
 from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koala_adapter import negotiation as nt
+from koala_adapter.application.shipping import NEGOTIATION_FILE_NAME, negotiation_file
 from koala_adapter.negotiation import (
+    OTHER_SIDE,
     NegotiationError,
     Resource,
     Template,
@@ -17,6 +29,7 @@ from koala_adapter.negotiation import (
     countered,
     decide,
 )
+from koala_adapter.negotiation.schema import EXTENSION, PUBLISHED, schema_path
 from koala_adapter.negotiation.states import (
     ACCEPTED,
     ACCEPTING,
@@ -51,6 +64,9 @@ from koala_adapter.negotiation.templates import (
 )
 from tests.examples import examples
 from tests.unit.negotiation.templates import CPU, MEM, published, request, templates
+from tests.unit.negotiation.templates import PUBLISHED as PUBLISHED_TEMPLATE
+
+# -- The state machine and its rules: the tables are whole and end, and what an answer may change; deciding.
 
 CLOSING = {"reject", "withdraw", "expire", "error"}
 
@@ -226,3 +242,154 @@ def test_a_peer_of_the_published_form_leaves_out_what_is_known() -> None:
     assert problem_of_closing(offer, answer) == ""
     assert answer.quantities() == {("CPU", "beta", "workers"): 4}
     assert answer.direction == GROW
+
+
+# -- Connections of programs: blocking sockets, deadlines, and peers that go or err.
+
+
+@pytest.fixture
+def stranger() -> Iterator[tuple[nt.Connection, socket.socket]]:
+    """Return a connection and the bare socket at its other end."""
+    here, there = socket.socketpair()
+    connection = nt.Connection(here)
+    with there:
+        yield connection, there
+    connection.close()
+
+
+def test_two_applications_talk_over_sockets() -> None:
+    """The published calls: accept, connect, send, recv, decide, close; to an agreement that is consumed."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        heard = []
+
+        def manager() -> None:
+            rms = nt.accept(listening, nt.Endpoint("RMS"))
+            while (event := rms.recv(10)) is not None and event.kind != "closed":
+                heard.append(event.kind)
+                assert event.template is not None
+                if event.kind == "offer":
+                    rms.send(nt.decide(event.template, {"CPU": 6}))
+                else:
+                    rms.send(nt.committed(event.template))
+                    rms.send(nt.consumed(event.template))
+            rms.close()
+
+        thread = threading.Thread(target=manager)
+        thread.start()
+        connection = nt.connect("127.0.0.1", listening.getsockname()[1])
+        wish = nt.template("1", "APPLICATION", "node7", "head", [nt.resource("CPU", 14)], direction="grow")
+        connection.send(wish)
+        offer = connection.recv(10)
+        assert offer is not None
+        assert offer.template is not None
+        assert (offer.kind, offer.template.quantity("CPU")) == ("offer", 6)
+        connection.send(nt.accepted(offer.template))
+        kinds = [event.kind for event in (connection.recv(10), connection.recv(10)) if event]
+        connection.close()
+        thread.join(10)
+    # The offer was RMS' last: it is the one that commits, and its report says that the processors are there.
+    assert kinds == ["agreed", "consumed"]
+    assert heard == ["offer", "accepted"]
+
+
+def test_silence_ends_at_the_deadline(stranger: tuple[nt.Connection, socket.socket]) -> None:
+    connection, _ = stranger
+    offer = request()
+    connection.send(offer._replace(answer_within=0.05))
+    assert connection.recv(0) is None
+    event = connection.recv(10)
+    assert event is not None
+    assert (event.kind, event.state, event.reason) == ("ended", "expired", "no answer in time")
+
+
+@pytest.mark.parametrize("data", [b"", b"99999999\n", b"00000005\n<NT/>", b"\x00" * 100])
+def test_a_peer_that_goes_or_errs_ends_the_connection(
+    stranger: tuple[nt.Connection, socket.socket], data: bytes
+) -> None:
+    """What is open is lost, and the program is told; garbage is answered before."""
+    connection, peer = stranger
+    connection.send(request())
+    peer.sendall(data)
+    peer.shutdown(socket.SHUT_WR)
+    kinds = []
+    while (event := connection.recv(10)) is not None:
+        kinds.append(event.kind)
+        if event.kind == "closed":
+            break
+    assert kinds == [*(["unreadable"] if data else []), "ended", "closed"]
+    if data:
+        answer = b"".join(iter(lambda: peer.recv(65536), b""))
+        assert b"NT_ERROR" in answer
+
+
+def test_small_templates_are_sent_at_once() -> None:
+    """On both sides of a connection by TCP, also of one that the program has made or accepted itself."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as made,
+    ):
+        for end in (nt.accept(listening), nt.Connection(made)):
+            with socket.socket(fileno=socket.dup(end.fileno())) as stream:
+                assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            end.close()
+
+
+def test_a_unix_socket(tmp_path: Path) -> None:
+    """It is connected to by its path; where nothing listens, nothing stays open."""
+    path = tmp_path / "nt.sock"
+    with pytest.raises(OSError, match="No such file"):
+        nt.connect_unix(str(path))
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        connection = nt.connect_unix(str(path))
+        peer = nt.accept(listening, nt.Endpoint("RMS"))
+        connection.send(request())
+        event = peer.recv(60)
+        assert event is not None
+        assert event.kind == "offer"
+        peer.close()
+        connection.close()
+
+
+# -- docs/negotiation.md: its examples run and print what it says, and it leaves nothing out.
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "negotiation.md").read_text(encoding="utf-8")
+EXAMPLE = re.compile(r"^```python\n(?P<code>.*?)^```\n\n```text\n(?P<output>.*?)^```\n", re.MULTILINE | re.DOTALL)
+EXAMPLES = list(EXAMPLE.finditer(PAGE))
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_an_example_prints_what_the_page_says(number: int, tmp_path: Path) -> None:
+    """Each example runs as it stands, in a Python of its own, beside the file that koala writes."""
+    example = EXAMPLES[number]
+    (tmp_path / NEGOTIATION_FILE_NAME).write_text(negotiation_file(), encoding="utf-8")
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", example["code"]], cwd=tmp_path, env={"PYTHONPATH": paths}, capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr, done.returncode) == (example["output"], "", 0)
+
+
+def test_every_example_says_what_it_prints() -> None:
+    assert len(EXAMPLES) == PAGE.count("```python\n") >= 3
+
+
+def test_the_published_instance_is_shown() -> None:
+    assert f"```xml\n{PUBLISHED_TEMPLATE.decode()}```" in PAGE
+
+
+def test_every_field_and_word_is_described() -> None:
+    names = {
+        name
+        for path in (PUBLISHED, EXTENSION)
+        for name in re.findall(r'<xs:(?:element|attribute) name="(\w+)"', schema_path(path).read_text(encoding="utf-8"))
+    }
+    words = [*OTHER_SIDE, *STATUSES, "NT_REQUIRED", "NT_OPTIONAL", "NT_NEGOTIABLE", "NT_FIXED"]
+    words += ["grow", "shrink", "voluntary", "mandatory"]
+    members = {*Template._fields, *Resource._fields}
+    assert "Round" in names
+    assert [name for name in (*names, *words, *members) if f"`{name}`" not in PAGE] == ["NT"] * ("`NT`" not in PAGE)
+    assert [message for message in MESSAGES if message not in PAGE] == []

@@ -12,7 +12,7 @@ import random
 import re
 import socket
 import tracemalloc
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -54,9 +54,6 @@ from koala_adapter.negotiation.templates import (
 )
 from tests.examples import examples, repeated
 from tests.unit.negotiation.templates import CPU, MEM, PUBLISHED, full, mutated, published, request, templates
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ADDED = b'xmlns:k="urn:koala-adapter:negotiation" '
 

@@ -3,24 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from koala_adapter.errors import LrmError
 from koala_adapter.lrm.listing import Listing
+from koala_adapter.lrm.startlog import Pin
 from koala_adapter.lrm.starts import Patience, Stage, Starts
-from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState
-from koala_adapter.ordering.jobs import Rules
+from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
+from koala_adapter.ordering.jobs import JobEvent, JobEventKind, Rules, Start
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.passes import MisfitRules, decide
 from koala_adapter.queueing.backfill import make_cluster_scheduler
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from koala_adapter.errors import LrmError
-    from koala_adapter.lrm.startlog import Pin
-    from koala_adapter.model import Queue
-    from koala_adapter.ordering.jobs import JobEvent, JobEventKind, Start
 
 PATIENCE = Patience(start=10.0, backoff=5.0, refused=60.0, longest=600.0)
 

@@ -8,10 +8,11 @@ import os
 import socket
 import stat
 import sys
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
@@ -33,6 +34,7 @@ from koala_adapter.ordering.asking import (
     PLACES_OF_ONE,
     QUESTION_LIMIT,
     ExplainServer,
+    Explanation,
     SocketPath,
     as_seen_by,
     ask_explanation,
@@ -44,15 +46,8 @@ from koala_adapter.ordering.jobs import Phase, Rules
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.policies.checked import CheckedQueues
 from koala_adapter.queueing.backfill import POLICIES, Easy
-from koala_adapter.queueing.queue import ARRIVAL, ClusterScheduler
+from koala_adapter.queueing.queue import ARRIVAL, ClusterScheduler, LocalJob
 from tests.unit.ordering.ordering_site import Listed
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
-    from koala_adapter.ordering.asking import Explanation
-    from koala_adapter.queueing.queue import LocalJob
 
 pytestmark = pytest.mark.anyio
 

@@ -4,21 +4,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm.listing import Listing
+from koala_adapter.lrm.startlog import Pin
 from koala_adapter.lrm.starts import Stage
-from koala_adapter.model import HoldOwner, LrmJobState, NodeState, Queue
+from koala_adapter.model import HoldOwner, LrmJobState, Node, NodeState, Queue
 from koala_adapter.ordering.jobs import JobEventKind, Phase, Rules
 from koala_adapter.ordering.passes import MOST_GUARDS, MisfitRules
 from tests.unit.ordering.ordering_site import PATIENCE, Listed, accepted, node, starting
-
-if TYPE_CHECKING:
-    from koala_adapter.lrm.startlog import Pin
-    from koala_adapter.model import Node
 
 
 def test_jobs_are_started_in_order_and_backfilled() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations, product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -33,15 +34,9 @@ from koala_adapter.ordering.jobs import JobEventKind, Rules
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.shadow import Shadow
 from koala_adapter.queueing.backfill import POLICIES, make_cluster_scheduler
-from koala_adapter.queueing.queue import PriorityWeights
+from koala_adapter.queueing.queue import ClusterScheduler, PriorityWeights
 from tests.examples import examples
 from tests.unit.ordering.ordering_site import Listed, node
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from koala_adapter.queueing.queue import ClusterScheduler
-
 
 # -- Jobs wait in the order of their submission, whatever the order and the listing in which a batch system shows them.
 

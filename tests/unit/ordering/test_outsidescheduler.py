@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
@@ -20,7 +21,7 @@ from koala_adapter.lrm.startlog import OriginalRequest, Pin, StartLog
 from koala_adapter.lrm.starts import Patience, Starter, Starts
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.ordering.asking import ExplainServer, ask_explanation, explain, explainer, overview
-from koala_adapter.ordering.jobs import JobEventKind, Rules
+from koala_adapter.ordering.jobs import JobEvent, JobEventKind, Rules
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.passes import MisfitRules
 from koala_adapter.ordering.scheduler import OutsideScheduler, Pace, PacedWatcher, give_back
@@ -28,12 +29,6 @@ from koala_adapter.queueing.backfill import make_cluster_scheduler
 from tests.sqlite_watch import closed_later
 from tests.unit.ordering.ordering_site import Listed
 from tests.unit.service.scripted_lrm import ScriptedLrm
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-    from pathlib import Path
-
-    from koala_adapter.ordering.jobs import JobEvent
 
 pytestmark = pytest.mark.anyio
 

@@ -3,24 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from koala_adapter.lrm.listing import Listing
-from koala_adapter.model import HoldOwner, LrmJobState
-from koala_adapter.ordering.jobs import JobEventKind, Phase, Rules
+from koala_adapter.model import HoldOwner, LrmJobId, LrmJobState
+from koala_adapter.ordering.jobs import Entry, JobEventKind, Phase, Rules
 from koala_adapter.ordering.shadow import Shadow
 from koala_adapter.queueing.backfill import make_cluster_scheduler
 from tests.unit.ordering.ordering_site import Listed, node, starting
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from koala_adapter.model import LrmJobId
-    from koala_adapter.ordering.jobs import Entry
-
 
 # -- What our policy would have done: replayed exactly, revised when more is known, and told without acting.
 

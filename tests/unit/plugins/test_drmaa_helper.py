@@ -6,9 +6,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import structlog
@@ -58,10 +58,6 @@ from koala_adapter.lrm.drmaa.protocol import (
 from koala_adapter.lrm.helper import HelperDiedError
 from koala_adapter.testing import new_context
 from koala_slurm.listing import SEPARATOR, all_here
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
 
 # Whether placeholders are submitted through a DRMAA library or by commands, and the reason that is told.
 

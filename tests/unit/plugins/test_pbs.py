@@ -7,7 +7,6 @@ import json
 import re
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -17,7 +16,7 @@ from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavaila
 from koala_adapter.lrm import Submission
 from koala_adapter.lrm.commands import CommandResult
 from koala_adapter.lrm.contract import Directives
-from koala_adapter.model import BatchKey, EndReason, Node, NodeState
+from koala_adapter.model import BatchKey, EndReason, LrmJob, Node, NodeState
 from koala_adapter.slots import Slot
 from koala_pbs import client as control
 from koala_pbs.jobs import assign, parse_exec_vnode, parse_jobs, parse_nodes, parse_select, parse_selections, tied_place
@@ -47,10 +46,6 @@ from koala_pbs.words import (
     seconds_of,
     submission_error,
 )
-
-if TYPE_CHECKING:
-    from koala_adapter.model import LrmJob
-
 
 # The pure parts of the plugin ``pbs`` that nothing recorded is needed for: ids, chunks, command lines, directives.
 

@@ -8,21 +8,17 @@ import shutil
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from pydantic import ValidationError
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError, LrmUnsupportedError
-from koala_adapter.lrm import Submission
+from koala_adapter.lrm import Lrm, Submission
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
 from koala_adapter.testing import new_context
 from koala_adapter.testing.trial import begin_start
 from koala_pbs import PLUGIN, PbsSettings
 from koala_pbs.torque import LARGEST_SCRIPT, packed
-
-if TYPE_CHECKING:
-    from koala_adapter.lrm import Lrm
 
 pytestmark = pytest.mark.anyio
 

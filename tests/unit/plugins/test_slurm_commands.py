@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -38,10 +38,6 @@ from koala_slurm.words import (
     submission_error,
     wait_kind,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 # The command line of sbatch, the site's changes to it, and the job id in what it prints.
 

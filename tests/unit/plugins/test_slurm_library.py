@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -22,10 +24,6 @@ from koala_slurm.listing import JOB_FIELDS
 from koala_slurm.lrm import SlurmLrm
 from koala_slurm.requests import MORE_FIELDS, parse_wide_row
 from tests.fakes.slurm import PYSLURM, FakeSlurm
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ from koala_adapter.errors import (
     LrmUnavailableError,
     LrmUnsupportedError,
 )
-from koala_adapter.lrm import PinnedStart, Submission
+from koala_adapter.lrm import ClusterContext, PinnedStart, Submission
 from koala_adapter.lrm.commands import CommandResult, child_environment
 from koala_adapter.lrm.contract import Directives, ReservationRequest
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
@@ -25,12 +26,6 @@ from koala_slurm.listing import parse_config
 from koala_slurm.lrm import SlurmLrm
 from koala_slurm.reserving import parse_reservations, reserve_ahead_command
 from tests.fakes.slurm import FakeSlurm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from koala_adapter.lrm import ClusterContext
 
 pytestmark = pytest.mark.anyio
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, cast
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavaila
 from koala_adapter.lrm.commands import portions
 from koala_adapter.model import HoldOwner
 from koala_adapter.wire.hostlists import expand
-from koala_slurm.client import LISTING_REQUESTS, show_command
+from koala_slurm.client import LISTING_REQUESTS, SlurmCommands, show_command
 from koala_slurm.listing import (
     EVERY_JOB,
     JOB_FIELDS,
@@ -53,11 +54,6 @@ from koala_slurm.words import (
     moment,
     waiting_elements,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from koala_slurm.client import SlurmCommands
 
 pytestmark = pytest.mark.anyio
 

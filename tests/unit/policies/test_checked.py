@@ -8,9 +8,10 @@ all pass.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf, nan
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ from koala_adapter.model import ClusterName
 from koala_adapter.outcome import JobState
 from koala_adapter.policies.checked import CheckedMalleability, CheckedPlacement, CheckedQueues
 from koala_adapter.queueing.backfill import POLICIES, Easy, make_cluster_scheduler
-from koala_adapter.queueing.queue import ARRIVAL, LocalJob
+from koala_adapter.queueing.queue import ARRIVAL, LocalJob, PriorityWeights
 from koala_adapter.scheduler.actions import OfferProcessors, ReportRefusedAnswer, RequestProcessors, SubmitPlaceholders
 from koala_adapter.scheduler.knownpolicies import Policies
 from koala_adapter.scheduler.malleable.policies import (
@@ -33,24 +34,22 @@ from koala_adapter.scheduler.malleable.policies import (
 )
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
-from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed, PlacedComponent, PlacementPolicy
+from koala_adapter.scheduler.placement.policy import (
+    ComponentRequest,
+    Infeasible,
+    Insufficient,
+    Placed,
+    PlacedComponent,
+    PlacementPolicy,
+)
 from koala_adapter.simulation.models import make_model
 from koala_adapter.simulation.replay import Policy, replay
 from koala_adapter.simulation.replay import Site as SimulatedSite
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable, part
 from tests.unit.scheduler.scheduler_site import Site, component, job, of_kind
-from tests.unit.scheduler.test_malleability import BOUNDS, POLICY_NAMES, SCENES, VALUES, Scene
-from tests.unit.scheduler.test_placement import view_sets
+from tests.unit.scheduler.test_malleability import BOUNDS, POLICY_NAMES, SCENES, VALUES, Bounds, Scene
+from tests.unit.scheduler.test_placement import Views, view_sets
 from tests.unit.scheduler.test_policies import all_requests
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from koala_adapter.queueing.queue import PriorityWeights
-    from koala_adapter.scheduler.placement.policy import ComponentRequest
-    from tests.unit.scheduler.test_malleability import Bounds
-    from tests.unit.scheduler.test_placement import Views
-
 
 DESCRIBED = "policy 'placement.mine' (site:MINE) of site 1.2"
 A, B = ClusterName("a"), ClusterName("b")

@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -54,10 +55,6 @@ from tests.unit.scheduler.malleable_site import MalleableSite, malleable, part
 from tests.unit.scheduler.scheduler_site import Site, job, of_kind
 from tests.unit.service.standins import take_snapshot
 from tests.unit.simulation.test_multicluster import jobs, platform
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 # -- Policies of others are found by their entry points, and each way of being broken is refused with whose it is.
 

@@ -8,9 +8,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 from parsl.executors import HighThroughputExecutor
@@ -34,19 +35,13 @@ from koala_adapter.python.description import SlotKeys
 from koala_adapter.python.executor import require_known_to_workers
 from koala_adapter.python.jobs import mimebundle, show_reports, text_of
 from koala_adapter.python.localsite import local_site_text
-from koala_adapter.report.values import ComponentReport
+from koala_adapter.report.values import ComponentReport, JobReport
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.platform import ClusterModel
 from koala_adapter.slots import Slot
 from koala_experiments.liveruns import site_text
 from tests.imported import imported_packages
 from tests.unit.api.jobreports import job_report
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from koala_adapter.report.values import JobReport
-
 
 # -- Jobs as programs describe them: the same keys as in a job file, and the same refusals.
 

@@ -11,7 +11,6 @@ import time
 from itertools import pairwise
 from math import exp, log
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -22,7 +21,7 @@ from koala_adapter.queueing.backfill import POLICIES
 from koala_adapter.simulation import metrics
 from koala_adapter.simulation import models as lublin
 from koala_adapter.simulation.applications import Application, Interpolated, ReconfigurationCost, ft, gadget2
-from koala_adapter.simulation.metrics import Steps, job_metrics, percentiles, summarized
+from koala_adapter.simulation.metrics import JobMetrics, Steps, job_metrics, percentiles, summarized
 from koala_adapter.simulation.models import (
     ALL_JOBS,
     BATCH,
@@ -36,16 +35,11 @@ from koala_adapter.simulation.models import (
     gamma_cdf,
     make_model,
 )
-from koala_adapter.simulation.parallel import in_parallel, watched
+from koala_adapter.simulation.parallel import ProgressBoard, ProgressMark, in_parallel, watched
 from koala_adapter.simulation.replay import Policy, Site, replay
+from koala_adapter.simulation.workload import Workload
 from koala_experiments.framework import Options
 from tests.unit.simulation.workloads import PROCESSORS, any_workload, make
-
-if TYPE_CHECKING:
-    from koala_adapter.simulation.metrics import JobMetrics
-    from koala_adapter.simulation.parallel import ProgressBoard, ProgressMark
-    from koala_adapter.simulation.workload import Workload
-
 
 # -- Workload models have the statistics that were published of them, and only their seed changes them.
 

@@ -7,7 +7,6 @@ import random
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import example, given
@@ -22,22 +21,18 @@ from koala_adapter.simulation.applications import (
     Application,
     Interpolated,
     JobResult,
+    Outcome,
     ReconfigurationCost,
     SimulatedJob,
     SpeedUp,
 )
+from koala_adapter.simulation.countedclusters import Run
 from koala_adapter.simulation.multicluster import Multicluster, Settings, simulate
 from koala_adapter.simulation.platform import DAS3, BackgroundLoad, ClusterModel, Failures, Platform
 from koala_adapter.simulation.world import LocalUse
-from koala_adapter.sizes import AnySize, PowerOfTwo
+from koala_adapter.sizes import AcceptanceRule, AnySize, PowerOfTwo
 from koala_experiments.malleable import WM, WM_HIGH, WMR, WMR_HIGH, koala_workload
 from tests.examples import examples
-
-if TYPE_CHECKING:
-    from koala_adapter.simulation.applications import Outcome
-    from koala_adapter.simulation.countedclusters import Run
-    from koala_adapter.sizes import AcceptanceRule
-
 
 # -- The count-level multicluster simulator: cases worked out by hand, and identities on random workloads.
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.model import ClusterName, Component, EndReason, InputFile, Job, JobId, JobKind
 from koala_adapter.outcome import JobState
+from koala_adapter.report.page import Result
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.claiming import staging
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
@@ -31,14 +31,9 @@ from koala_adapter.simulation.platform import DAS3, ClusterModel, Platform
 from koala_adapter.simulation.world import Engine
 from koala_adapter.sizes import AnySize
 from koala_experiments import placement, vjm
-from koala_experiments.malleable import INITIAL, WM, WM_HIGH, WMR_HIGH, koala_workload
+from koala_experiments.framework import Experiment
+from koala_experiments.malleable import INITIAL, WM, WM_HIGH, WMR_HIGH, KoalaWorkload, koala_workload
 from tests.unit.scheduler.scheduler_site import recount
-
-if TYPE_CHECKING:
-    from koala_adapter.report.page import Result
-    from koala_experiments.framework import Experiment
-    from koala_experiments.malleable import KoalaWorkload
-
 
 # -- The simulated world behind the real scheduler: batch systems in strict order, one service, failures, determinism.
 

@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import replace as changed
 from itertools import islice, pairwise, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.queueing.backfill import POLICIES
-from koala_adapter.simulation.metrics import job_metrics, summarized, used_processors
+from koala_adapter.simulation.metrics import Summary, job_metrics, summarized, used_processors
 from koala_adapter.simulation.models import make_model
 from koala_adapter.simulation.platform import (
     DAS3,
@@ -27,16 +27,9 @@ from koala_adapter.simulation.platform import (
     named_platform,
 )
 from koala_adapter.simulation.replay import NEVER, PlatformReplay, Policy, Replay, Site, replay, within_memory
-from koala_adapter.simulation.workload import NEEDED, read_trace, workload
+from koala_adapter.simulation.workload import NEEDED, Workload, read_trace, workload
 from koala_adapter.simulation.world import FIRST, LAST, Engine, LocalUse, Outage, local_users, outages
 from tests.unit.simulation.workloads import PROCESSORS, any_workload, archive, make
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from koala_adapter.simulation.metrics import Summary
-    from koala_adapter.simulation.workload import Workload
-
 
 # -- Replays: schedules computed by hand, numbers of other simulators, and laws that every schedule obeys.
 

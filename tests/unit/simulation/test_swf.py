@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import bz2
 import gzip
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,18 +18,13 @@ from koala_adapter.simulation.workload import (
     ALL,
     NEEDED,
     Field,
+    Trace,
     parse_trace,
     read_trace,
     trace_text,
     workload,
     write_trace,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from koala_adapter.simulation.workload import Trace
 
 HEADER = "; Version: 2.2\n; MaxProcs: 128\n;\n; Note: with a colon: here\n"
 UNKNOWN = dict.fromkeys(ALL, -1)

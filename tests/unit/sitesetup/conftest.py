@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import anyio
 import pytest
 
 from tests.local_daemon import end_daemon
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SSH = """#!/bin/sh
 while [ "$#" -gt 2 ]; do shift; done

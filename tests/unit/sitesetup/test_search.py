@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 import threading
 import tomllib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
@@ -20,15 +21,19 @@ from koala_adapter.errors import LrmUnavailableError, PluginError
 from koala_adapter.lrm import (
     Capabilities,
     CheckResult,
+    ClusterContext,
     Discovery,
     FoundCluster,
     LeftOut,
+    Lrm,
     PluginDefinition,
     Surroundings,
     load_plugins,
 )
-from koala_adapter.model import EndReason, MpiResize, Queue, TaskEnd
+from koala_adapter.lrm.commands import CommandRunner
+from koala_adapter.model import EndReason, MpiResize, Node, Queue, TaskEnd
 from koala_adapter.outcome import JobState
+from koala_adapter.report.values import JobReport
 from koala_adapter.sitesetup import checks as clustercheck
 from koala_adapter.sitesetup import checks as progress
 from koala_adapter.sitesetup.checks import AskedTime, ClusterCheck, asked_times
@@ -50,15 +55,6 @@ from koala_slurm.settings import parse_clusters
 from tests.local_daemon import end_daemon
 from tests.unit.api.jobreports import job_report
 from tests.unit.service.scripted_lrm import ScriptedLrm, config, node
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from koala_adapter.lrm import ClusterContext, Lrm
-    from koala_adapter.lrm.commands import CommandRunner
-    from koala_adapter.model import Node
-    from koala_adapter.report.values import JobReport
 
 pytestmark = pytest.mark.anyio
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 import re
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPResponse
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
@@ -20,18 +21,10 @@ from lxml import html
 from koala_adapter.api.offline import JournalView
 from koala_adapter.api.statedirectory import JOURNAL_NAME
 from koala_adapter.outcome import COMPLETED
-from koala_adapter.report.values import AttemptReport
+from koala_adapter.report.values import AttemptReport, JobReport
 from koala_adapter.service.journal import Journal
 from koala_adapter.web.access import Access
-from tests.unit.report.test_history import component, ran
-from tests.unit.report.test_pages import FOREIGN, failed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from http.client import HTTPResponse
-    from pathlib import Path
-
-    from koala_adapter.report.values import JobReport
+from tests.unit.report.test_report import FOREIGN, component, failed, ran
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")

@@ -6,13 +6,15 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
+from anyio.abc import SocketStream
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -44,12 +46,6 @@ from koala_wiki.lrm import WikiLrm, WikiSettings
 from tests.real.mauistandin import Room, place
 from tests.sqlite_watch import closed_later
 from tests.unit.wiki.wiki_source import NOW, Server, SlowSource, job
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
-
-    from anyio.abc import SocketStream
 
 pytestmark = pytest.mark.anyio
 

@@ -3,29 +3,21 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
 from structlog.testing import capture_logs
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
-from koala_adapter.lrm import Capabilities
+from koala_adapter.lrm import Capabilities, PinnedStart
 from koala_adapter.lrm.startlog import OriginalRequest, Pin, StartLog
-from koala_adapter.model import EndReason, HoldOwner, LrmJobId, LrmJobState, NodeState
+from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, NodeState
 from koala_adapter.wiki.codec.words import Dialect
 from tests.sqlite_watch import closed_later
 from tests.unit.wiki.wiki_source import NOW, MemorySource, Server, job, node, running
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
-
-    from koala_adapter.lrm import PinnedStart
-    from koala_adapter.model import LrmJob
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture

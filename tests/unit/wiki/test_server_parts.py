@@ -8,13 +8,14 @@ import random
 import re
 import string
 import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
 import structlog
-from anyio.abc import SocketAttribute
+from anyio.abc import SocketAttribute, SocketStream
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
@@ -23,6 +24,8 @@ from koala_adapter.api.client import Client
 from koala_adapter.errors import ConfigurationError, LrmUnavailableError, ServiceRunningError, WikiError
 from koala_adapter.host.sockets import is_loopback
 from koala_adapter.model import ClusterName, EndReason, LrmJobState
+from koala_adapter.report.selection import JobSelection
+from koala_adapter.report.values import JobReport
 from koala_adapter.wiki.client import Peer, exchange, load_key
 from koala_adapter.wiki.codec.frames import FrameReader, checksum, is_signed, open_reply
 from koala_adapter.wiki.codec.verbs import GetJobs, Initialize, build_event, parse_reply
@@ -35,15 +38,6 @@ from koala_adapter.wiki.serving import RunningJobsFile, ServerOptions
 from tests.examples import repeated
 from tests.unit.wiki.wiki_source import KEY, NOW, MemorySource, Server, job, node, running
 from tests.wire.wiki_samples import golden
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
-    from pathlib import Path
-
-    from anyio.abc import SocketStream
-
-    from koala_adapter.report.selection import JobSelection
-    from koala_adapter.report.values import JobReport
 
 pytestmark = pytest.mark.anyio
 

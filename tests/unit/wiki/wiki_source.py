@@ -3,29 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Self
 
 import anyio
 
 from koala_adapter.errors import LrmError, LrmNotFoundError
-from koala_adapter.lrm import Capabilities, Lrm
+from koala_adapter.lrm import Capabilities, Lrm, PinnedStart, RenderedSubmission, Submission
 from koala_adapter.lrm.startlog import StartLog
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.wiki.codec.frames import Envelope, FrameReader, Key, open_reply, read_key, seal
 from koala_adapter.wiki.codec.verbs import Reply, parse_reply
 from koala_adapter.wiki.resource import WikiResource
-from koala_adapter.wiki.serving import ServerOptions
+from koala_adapter.wiki.serving import RunningJobsFile, ServerOptions
 from tests.sqlite_watch import closed_later
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-    from pathlib import Path
-    from typing import Self
-
-    from koala_adapter.lrm import PinnedStart, RenderedSubmission, Submission
-    from koala_adapter.wiki.serving import RunningJobsFile
 
 KEY = read_key("1234567890")
 NOW = 1_795_000_000.0

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.fakes.scripts import Refusal
 from tests.fakes.slurm import programs
-from tests.fakes.slurm.jobs import schedule
-from tests.fakes.slurm.state import Store
+from tests.fakes.slurm.state import Store, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable

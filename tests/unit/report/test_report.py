@@ -1,33 +1,263 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages and charts of jobs: what is on them, that foreign text stays text, and that people can read them."""
+"""Which jobs a listing and a page have, when they waited and ran, and what pages and charts of them show."""
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, timedelta, timezone
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from lxml import html
 
+from koala_adapter.api import protocol
 from koala_adapter.outcome import EndReason, JobOutcome, JobState
 from koala_adapter.report.charts import look
+from koala_adapter.report.history import Occupation, awaited, cluster_table, job_table, lanes, occupations, used
 from koala_adapter.report.jobspage import Jobs, write_jobs
 from koala_adapter.report.markup import Markup, isolated, tag
 from koala_adapter.report.page import Heading
+from koala_adapter.report.selection import JobSelection, latest_of
 from koala_adapter.report.sitevalues import ClusterReport
 from koala_adapter.report.timeaxis import Period, duration, zone_name
-from koala_adapter.report.values import AttemptReport
+from koala_adapter.report.values import AttemptReport, ComponentReport, JobReport, SizeChangeReport
 from koala_adapter.report.views import cluster_cards, style
-from tests.unit.report.test_history import component, ran
+from tests.unit.api.jobreports import job_report
 
-if TYPE_CHECKING:
-    from pathlib import Path
+# -- Which jobs a listing has.
 
-    from koala_adapter.report.values import JobReport
+PART = ComponentReport(
+    name="main",
+    command=("./simulate", "--Steps", "9"),
+    cluster="alpha",
+    processors=4,
+    held=0,
+    queued=0,
+    lrm_ids=("4711",),
+    hosts=("node7",),
+    first_rank=0,
+    waited=None,
+)
+OUTCOME = JobOutcome(state=JobState.LOST, reason=EndReason.NODE_LOST, exit_code=242, detail="node7 went away")
+ENDED = job_report(
+    id="12",
+    name="train-3",
+    state=JobState.LOST,
+    submitted_at=100.0,
+    finished_at=200.0,
+    components=(PART,),
+    outcome=OUTCOME,
+    explanation="It is over.",
+)
+WAITS = job_report(id="13", name="evaluate", state=JobState.WAITING, user="other", submitted_at=150.0)
+
+
+def chosen(**conditions: Any) -> list[str]:  # noqa: ANN401 - conditions of many types
+    selection = JobSelection(**conditions)
+    return [job.id for job in (ENDED, WAITS) if selection.takes(asdict(job))]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "ids"),
+    [
+        ({}, ["12", "13"]),
+        ({"since": 200.0}, ["12", "13"]),
+        ({"since": 200.1}, ["13"]),
+        ({"until": 150.0}, ["12", "13"]),
+        ({"until": 149.9}, ["12"]),
+        ({"until": 99.0}, []),
+        ({"user": "other"}, ["13"]),
+        ({"name": "train-*"}, ["12"]),
+        ({"name": "Train-*"}, []),
+        ({"name": "[a-f]*"}, ["13"]),
+        ({"states": (JobState.WAITING, JobState.RUNNING)}, ["13"]),
+        ({"cluster": "alpha"}, ["12"]),
+        ({"failed": True}, ["12"]),
+        ({"failed": True, "user": "other"}, []),
+        ({"word": "NODE7 WENT"}, ["12"]),
+        ({"word": "--steps 9"}, ["12"]),
+        ({"word": "4711"}, ["12"]),
+        ({"word": "Evaluate"}, ["13"]),
+        ({"word": "components"}, []),
+    ],
+)
+def test_all_conditions_must_hold(conditions: dict[str, Any], ids: list[str]) -> None:
+    assert chosen(**conditions) == ids
+
+
+def kept(*jobs: JobReport) -> list[str]:
+    return [job.to_json() for job in jobs]
+
+
+def test_the_latest_are_shown_in_order_of_submission() -> None:
+    """Jobs that still are there come first into the choice, and a kept report of one of them does not count."""
+    others = [job_report(id=str(number), finished_at=float(number)) for number in (9, 8, 7)]
+    stale = job_report(id="13", name="stale", finished_at=10.0)
+    found = latest_of([asdict(WAITS)], kept(stale, *others), JobSelection(), 3)
+    assert [one["id"] for one in found] == ["8", "9", "13"]
+    assert found[-1]["name"] == "evaluate"
+
+
+def test_what_is_read_of_the_archive_ends_with_the_listing() -> None:
+    """Of 100,000 reports no more are read than a listing of three needs."""
+    read = 0
+
+    def reports() -> Any:  # noqa: ANN401 - an iterator
+        nonlocal read
+        for text in kept(*(job_report(id=str(number), finished_at=1.0) for number in range(9, 0, -1))):
+            read += 1
+            yield text
+
+    found = latest_of([], reports(), JobSelection(name="job"), 3)
+    assert ([one["id"] for one in found], read) == (["7", "8", "9"], 3)
+
+
+def test_the_selection_survives_the_wire() -> None:
+    selection = JobSelection(since=1.0, states=(JobState.LOST,), word="ü")
+    request = protocol.Request(operation="jobs", selection=selection)
+    assert protocol.decode_request(protocol.encode(request)) == request
+    assert "selection" not in json.loads(protocol.encode(protocol.Request(operation="jobs")))
+
+
+# -- When jobs waited for processors and used them, as their reports tell.
+
+
+def component(name: str, cluster: str | None, processors: int, waited: float | None = 5.0) -> ComponentReport:
+    return ComponentReport(
+        name=name,
+        command=("x",),
+        cluster=cluster,
+        processors=processors,
+        held=0,
+        queued=0 if waited is None else processors,
+        lrm_ids=(),
+        hosts=(),
+        first_rank=0,
+        waited=waited,
+    )
+
+
+def change(at: float, cluster: str, before: int, after: int, waited: float = 0.0) -> SizeChangeReport:
+    return SizeChangeReport(at=at, component="w", cluster=cluster, before=before, after=after, reason="", waited=waited)
+
+
+def ran(number: int, *components: ComponentReport, changes: tuple[SizeChangeReport, ...] = ()) -> JobReport:
+    """Return the report of a job submitted at 80 that ran from 100 to 200."""
+    return job_report(
+        id=str(number),
+        state=JobState.COMPLETED,
+        submitted_at=80.0,
+        launched_at=100.0,
+        finished_at=200.0,
+        reported_at=300.0,
+        components=components,
+        size_changes=changes,
+    )
+
+
+def times(found: list[Occupation]) -> list[tuple[str, float, float, float]]:
+    """Return cluster and times of each placeholder."""
+    return [(one.cluster, one.asked_at, one.begun_at, one.ended_at) for one in found for _ in range(one.processors)]
+
+
+def test_a_rigid_job_waits_and_is_used_on_each_cluster() -> None:
+    """From when its placeholders were asked for; before it was submitted nothing can have been."""
+    found = occupations([ran(1, component("x", "a", 2, 5.0), component("y", "b", 1, 50.0))])
+    assert times(found) == [("b", 80.0, 100.0, 200.0), ("a", 95.0, 100.0, 200.0), ("a", 95.0, 100.0, 200.0)]
+    assert (found[0].waited, found[1].used) == (20.0, 200.0)
+
+
+def test_a_malleable_job_grows_and_shrinks() -> None:
+    """Who came last goes first; what it grew by was waited for, too."""
+    changes = (change(120.0, "a", 1, 3, waited=7.0), change(150.0, "a", 3, 2))
+    found = occupations([ran(1, component("w", "a", 2), changes=changes)])
+    assert times(found) == [("a", 95.0, 100.0, 200.0), ("a", 113.0, 120.0, 150.0), ("a", 113.0, 120.0, 200.0)]
+
+
+def test_clusters_that_a_job_has_left_are_not_forgotten() -> None:
+    """Though its latest report has no component there: whether it began there or came later."""
+    changes = (change(120.0, "b", 0, 2), change(150.0, "b", 2, 0), change(160.0, "c", 1, 0))
+    found = occupations([ran(1, component("w", "a", 1), changes=changes)])
+    assert times(found) == [
+        ("a", 95.0, 100.0, 200.0),
+        ("c", 100.0, 100.0, 160.0),
+        ("b", 120.0, 120.0, 150.0),
+        ("b", 120.0, 120.0, 150.0),
+    ]
+
+
+def test_who_waits_has_only_waited() -> None:
+    """Until now; a component without a cluster has nothing."""
+    waiting = job_report(
+        submitted_at=10.0, reported_at=50.0, components=(component("x", "a", 2), component("y", None, 1))
+    )
+    assert times(occupations([waiting])) == [("a", 45.0, 50.0, 50.0)] * 2
+
+
+def test_what_is_over_is_left_out_and_the_rest_cut_off() -> None:
+    reports = [ran(1, component("x", "a", 1))]
+    assert times(occupations(reports, 150.0)) == [("a", 150.0, 150.0, 200.0)]
+    assert occupations(reports, 200.0) == []
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20), st.integers(1, 5)), min_size=1, max_size=20)
+
+
+@given(SPANS)
+def test_no_two_share_a_row_at_a_time(spans: list[tuple[int, int, int]]) -> None:
+    """All processors of each are drawn, and no more rows are taken than processors are used at a time."""
+    found = [
+        Occupation(
+            job_id=str(number), component="x", cluster="a", processors=count, asked_at=0.0, begun_at=float(begin),
+            ended_at=float(begin + length),
+        )
+        for number, (begin, length, count) in enumerate(spans)
+    ]  # fmt: skip
+    cells = [
+        (row, at)
+        for one, first, count in lanes(found)
+        for row in range(first, first + count)
+        for at in range(int(one.begun_at), int(one.ended_at))
+    ]
+    assert len(set(cells)) == len(cells) == sum(length * count for _, length, count in spans)
+    assert max(row for row, _ in cells) + 1 == max(level for _, level in used(found))
+
+
+def test_processors_are_counted_over_time() -> None:
+    """Those in use, and those that are waited for."""
+    found = occupations([ran(1, component("x", "a", 2)), ran(2, component("x", "a", 1))])
+    assert used(found) == [(100.0, 3), (200.0, 0)]
+    assert awaited(found) == [(95.0, 3), (100.0, 0)]
+
+
+def test_tables_sum_up() -> None:
+    """Processor hours by cluster and by job."""
+    reports = [ran(7, component("x", "a", 36))]
+    found = occupations(reports)
+    assert cluster_table(found).rows == [("a", 36, 5.0, 5.0, 1.0)]
+    assert job_table(reports, found, UTC).rows == [
+        (
+            *("7", "job", "completed", 36, 20.0, 100.0, 1.0, None, None, None),
+            *("1970-01-01 00:01:20", "1970-01-01 00:01:40", "1970-01-01 00:03:20", ""),
+        )
+    ]
+
+
+def test_who_had_left_before_the_end_is_not_counted_until_it() -> None:
+    """Though the report tells what a job had when it had most, where nothing was left of it."""
+    changes = (change(120.0, "a", 1, 2), change(150.0, "a", 2, 1), change(160.0, "a", 1, 0))
+    found = occupations([ran(1, component("w", "a", 2), changes=changes)])
+    assert times(found) == [("a", 95.0, 100.0, 160.0), ("a", 120.0, 120.0, 150.0)]
+
+
+# -- Pages and charts of jobs: what is on them, that foreign text stays text, and that people can read them.
 
 HEADING = Heading(title="koala's jobs", lead="All of them.", command="koala report --since 1d")
 FOREIGN = (

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""How batch systems are found, tried and written down."""
