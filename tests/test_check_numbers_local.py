@@ -23,8 +23,6 @@ from koala_local import PLUGIN
 from koala_local.lrm import LocalLrm, LocalSettings
 from tests.local_daemon import end_daemon
 
-pytestmark = pytest.mark.anyio
-
 SITE = """
 [control_center]
 address = "127.0.0.1"

@@ -27,9 +27,6 @@ from tests.fakes.slurm import PYSLURM, FakeSlurm
 from tests.fakes.slurm.state import Store
 from tests.undertest import queued_job, started_plugin
 
-pytestmark = pytest.mark.anyio
-
-
 # The conformance kit on the plugin ``slurm`` with a fake Slurm: runs on every machine. With an older release, and on
 # Grid Engine, the kit runs on real daemons.
 

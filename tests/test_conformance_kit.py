@@ -21,8 +21,6 @@ from koala_adapter.testing.submission import CANARY
 from koala_local.lrm import CAPABILITIES, PLUGIN, LocalLrm, LocalSettings
 from tests.local_daemon import end_daemon, namesake_job
 
-pytestmark = pytest.mark.anyio
-
 
 class Reversed(LocalLrm):
     """Gives the ids in the wrong order."""

@@ -38,9 +38,6 @@ from tests.fakes.gridengine.cell import FakeCell
 from tests.fakes.gridengine.engine import QUEUE
 from tests.undertest import started_plugin
 
-pytestmark = pytest.mark.anyio
-
-
 # The plugin ``drmaa`` on a fake library: the conformance kit, and a helper that dies, hangs or cannot load.
 
 SLOTS = 3

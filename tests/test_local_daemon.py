@@ -24,8 +24,6 @@ from koala_local.processes import process_birth
 from tests.local_daemon import daemon_pid, end_daemon
 from tests.undertest import start_plugin
 
-pytestmark = pytest.mark.anyio
-
 Make = Callable[..., Awaitable[Trial]]
 ONE_BYTE_LEFT = 107
 """Longest path of a Unix socket that the system takes."""

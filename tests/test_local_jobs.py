@@ -42,9 +42,6 @@ from tests.undertest import started_plugin
 from tests.unit.plugins.test_local_parts import SAMPLE
 from tests.wiki_server import WikiServer
 
-pytestmark = pytest.mark.anyio
-
-
 # -- The conformance kit on the plugins that need no batch system: local, wiki, and that of docs/plugins.md.
 
 ANSWER = 60.0

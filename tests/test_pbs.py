@@ -26,9 +26,6 @@ from tests.local_koala import Koala
 from tests.pbs_scheduling import SECONDS, SITE, inside, koala, scheduling
 from tests.real.systems.processes import wait_until
 
-pytestmark = pytest.mark.anyio
-
-
 # -- Starting held jobs on chosen vnodes of a fake PBS, as a user and as an operator; submissions in pieces.
 
 

@@ -142,7 +142,6 @@ def go(site: koala.Site) -> dict[str, str]:
     return {"GO": str(site.directory.parent / "go")}
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio", pytest.param("trio", marks=WITH_TRIO)])
 async def test_with_an_event_loop(site: koala.Site) -> None:
     async with await koala.aio.submit(shell("echo a; exec sleep 600"), site=site) as handle:

@@ -37,9 +37,6 @@ from koala_adapter.vjm.certificate import load_or_create
 from tests.json_shapes import deviations
 from tests.local_koala import LIVENESS, Koala, eventually
 
-pytestmark = pytest.mark.anyio
-
-
 # -- The launcher of a sweep as a process, and the running sweep that it pulls from, without any batch system.
 
 HOST = "127.0.0.1"

@@ -21,8 +21,6 @@ from koala_adapter.vjm.listener import AgentDisconnected, AgentRegistered
 from tests.real.agents import LIVENESS, Site, placeholder
 from tests.real.test_agent_local import EXITED, PYTHONS, end_of, run
 
-pytestmark = pytest.mark.anyio
-
 SHARE = "koala-" + "a" * 32
 SIZE = 3 * FETCHES * INPUT_PIECE + 12345
 PIECES = -(-SIZE // INPUT_PIECE)

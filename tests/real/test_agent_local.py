@@ -25,8 +25,6 @@ from koala_adapter.vjm.jobscript import SYSTEM_PYTHONS
 from koala_adapter.vjm.listener import AgentDisconnected, AgentRegistered
 from tests.real.agents import INDEX_VARIABLE, LIVENESS, Site, placeholder
 
-pytestmark = pytest.mark.anyio
-
 PYTHONS = [
     path
     for path in (shutil.which(f"python3.{minor}") for minor in range(6, 15))

@@ -101,7 +101,6 @@ def slurm_drmaa_settings(cluster: SlurmCluster) -> DrmaaSettings:
 
 
 @pytest.mark.never_required
-@pytest.mark.anyio
 @pytest.mark.nightly
 class TestDrmaaOnSlurm(LrmConformance):
     """The conformance kit; nothing is read by commands."""
@@ -122,7 +121,6 @@ class TestDrmaaOnSlurm(LrmConformance):
 
 
 @pytest.mark.never_required
-@pytest.mark.anyio
 @pytest.mark.nightly
 class TestSlurmThroughDrmaa(LrmConformance):
     """The conformance kit on the plugin ``slurm`` that submits through DRMAA and does all else by commands."""
@@ -166,7 +164,6 @@ def server() -> Iterator[PbsServer]:
 
 @pytest.mark.never_required
 @pytest.mark.nightly
-@pytest.mark.anyio
 class TestPbsThroughDrmaa(LrmConformance):
     """The conformance kit on the plugin ``pbs`` that submits through DRMAA and does all else by commands."""
 
@@ -204,7 +201,6 @@ class TestPbsThroughDrmaa(LrmConformance):
 
 @pytest.mark.never_required
 @pytest.mark.nightly
-@pytest.mark.anyio
 class TestDrmaaOnPbs(LrmConformance):
     """The conformance kit; nothing is read by commands."""
 
@@ -267,7 +263,6 @@ async def submit_three(lrm: SlurmLrm, key: str) -> None:
     await eventually(ended, bool, what="all have ended", seconds=120, interval=0.2)
 
 
-@pytest.mark.anyio
 async def test_a_library_that_is_there_is_used(slurm_a: SlurmCluster, tmp_path: Path) -> None:
     """All placeholders of a submission are one array through it; the reason is told by ``check``, too."""
     log = tmp_path / "submitted"
@@ -283,7 +278,6 @@ async def test_a_library_that_is_there_is_used(slurm_a: SlurmCluster, tmp_path: 
     await lrm.close()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("defined", "reason"),
     [

@@ -19,7 +19,7 @@ from tests.real.systems.pbs import PbsServer, missing_for_pbs
 from tests.real.systems.requirements import require
 from tests.undertest import started_plugin
 
-pytestmark = [pytest.mark.never_required, pytest.mark.anyio]
+pytestmark = pytest.mark.never_required
 
 
 @pytest.fixture

@@ -28,8 +28,6 @@ from tests.real.systems import GridEngineCell
 from tests.real.systems.processes import GRID_ENGINE_PROGRAMS, run_command, wait_until
 from tests.undertest import started_plugin
 
-pytestmark = pytest.mark.anyio
-
 SLOTS = 4
 MANY = 50
 

@@ -124,7 +124,6 @@ async def await_others(lrm: Lrm, *wanted: int) -> None:
     await eventually(look, lambda seen: seen == sorted(wanted), what=f"others wait for {wanted}", seconds=90)
 
 
-@pytest.mark.anyio
 async def test_slurm(slurm_a: SlurmCluster, tmp_path: Path) -> None:
     """A job and an array of another user wait; what is in hold, depends on others or is too early does not count."""
     lrm = SLURM.factory(new_context(tmp_path), SlurmSettings.model_validate(slurm_a.plugin_settings))
@@ -150,7 +149,6 @@ async def test_slurm(slurm_a: SlurmCluster, tmp_path: Path) -> None:
         await lrm.close()
 
 
-@pytest.mark.anyio
 async def test_grid_engine(sge_cell: GridEngineCell, tmp_path: Path) -> None:
     """Three tasks of an array of another user wait; what is in hold or depends on others does not count."""
     settings = SgeSettings(

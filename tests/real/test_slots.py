@@ -33,9 +33,6 @@ from tests.real.systems.processes import PATIENCE, compile_program, wait_until
 from tests.real.systems.requirements import missing_for_grid_engine, missing_for_mpi, missing_for_slurm, require
 from tests.real.user import KoalaUser, part
 
-pytestmark = pytest.mark.anyio
-
-
 # -- Slots on real batch systems: what is asked for is what a placeholder gets, and what its nodes show.
 
 SLEEPER = "#!/bin/sh\nexec sleep 300\n"

@@ -26,7 +26,7 @@ from tests.real.systems import SlurmCluster
 from tests.real.systems.processes import CommandError, wait_until
 from tests.real.systems.requirements import missing_for_slurm, require
 
-pytestmark = [pytest.mark.never_required, pytest.mark.anyio]
+pytestmark = pytest.mark.never_required
 
 SETTINGS = {"SelectTypeParameters": "CR_Core_Memory", "DefMemPerCPU": "100", "Licenses": "x:2"}
 SLEEP = "#!/bin/sh\nexec sleep 600\n"

@@ -30,9 +30,6 @@ from tests.real.systems import SlurmCluster
 from tests.real.systems.processes import CommandError, run_command, wait_until
 from tests.undertest import started_plugin
 
-pytestmark = pytest.mark.anyio
-
-
 # -- The plugin ``slurm`` on a real Slurm cluster: the conformance kit, and what only a real system shows.
 
 

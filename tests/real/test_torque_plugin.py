@@ -22,7 +22,7 @@ from koala_pbs import PLUGIN, PbsSettings
 from tests.real.systems.requirements import require
 from tests.undertest import started_plugin
 
-pytestmark = [pytest.mark.never_required, pytest.mark.anyio]
+pytestmark = pytest.mark.never_required
 
 # Read before tests/conftest.py takes it out of the environment.
 COMMANDS = os.environ.get("KOALA_TEST_TORQUE", "")

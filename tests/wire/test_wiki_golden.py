@@ -62,9 +62,6 @@ from tests.wire.wiki_samples import (
     without_marks,
 )
 
-pytestmark = pytest.mark.anyio
-
-
 # -- The WIKI codec on every exchange recorded from a real Slurm and a real Maui; wiki_reasons says where we differ.
 
 

@@ -256,7 +256,6 @@ def test_every_recorded_refusal_to_cancel_is_understood(dialect: Dialect) -> Non
     assert others <= {"Invalid ARG value", "CANCELJOB lacks ARG", "No TYPE value", "Invalid TYPE value"}
 
 
-@pytest.mark.anyio
 async def test_requests_are_measured_and_bounded_like_commands(tmp_path: Path) -> None:
     seen: list[tuple[str, str]] = []
     context = new_context(tmp_path)

@@ -40,9 +40,6 @@ from koala_adapter.outcome import JobState
 from koala_adapter.slots import Slot
 from tests.unit.api.jobreports import job_report
 
-pytestmark = pytest.mark.anyio
-
-
 # -- The client for event loops: what a service answers arrives, refusals are raised, and what is wrong is told.
 
 

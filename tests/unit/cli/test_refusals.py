@@ -169,7 +169,6 @@ def test_the_cause_is_told_out_of_its_groups(capsys: pytest.CaptureFixture[str],
     assert ("unhandled errors in a TaskGroup" in said) is logs
 
 
-@pytest.mark.anyio
 async def test_a_service_inside_a_command_logs_its_end(tmp_path: Path) -> None:
     """The person has one sentence; the log has the traceback."""
 

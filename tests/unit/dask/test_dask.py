@@ -46,9 +46,6 @@ from koala_adapter.slots import Slot
 from tests.unit.api.test_api import report
 from tests.unit.scheduler.scheduler_site import job
 
-pytestmark = pytest.mark.anyio
-
-
 # -- How workers get to the scheduler: which addresses, which keys, and who may read them meanwhile.
 
 

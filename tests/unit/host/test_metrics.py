@@ -96,7 +96,6 @@ def test_the_names_are_those_of_openmetrics() -> None:
         assert one.kind is not Kind.HISTOGRAM or one.name.endswith("_seconds")
 
 
-@pytest.mark.anyio
 async def test_commands_are_counted_by_program_and_failure(tmp_path: Path) -> None:
     """The program without its directory, never its arguments; a status, and a program that is not there."""
     runner = CommandRunner(per_minute=600)
@@ -115,7 +114,6 @@ async def test_commands_are_counted_by_program_and_failure(tmp_path: Path) -> No
     assert b"secret" not in openmetrics(meter)
 
 
-@pytest.mark.anyio
 async def test_requests_of_other_processes_are_in_the_last_minute(tmp_path: Path) -> None:
     """Two that share a window see each other's requests, as the bound does."""
     one, other = (CommandRunner(per_minute=600, shared=tmp_path / "w.requests") for _ in range(2))
@@ -141,7 +139,6 @@ async def served(tasks: TaskGroup, meter: Meter) -> int:
     return port
 
 
-@pytest.mark.anyio
 async def test_the_endpoint_tells_metrics_and_nothing_else() -> None:
     """A reader gets OpenMetrics; other paths and methods are refused."""
     async with anyio.create_task_group() as tasks:
@@ -156,7 +153,6 @@ async def test_the_endpoint_tells_metrics_and_nothing_else() -> None:
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.anyio
 async def test_who_sends_rubbish_or_hangs_up_stops_nobody() -> None:
     """A request without end, bytes that are no request, and a connection that is dropped: the next reader is served."""
     async with anyio.create_task_group() as tasks:
@@ -168,7 +164,6 @@ async def test_who_sends_rubbish_or_hangs_up_stops_nobody() -> None:
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.anyio
 async def test_who_only_connects_keeps_no_reader_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that has been there longest goes when others come."""
     monkeypatch.setattr(endpoint, "MOST_CONNECTIONS", 3)
@@ -180,7 +175,6 @@ async def test_who_only_connects_keeps_no_reader_out(monkeypatch: pytest.MonkeyP
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.anyio
 async def test_a_port_that_is_taken_is_refused_with_the_way_out() -> None:
     async with anyio.create_task_group() as tasks:
         port = await served(tasks, Meter())

@@ -29,9 +29,6 @@ from koala_adapter.host.process import ServiceManager, under_supervision
 from koala_adapter.host.sockets import local_tcp_user
 from tests.unit.service.standins import HOUR, NOON, SteppedClocks
 
-pytestmark = pytest.mark.anyio
-
-
 # -- Directories for secrets: what another user could put in their place is not used, and nothing of it is changed.
 
 
@@ -293,7 +290,6 @@ def test_an_abstract_name_is_understood() -> None:
         assert heard.recv(100) == b"READY=1"
 
 
-@pytest.mark.anyio
 async def test_it_hears_signs_of_life(tmp_path: Path) -> None:
     """Again and again, while the event loop runs."""
     path = str(tmp_path / "n")
@@ -306,7 +302,6 @@ async def test_it_hears_signs_of_life(tmp_path: Path) -> None:
             tasks.cancel_scope.cancel()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "environment",
     [
@@ -325,7 +320,6 @@ async def test_where_nobody_waits_for_them_there_are_none(environment: dict[str,
     manager.ready()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("goes_on", [True, False])
 async def test_it_hears_of_the_end_of_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, goes_on: bool

@@ -35,9 +35,6 @@ from koala_adapter.lrm.commands import (
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.testing import eventually
 
-pytestmark = pytest.mark.anyio
-
-
 ALLOWED = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LC_ALL", "TZ", "LANG"}
 LEAKS = ("SLURM_CPU_BIND", "SBATCH_ACCOUNT", "SGE_ROOT", "PBS_JOBID", "PMI_RANK", "LD_PRELOAD", "MY_SECRET")
 
@@ -288,7 +285,6 @@ def says(directory: Path, program: str, *, out: str = "", err: str = "", status:
     (directory / program).chmod(0o755)
 
 
-@pytest.mark.anyio
 async def test_recorded_listings(pbs: CommandSystem, tmp_path: Path) -> None:
     says(tmp_path, "qstat", out=(SAMPLES / "qstat_tf.json").read_text())
     says(tmp_path, "pbsnodes", out=(SAMPLES / "pbsnodes_av.json").read_text())
@@ -302,7 +298,6 @@ async def test_recorded_listings(pbs: CommandSystem, tmp_path: Path) -> None:
     assert (tmp_path / "calls").read_text().splitlines() == ["vm -t -f -F json", "vm -av -F json"]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("err", "status", "error"),
     [
@@ -329,7 +324,6 @@ def test_what_cannot_be_read_is_no_answer(text: str) -> None:
     assert repr(text) in caught.value.message
 
 
-@pytest.mark.anyio
 async def test_changes_and_cancels(pbs: CommandSystem, tmp_path: Path) -> None:
     says(tmp_path, "qhold")
     await pbs.change(("qhold", "1.vm"), action="hold")
@@ -347,7 +341,6 @@ async def test_changes_and_cancels(pbs: CommandSystem, tmp_path: Path) -> None:
         await pbs.cancel(("qdel", "1.vm"))
 
 
-@pytest.mark.anyio
 async def test_the_version_is_asked_once(pbs: CommandSystem, tmp_path: Path) -> None:
     def version(text: str) -> str | None:
         found = re.search(r"pbs_version = (\S+)", text)

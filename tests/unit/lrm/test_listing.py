@@ -27,9 +27,6 @@ from koala_adapter.wiki.reporting import Host, hosts_of_tasks, offer
 from koala_slurm.listing import Unit, parse_config, parse_nodes, parse_units, parse_whole, without_default_memory
 from tests.unit.service.scripted_lrm import ScriptedLrm, node
 
-pytestmark = pytest.mark.anyio
-
-
 # Looking at a batch system: one look for all who wait, none older than a change, restraint while it fails.
 
 LONG = 600.0

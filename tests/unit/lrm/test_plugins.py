@@ -200,14 +200,12 @@ CALLS: dict[str, Callable[[Lrm], Any]] = {
 }
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("operation", sorted(CALLS))
 async def test_what_a_plugin_leaves_out_is_unsupported(operation: str) -> None:
     with pytest.raises(LrmUnsupportedError, match=f"Bare cannot {operation}"):
         await CALLS[operation](Bare())
 
 
-@pytest.mark.anyio
 async def test_defaults_do_no_harm() -> None:
     lrm = Bare()
     await lrm.start()

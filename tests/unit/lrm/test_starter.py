@@ -20,9 +20,6 @@ from koala_adapter.lrm.starts import Failure, Patience, Stage, Starter, Starts, 
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from tests.sqlite_watch import closed_later
 
-pytestmark = pytest.mark.anyio
-
-
 JOB = LrmJobId("1")
 NODES = (("n1", 4), ("n2", 2))
 START = PinnedStart(job=JOB, nodes=("n1", "n1", "n1", "n1", "n2", "n2"), original="original 1")

@@ -119,7 +119,6 @@ def test_it_refuses_what_could_harm(rewriter: Path, document: bytes) -> None:
 
 
 @CC
-@pytest.mark.anyio
 async def test_a_c_program_negotiates(tmp_path: Path) -> None:
     """14 are asked for, 6 are idle, 6 are taken and allocated; and then none are left."""
     program = tmp_path / "evolving"
@@ -157,7 +156,6 @@ def test_the_library_can_be_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.real("nc")
-@pytest.mark.anyio
 async def test_a_shell_negotiates() -> None:
     """A shell and nc do it as docs/negotiation.md shows: 14 are asked for, 6 are taken; and then none are left."""
     program = EXAMPLES / "evolving.sh"

@@ -16,8 +16,6 @@ from koala_adapter.service.sizes import port
 from koala_adapter.service.sizes.port import Access
 from tests.unit.negotiation.templates import Manager, listening
 
-pytestmark = pytest.mark.anyio
-
 FIRST = ("APPLICATION", "1")
 
 

@@ -49,8 +49,6 @@ from koala_adapter.queueing.backfill import POLICIES, Easy
 from koala_adapter.queueing.queue import ARRIVAL, ClusterScheduler, LocalJob
 from tests.unit.ordering.ordering_site import Listed
 
-pytestmark = pytest.mark.anyio
-
 PATIENCE = 60
 NOBODY = 65_534
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -30,8 +30,6 @@ from tests.sqlite_watch import closed_later
 from tests.unit.ordering.ordering_site import Listed
 from tests.unit.service.scripted_lrm import ScriptedLrm
 
-pytestmark = pytest.mark.anyio
-
 
 class StartingLrm(ScriptedLrm):
     """One node of eight processors, whose held jobs start when they are told to, unless a test says otherwise."""

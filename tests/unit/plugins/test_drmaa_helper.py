@@ -158,7 +158,6 @@ class TestChoice:
         assert reason in str(choice)
 
 
-@pytest.mark.anyio
 class TestVerified:
     """What is found when the library is loaded."""
 

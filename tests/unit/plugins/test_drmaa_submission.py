@@ -357,7 +357,6 @@ class TestEnvironment:
 class TestScripts:
     """Scripts on disk."""
 
-    @pytest.mark.anyio
     async def test_no_cluster_deletes_the_scripts_of_another(self, tmp_path: Path) -> None:
         contexts = [
             new_context(tmp_path / state, cluster=cluster) for state, cluster in (("s", "a"), ("s", "b"), ("t", "a"))
@@ -371,7 +370,6 @@ class TestScripts:
         again = new_context(tmp_path / "t", cluster="a")
         assert script_folder(tmp_path / "home", again) == scripts[2].parent, "the folder of a restarted service"
 
-    @pytest.mark.anyio
     async def test_private_and_whole(self, tmp_path: Path) -> None:
         """File 0600, directory 0700, the text byte for byte; written again, it is the new text in a new file."""
         store = ScriptStore(tmp_path / "scripts", THIS_HOST)
@@ -389,7 +387,6 @@ class TestScripts:
         with pytest.raises(LrmRejectedError):
             ScriptStore(tmp_path, THIS_HOST).path(BatchKey(key))
 
-    @pytest.mark.anyio
     async def test_sweep(self, tmp_path: Path) -> None:
         store = ScriptStore(tmp_path, THIS_HOST)
         for key in ("live", "old"):
@@ -402,7 +399,6 @@ class TestScripts:
         await store.sweep({"live"}, 1001.0 + KEEP_SECONDS)
         assert set(await THIS_HOST.list_directory(str(tmp_path))) == {"live.sh", "fresh.sh", "note.txt"}
 
-    @pytest.mark.anyio
     async def test_sweep_does_not_believe_the_times_of_files(self, tmp_path: Path) -> None:
         """A clock that is set forward by hours must not take the script of a submission that is on its way."""
         store = ScriptStore(tmp_path, THIS_HOST)
@@ -410,14 +406,12 @@ class TestScripts:
         await store.sweep((), time.monotonic())
         assert (tmp_path / "new.sh").exists()
 
-    @pytest.mark.anyio
     async def test_full_disk_is_said(self, tmp_path: Path) -> None:
         """A script that cannot be written is unavailable, with where and why."""
         (tmp_path / "file").touch()
         with pytest.raises(LrmUnavailableError, match=r"cannot write the script .*/file/k1\.sh"):
             await ScriptStore(tmp_path / "file", THIS_HOST).write(BatchKey("k1"), "x")
 
-    @pytest.mark.anyio
     async def test_removing_twice(self, tmp_path: Path) -> None:
         store = ScriptStore(tmp_path, THIS_HOST)
         await store.write(BatchKey("k1"), "x")

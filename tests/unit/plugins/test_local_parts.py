@@ -54,9 +54,6 @@ from koala_local.lrm import LocalLrm, LocalSettings
 from koala_local.processes import Supervisor, job_environment, since_boot, start_gated
 from tests.local_daemon import end_daemon
 
-pytestmark = pytest.mark.anyio
-
-
 # -- The pure parts of the plugin ``local``: settings, records, messages, and who starts where.
 
 SAMPLE = JobRecord(

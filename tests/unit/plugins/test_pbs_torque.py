@@ -20,8 +20,6 @@ from koala_adapter.testing.trial import begin_start
 from koala_pbs import PLUGIN, PbsSettings
 from koala_pbs.torque import LARGEST_SCRIPT, packed
 
-pytestmark = pytest.mark.anyio
-
 SAMPLES = Path(__file__).parents[2] / "wire" / "samples" / "torque"
 SCRIPT = "#!/bin/sh\nexit 0\n"
 PRINTING = {

@@ -337,7 +337,6 @@ class TestRender:
             lrm_of(tmp_path).render(wrong)
 
 
-@pytest.mark.anyio
 class TestAnswers:
     """What is made of what commands print."""
 
@@ -466,7 +465,6 @@ esac
 """
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("words", ["unable to contact qmaster", "<comunication_error/>"])
 async def test_nothing_is_given_back_while_contexts_are_not_told(tmp_path: Path, words: str) -> None:
     """A qmaster that answers the listing, and not what is asked of the jobs: their users' holds stay."""
@@ -505,7 +503,6 @@ def counting(directory: Path, *jobs: str) -> SgeLrm:
     return SgeLrm(new_context(directory / "state"), SgeSettings(root=directory, bin_directory=directory))
 
 
-@pytest.mark.anyio
 async def test_a_running_job_was_submitted_before_it_started(tmp_path: Path) -> None:
     started = "<JAT_start_time>2026-11-21T11:04:38</JAT_start_time><queue_name>a.q@n1</queue_name>"
     lrm = counting(tmp_path, ONE.format(7, "r", started))
@@ -515,7 +512,6 @@ async def test_a_running_job_was_submitted_before_it_started(tmp_path: Path) -> 
     assert (tmp_path / "asked").read_text().count("-j 7") == 1
 
 
-@pytest.mark.anyio
 async def test_requests_of_a_listing_are_bounded_whatever_waits(tmp_path: Path) -> None:
     wishes = '<hard_request name="arch">a{0}</hard_request><master_hard_req_queue>q{0}</master_hard_req_queue>'
     lrm = counting(tmp_path, *(ONE.format(number, "hqw", wishes.format(number)) for number in range(1, 60)))
@@ -547,7 +543,6 @@ class HomeAt(LocalHost):
         return replace(await super().facts(), home=self._home)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("name", ["sge_qstat", "sge_qselect"])
 @pytest.mark.parametrize("text", ["-q x", "# ours\n-ext -pe x", "-l arch=lx", "-U ann", "-j 1", "-qs d"])
 async def test_what_hides_jobs_is_refused(tmp_path: Path, name: str, text: str) -> None:
@@ -559,7 +554,6 @@ async def test_what_hides_jobs_is_refused(tmp_path: Path, name: str, text: str) 
     assert name in checked.found
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("text", ["", "-s r", "-f -F -ext", "-u ann", "# -q x", "-g c"])
 async def test_what_is_overridden_or_read_is_not_refused(tmp_path: Path, text: str) -> None:
     settings, host = settings_with(tmp_path, "sge_qstat", text), HomeAt(tmp_path)
@@ -567,19 +561,16 @@ async def test_what_is_overridden_or_read_is_not_refused(tmp_path: Path, text: s
     assert (await check_defaults(settings, host)).ok
 
 
-@pytest.mark.anyio
 async def test_files_of_the_user_count(tmp_path: Path) -> None:
     (tmp_path / ".sge_qstat").write_text("-q all.q\n")
     with pytest.raises(LrmRejectedError, match=r"\.sge_qstat has -q"):
         await require_whole_listings(SgeSettings(root=tmp_path), HomeAt(tmp_path))
 
 
-@pytest.mark.anyio
 async def test_defaults_of_submissions(tmp_path: Path) -> None:
     assert not (await check_defaults(settings_with(tmp_path, "sge_request", "-now y"), HomeAt(tmp_path))).ok
 
 
-@pytest.mark.anyio
 async def test_states_and_groupings_are_given(tmp_path: Path) -> None:
     settings, host = settings_with(tmp_path, "sge_qstat", "-g c"), HomeAt(tmp_path)
     assert await groups_arrays(settings, host)
@@ -633,13 +624,11 @@ async def called(path: Path, search: Path, **settings: Path) -> str:
     return commands.argv(("qstat",))[0]
 
 
-@pytest.mark.anyio
 async def test_the_program_itself_is_called(path: Path) -> None:
     """The wrapper would cost ten times as much as what it calls."""
     assert await called(path, path / "bin") == str(path / "lib" / "qstat")
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("lacking", ["bin/qstat", "lib/qstat"])
 async def test_what_is_no_wrapper_is_called_as_it_is(path: Path, lacking: str) -> None:
     """No qstat in PATH, or nothing where the wrapper's programs should be."""
@@ -647,12 +636,10 @@ async def test_what_is_no_wrapper_is_called_as_it_is(path: Path, lacking: str) -
     assert await called(path, path / "bin") == "qstat"
 
 
-@pytest.mark.anyio
 async def test_a_program_in_path_is_called(path: Path) -> None:
     assert await called(path, path / "lib") == "qstat"
 
 
-@pytest.mark.anyio
 async def test_what_the_site_says_holds(path: Path) -> None:
     """A directory in the site file is not second-guessed."""
     assert await called(path, path / "bin", bin_directory=path / "bin") == str(path / "bin" / "qstat")

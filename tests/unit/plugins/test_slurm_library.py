@@ -25,8 +25,6 @@ from koala_slurm.lrm import SlurmLrm
 from koala_slurm.requests import MORE_FIELDS, parse_wide_row
 from tests.fakes.slurm import PYSLURM, FakeSlurm
 
-pytestmark = pytest.mark.anyio
-
 SCRIPT = "#!/bin/sh\nexec sleep 600\n"
 OPTIONS = ("--ntasks=1", "--cpus-per-task=1", "--time=10", "--output=/dev/null")
 

@@ -27,8 +27,6 @@ from koala_slurm.lrm import SlurmLrm
 from koala_slurm.reserving import parse_reservations, reserve_ahead_command
 from tests.fakes.slurm import FakeSlurm
 
-pytestmark = pytest.mark.anyio
-
 RESERVATIONS = """\
 ReservationName=koala-x-r-1-1 StartTime=2026-11-26T19:05:46 Nodes=n1 CoreCnt=2 Users=root,ann Groups=(null)
 ReservationName=maintenance StartTime=2026-11-26T19:05:46 Nodes=n1 CoreCnt=2 Users=rooter Groups=(null)

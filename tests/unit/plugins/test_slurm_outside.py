@@ -55,9 +55,6 @@ from koala_slurm.words import (
     waiting_elements,
 )
 
-pytestmark = pytest.mark.anyio
-
-
 NARROW = ("7", "ann", "PENDING", "6", "main", "", "1795000000", "N/A", "N/A", "0:0", "JobHeldUser", "job")
 MORE = (
     "1:30:00",

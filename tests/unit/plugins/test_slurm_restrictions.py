@@ -269,7 +269,6 @@ def test_whom_a_partition_does_not_serve(queue: str, qos: str, groups: frozenset
     assert within_limits(replace(JOB, queue=queue), LIMITS, qos=qos, groups=groups).obstacle == words
 
 
-@pytest.mark.anyio
 async def test_groups_are_those_of_the_host() -> None:
     found = await groups_by_user(THIS_HOST, ["root", "nobody knows this user"])
     assert "root" in found["root"]

@@ -56,9 +56,6 @@ from tests.local_daemon import end_daemon
 from tests.unit.api.jobreports import job_report
 from tests.unit.service.scripted_lrm import ScriptedLrm, config, node
 
-pytestmark = pytest.mark.anyio
-
-
 NOWHERE = Surroundings(environment={})
 FOUND = FoundCluster(name="here", described="this host, by a test", settings={"processors": 3})
 

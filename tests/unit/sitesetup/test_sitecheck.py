@@ -17,7 +17,7 @@ from koala_adapter.service.opening import SiteHosts
 from koala_adapter.sitesetup.search import Found, search, sites_of
 from koala_adapter.sitesetup.sitecheck import SiteCheck
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("home")]
+pytestmark = pytest.mark.usefixtures("home")
 
 
 # -- The checks of a site, by a real gateway that a stand-in for ssh starts on this host.

@@ -47,9 +47,6 @@ from tests.real.mauistandin import Room, place
 from tests.sqlite_watch import closed_later
 from tests.unit.wiki.wiki_source import NOW, Server, SlowSource, job
 
-pytestmark = pytest.mark.anyio
-
-
 # -- One exchange with a WIKI resource manager: however it goes wrong, it is one of the errors of the contract.
 
 

@@ -39,9 +39,6 @@ from tests.examples import repeated
 from tests.unit.wiki.wiki_source import KEY, NOW, MemorySource, Server, job, node, running
 from tests.wire.wiki_samples import golden
 
-pytestmark = pytest.mark.anyio
-
-
 # -- A WIKI server and everything that is no proper request: the listed answer, or nothing; never harm.
 
 
