@@ -13,7 +13,7 @@ import logging
 import math
 import sys
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from datetime import datetime
 from ipaddress import ip_address
 from os import fspath
@@ -36,7 +36,8 @@ from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaErro
 from koala_adapter.host.privatedirectory import transient_directory
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import LOGICAL
-from koala_adapter.python.description import SlotKeys, listed, require_slot_keys, slot_values
+from koala_adapter.python.description import Component, SlotKeys, require_slot_keys
+from koala_adapter.python.description import Job as Description
 from koala_adapter.python.site import Site
 
 if TYPE_CHECKING:
@@ -66,74 +67,37 @@ _FIND_SCHEDULER = 'host=$KOALA_HOST_ADDRESS; case $host in *:*) host="[$host]" ;
 """Only the worker itself knows where it is. The rest of its command stands in "$@", which the shell does not read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
-    """What the user says of the workers, by the keys of :class:`koala_adapter.dask.KoalaCluster`."""
-
-    minimum: int
-    maximum: int
-    job_name: str
-    walltime: float | str
-    python: str
-    worker_options: Sequence[str] = ()
-    slot: SlotKeys = field(default_factory=SlotKeys)
-    """What each worker needs."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    export: str | Sequence[str] = ()
-    setup: str | Sequence[str] = ()
-    software: str | Sequence[str] = ()
-    container: str | None = None
-    input_files: Sequence[str] = ()
-    cluster: str | None = None
-    placement: str | None = None
-    priority: int | str = 0
-    retire_grace: int = 30
-    death_timeout: int = 60
-
-
-def job_values(
-    settings: WorkerSettings, *, scheduler: str, size: int | None, files: Mapping[str, str], relay: bool = False
-) -> dict[str, object]:
+def job_of_workers(
+    described: Description,
+    *,
+    death_timeout: int,
+    scheduler: str,
+    size: int,
+    files: Mapping[str, str],
+    relay: bool = False,
+) -> Description:
     """Return the job of the workers of a scheduler.
 
-    ``scheduler``: its address as the nodes reach it. ``size``: workers to start with where so many processors are idle;
-    None: the fewest. ``files``: what a worker finds beside itself, to where it is on this host. ``relay``: some may
-    reach the scheduler, and each other, through koala alone.
+    ``described``: what the user says of it; its one component is run by a Python, with further options of Dask's.
+    ``scheduler``: its address as the nodes reach it. ``size``: workers to start with where so many processors are idle.
+    ``files``: what a worker finds beside itself, to where it is on this host. ``relay``: some may reach the scheduler,
+    and each other, through koala alone.
     """
-    component: dict[str, object] = {
-        "name": COMPONENT,
-        "command": worker_command(settings, scheduler=scheduler, credentials=files, relay=relay),
-        "minimum": settings.minimum,
-        "maximum": settings.maximum,
-        "initial": settings.minimum if size is None else size,
-        "flexible": settings.cluster is None,
-        "retire_grace": settings.retire_grace,
-        "environment": {
-            "DASK_LEAVE_SECONDS": f"{settings.retire_grace / 2:g}",
+    (worker,) = described.components
+    worker = replace(
+        worker,
+        command=worker_command(
+            worker, death_timeout=death_timeout, scheduler=scheduler, credentials=files, relay=relay
+        ),
+        initial=size,
+        environment={
             "PYTHONDONTWRITEBYTECODE": "1",  # in a directory that lives as long as the worker
-            **settings.environment,
+            **worker.environment,
         },
-        **slot_values(settings.slot),
-        "input_files": [*settings.input_files, *({"source": at, "target": name} for name, at in files.items())],
-    }
-    job: dict[str, object] = {
-        "name": settings.job_name,
-        "kind": "malleable",
-        "runner": "workers",
-        "walltime": settings.walltime,
-        "priority": settings.priority,
-        "components": [component],
-    }
-    if relay:
-        job |= {"relay": True, "host_ports": [urlsplit(scheduler).port or FIRST_PORT]}
-    if settings.cluster is not None:
-        component["cluster"] = settings.cluster
-    if settings.placement is not None:
-        job["placement"] = settings.placement
-    for name in ("export", "setup", "software", "container"):
-        if value := getattr(settings, name):
-            component[name] = listed(name, value)
-    return job
+        input_files=[*worker.input_files, *({"source": at, "target": name} for name, at in files.items())],
+    )
+    ports = [urlsplit(scheduler).port or FIRST_PORT] if relay else ()
+    return replace(described, components=[worker], relay=True if relay else None, host_ports=ports)
 
 
 def source_of(file: str | PathLike[str]) -> str:
@@ -142,33 +106,29 @@ def source_of(file: str | PathLike[str]) -> str:
     return path if path.startswith(LOGICAL) else str(Path(path).absolute())
 
 
-def threads_of(slot: SlotKeys) -> int:
-    """Return the threads of a worker."""
-    return slot.get("threads", 1)
-
-
-def memory_of(slot: SlotKeys) -> int | None:
+def memory_of(worker: Component) -> int | None:
     """Return the MiB of a worker; None where none, or none that can be, is asked for: then the job is refused."""
     with suppress(NotAllowedError):
-        return parse_size(slot["memory"]) if "memory" in slot else None
+        return None if worker.memory is None else parse_size(worker.memory)
     return None
 
 
 def worker_command(
-    settings: WorkerSettings, *, scheduler: str, credentials: Mapping[str, str], relay: bool = False
+    described: Component, *, death_timeout: int, scheduler: str, credentials: Mapping[str, str], relay: bool = False
 ) -> list[str]:
     """Return the command of a worker: Dask's own, with as many threads and as much memory as its slot has.
 
     It has no nanny, so that it gets signals itself, and no dashboard.
     """
-    memory = memory_of(settings.slot)
-    options = ["--nthreads", str(threads_of(settings.slot)), *(["--memory-limit", f"{memory}MiB"] if memory else [])]
+    python, *own_options = map(str, described.command)
+    memory = memory_of(described)
+    options = ["--nthreads", str(described.threads or 1), *(["--memory-limit", f"{memory}MiB"] if memory else [])]
     options += ["--no-nanny", "--no-dashboard", "--preload", LEAVE]
-    options += ["--death-timeout", str(settings.death_timeout)]
+    options += ["--death-timeout", str(death_timeout)]
     for part, name in CREDENTIALS.items():
         if name in credentials:
             options += [f"--tls-{part.replace('_', '-')}", name]
-    worker = [settings.python, "-m", "distributed.cli.dask_worker", *options, *settings.worker_options]
+    worker = [python, "-m", "distributed.cli.dask_worker", *options, *own_options]
     if relay:
         parts = urlsplit(scheduler)
         return ["/bin/sh", "-c", f'{_FIND_SCHEDULER}{_NAMED} "{parts.scheme}://$host:{parts.port}"', "sh", *worker]
@@ -473,27 +433,35 @@ class KoalaCluster(SpecCluster):
         self._site = self._koala.config
         _ = self._koala.directory
         require_slot_keys("KoalaCluster", slot)
-        self._settings = WorkerSettings(
-            slot=slot,
+        if minimum >= maximum:
+            message = f"KoalaCluster: found minimum {minimum} and maximum {maximum}, allowed is a larger maximum"
+            raise ConfigurationError(message, hint="workers come and go between the two")
+        self._least, self._most, self._death_timeout = minimum, maximum, death_timeout
+        worker = Component(
+            [python, *worker_options],
+            name=COMPONENT,
             minimum=minimum,
             maximum=maximum,
-            job_name=job_name,
-            walltime=walltime,
-            python=python,
-            worker_options=tuple(worker_options),
-            environment=dict(environment or {}),
+            cluster=cluster,
+            flexible=cluster is None,
+            retire_grace=retire_grace,
+            environment={"DASK_LEAVE_SECONDS": f"{retire_grace / 2:g}", **(environment or {})},
             export=export,
             setup=setup,
             software=software,
             container=container,
-            input_files=tuple(source_of(file) for file in input_files),
-            cluster=cluster,
-            placement=placement,
-            priority=priority,
-            retire_grace=retire_grace,
-            death_timeout=death_timeout,
+            input_files=[source_of(file) for file in input_files],
+            **slot,
         )
-        self._require_room_to_change()
+        self._described = Description(
+            components=[worker],
+            name=job_name,
+            kind="malleable",
+            runner="workers",
+            walltime=walltime,
+            priority=priority,
+            placement=placement,
+        )
         credentials = Security.temporary() if security is None else security
         self._credentials = credentials_of_workers(credentials)
         if not self._credentials:
@@ -537,7 +505,7 @@ class KoalaCluster(SpecCluster):
         """
         if memory is not None:
             n = max(n, math.ceil(parse_bytes(memory) / self._memory_per_worker()))
-        self._want(max(n, math.ceil((cores or 0) / self._threads_per_worker())))
+        self._want(max(n, math.ceil((cores or 0) / (self._described.components[0].threads or 1))))
         self._plan_job()
         return NoOpAwaitable() if self.asynchronous else None
 
@@ -550,7 +518,7 @@ class KoalaCluster(SpecCluster):
             job = self.workers.get(JOB)
             if isinstance(job, WorkersJob):
                 await job.settled(left)  # or koala would ask others to leave in their place
-        self._want(left if left == 0 else max(left, self._settings.minimum))
+        self._want(left if left == 0 else max(left, self._least))
         self._plan_job()
 
     def adapt(  # type: ignore[override] # all others are handed on
@@ -565,7 +533,7 @@ class KoalaCluster(SpecCluster):
         Default: those of the cluster. Raises ValueError for others beyond them, but for ``minimum=0`` where the cluster
         has 1: then the job ends when nothing is to be done, and another one begins.
         """
-        least, most = self._settings.minimum, self._settings.maximum
+        least, most = self._least, self._most
         minimum = least if minimum is None else minimum
         maximum = most if maximum is None else min(maximum, most)
         if not (least <= minimum <= maximum or (minimum == 0 and least == 1 <= maximum)):
@@ -591,26 +559,17 @@ class KoalaCluster(SpecCluster):
         served, contact = self._served_at, urlsplit(self.scheduler_address).hostname
         return link.replace(f"//{contact}:", f"//{served}:") if served and contact else link
 
-    def _threads_per_worker(self) -> int:
-        return threads_of(self._settings.slot)
-
     def _memory_per_worker(self) -> int:
-        memory = memory_of(self._settings.slot)
+        memory = memory_of(self._described.components[0])
         if memory is None:
             raise ValueError("the workers have no memory of their own: give n or cores, or the cluster memory=")
         return memory * BYTES_PER_MIB
 
     def _want(self, workers: int) -> None:
-        least, most = self._settings.minimum, self._settings.maximum
+        least, most = self._least, self._most
         if workers != 0 and not least <= workers <= most:
             raise ValueError(f"{workers} workers: the cluster has {least} to {most} of them, or 0 and no job")
         self._wanted = workers
-
-    def _require_room_to_change(self) -> None:
-        least, most = self._settings.minimum, self._settings.maximum
-        if least >= most:
-            message = f"KoalaCluster: found minimum {least} and maximum {most}, allowed is a larger maximum"
-            raise ConfigurationError(message, hint="workers come and go between the two")
 
     # ---- the job ----------------------------------------------------------------------------------------------------
 
@@ -656,13 +615,15 @@ class KoalaCluster(SpecCluster):
 
     def _job(self, scheduler: str, size: int, files: Mapping[str, str]) -> Job:
         """Return the job, with keys in ``files``. Raises ConfigurationError."""
-        values = job_values(
-            self._settings,
+        described = job_of_workers(
+            self._described,
+            death_timeout=self._death_timeout,
             scheduler=as_nodes_reach_it(scheduler, self._node_address),
-            size=max(size, self._settings.minimum),
+            size=max(size, self._least),
             files={LEAVE: leave.__file__, **files},
             relay=self._relay,
         )
+        values = described.values()
         return job_of_values(values, source="KoalaCluster", user=login_name(), site=self._site, directory=Path.cwd())
 
     def say(self, text: str, *, trouble: bool = False) -> None:

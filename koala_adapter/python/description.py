@@ -93,11 +93,6 @@ def require_slot_keys(owner: str, given: SlotKeys) -> None:
             raise TypeError(f"{owner} got an unexpected keyword argument {name!r}")
 
 
-def slot_values(given: SlotKeys) -> dict[str, object]:
-    """Return what a slot was given, by the keys of a job file."""
-    return dict(_given(SlotKeywords(**given)))
-
-
 @dataclass(frozen=True, slots=True)
 class Component(SlotKeywords):
     """A part of a job that runs in one cluster: a table ``[[components]]`` of a job file.
@@ -262,10 +257,10 @@ def _given(described: SlotKeywords) -> Iterator[tuple[str, object]]:
     for one in sorted(fields(described), key=lambda one: one.name in SLOT_NAMES):
         value = _plain(getattr(described, one.name)) if one.name != "components" else None
         if value not in (None, [], {}):
-            yield one.name, listed(one.name, value)
+            yield one.name, _listed(one.name, value)
 
 
-def listed(name: str, value: object) -> object:
+def _listed(name: str, value: object) -> object:
     """Return the value of a key, a text that stands for a list of it as that list."""
     alone = name in LISTS and isinstance(value, str) and (name, value) != ("export", "all")
     return [value] if alone else _plain(value)

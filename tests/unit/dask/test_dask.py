@@ -10,8 +10,8 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import Security
@@ -28,19 +28,19 @@ from koala_adapter.dask.cluster import (
     CREDENTIALS,
     LEAVE,
     KoalaCluster,
-    WorkerSettings,
     WorkersJob,
     as_nodes_reach_it,
     credentials_of_workers,
     files_of,
-    job_values,
+    job_of_workers,
     listening_address,
     source_of,
 )
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import ClusterName, Job, JobKind, Retirement, RunnerName
 from koala_adapter.outcome import JobState
-from koala_adapter.python.description import SlotKeys
+from koala_adapter.python.description import Component, SlotKeys
+from koala_adapter.python.description import Job as Description
 from koala_adapter.python.site import Site
 from koala_adapter.slots import Slot
 from tests.unit.api.test_api import report
@@ -189,33 +189,42 @@ async def test_a_job_that_has_ended_is_watched_no_more(tmp_path: Path) -> None:
 # -- The job of a Dask cluster's workers: what it asks of koala, and what is refused before anything is begun.
 
 
-SETTINGS = WorkerSettings(minimum=2, maximum=8, job_name="dask", walltime="1h", python="/usr/bin/python3")
+OF_THE_JOB = frozenset({"walltime", "placement", "priority"})
+"""Keys of the job; all others are those of its workers."""
+
+
+def settings(*options: str, python: str = "/usr/bin/python3", **keys: Any) -> Description:  # noqa: ANN401 - of many
+    """Return what a user says of a cluster: options of Dask's, and keys of a job file."""
+    of_workers = {name: value for name, value in keys.items() if name not in OF_THE_JOB}
+    defaults = {"minimum": 2, "maximum": 8, "retire_grace": 30, "flexible": "cluster" not in keys}
+    worker = Component([python, *options], name="workers", **{**defaults, **of_workers})
+    header = {name: value for name, value in keys.items() if name in OF_THE_JOB}
+    return Description(components=[worker], name="dask", kind="malleable", runner="workers", **header)
+
+
 SCHEDULER = "tls://login:4711"
 
 
-def made(settings: WorkerSettings, *, size: int | None = None, tls: bool = False) -> Job:
+def made(described: Description, *, size: int = 2, tls: bool = False, relay: bool = False) -> Job:
     names = [LEAVE, *(CREDENTIALS.values() if tls else ())]
     files = dict.fromkeys(names, leave.__file__)
-    values = job_values(settings, scheduler=SCHEDULER, size=size, files=files)
-    return job_of_values(values, source="KoalaCluster", user="me", directory=Path("/"))
+    job = job_of_workers(described, death_timeout=9, scheduler=SCHEDULER, size=size, files=files, relay=relay)
+    return job_of_values(job.values(), source="KoalaCluster", user="me", directory=Path("/"))
 
 
 def test_the_job_is_one_of_workers_alone() -> None:
-    """It may use every cluster, starts with the fewest workers unless told otherwise, and has no head."""
-    job = made(SETTINGS, size=5)
+    """It may use every cluster, and has no head."""
+    job = made(settings(), size=5)
     (worker,) = job.components
     assert (job.kind, job.runner, job.walltime) == (JobKind.MALLEABLE, RunnerName.WORKERS, 3600)
     assert (worker.minimum, worker.initial, worker.maximum, worker.flexible) == (2, 5, 8, True)
     assert not job.is_head(worker.name)
-    assert made(SETTINGS).components[0].initial == 2
     assert worker.retirement == Retirement(grace=30)
-    assert dict(worker.environment)["DASK_LEAVE_SECONDS"] == "15"
 
 
 def test_workers_that_may_be_elsewhere_find_the_scheduler_through_koala() -> None:
     """Where that is, each finds in its environment; its own address is the one that is the same for all."""
-    values = job_values(SETTINGS, scheduler=SCHEDULER, size=None, files={LEAVE: leave.__file__}, relay=True)
-    job = job_of_values(values, source="KoalaCluster", user="me", directory=Path("/"))
+    job = made(settings(), relay=True)
     assert (job.relay, job.host_ports) == (True, (4711,))
     command = [*job.components[0].command]
     command[4:7] = ["echo"]
@@ -227,22 +236,21 @@ def test_workers_that_may_be_elsewhere_find_the_scheduler_through_koala() -> Non
 
 def test_what_the_user_says_of_the_job_is_in_it() -> None:
     """Keys of a job file go into the job, options of Dask's into the command; the environment may replace ours."""
-    settings = replace(
-        SETTINGS,
+    environment = {"DASK_LEAVE_SECONDS": "3", "PYTHONPATH": "/lib/mine"}
+    described = settings(
+        *("--resources", "GPU=1"),
         cluster="alpha",
         placement="close-to-files",
         priority=7,
-        environment={"DASK_LEAVE_SECONDS": "3", "PYTHONPATH": "/lib/mine"},
+        environment=environment,
         setup="module load python",
         software=("conda",),
         container="dask.sif",
-        worker_options=("--resources", "GPU=1"),
-        death_timeout=9,
     )
-    job = made(settings)
+    job = made(described)
     (worker,) = job.components
     assert (worker.cluster, worker.flexible, job.placement, job.priority) == ("alpha", False, "close-to-files", 7)
-    assert dict(worker.environment).items() >= settings.environment.items()
+    assert dict(worker.environment).items() >= environment.items()
     assert (worker.setup, worker.software, worker.container) == (("module load python",), ("conda",), "dask.sif")
     assert worker.command[-2:] == ("--resources", "GPU=1")
     assert worker.command[worker.command.index("--death-timeout") + 1] == "9"
@@ -251,7 +259,7 @@ def test_what_the_user_says_of_the_job_is_in_it() -> None:
 def test_workers_have_the_threads_and_the_memory_of_their_slot() -> None:
     """What the user says of Dask's own options comes behind, and counts."""
     slot: SlotKeys = {"threads": 2, "memory": "2GiB", "gpus": "a100:1", "queue": {"alpha": "long"}, "features": "ib"}
-    (worker,) = made(replace(SETTINGS, slot=slot, worker_options=("--nthreads", "1"))).components
+    (worker,) = made(settings("--nthreads", "1", **slot)).components
     assert worker.slot == Slot(threads=2, memory_mib=2048, gpus=1, gpu_kind="a100", features=("ib",))
     assert worker.slot_on(ClusterName("alpha")).queue == "long"
     options = worker.command[worker.command.index("--nthreads") :]
@@ -263,7 +271,7 @@ def test_input_files_may_have_logical_names(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "model.py").touch()
     monkeypatch.chdir(tmp_path)
     files = tuple(source_of(file) for file in ("lfn:genome/hg38.fa", Path("model.py")))
-    (worker,) = made(replace(SETTINGS, input_files=files)).components
+    (worker,) = made(settings(input_files=files)).components
     found = {file.source: file.target for file in worker.input_files if file.target != LEAVE}
     assert found == {"lfn:genome/hg38.fa": "hg38.fa", str(tmp_path / "model.py"): "model.py"}
 
@@ -271,7 +279,7 @@ def test_input_files_may_have_logical_names(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("tls", [False, True])
 def test_keys_travel_in_files_alone(*, tls: bool) -> None:
     """A command line, which everybody sees, has the names of the files of a key, and only where there is one."""
-    (worker,) = made(SETTINGS, tls=tls).components
+    (worker,) = made(settings(), tls=tls).components
     options = [word for word in worker.command if word.startswith("--tls")]
     assert options == (["--tls-ca-file", "--tls-cert", "--tls-key"] if tls else [])
     assert {file.target for file in worker.input_files} == {LEAVE, *(CREDENTIALS.values() if tls else ())}
@@ -282,8 +290,7 @@ def test_keys_travel_in_files_alone(*, tls: bool) -> None:
 )
 def test_the_shell_reads_nothing_of_what_the_user_says(words: list[str]) -> None:
     """Options arrive at the worker as they were given, and after them the name that only the worker knows."""
-    settings = replace(SETTINGS, python="/usr/bin/printf", worker_options=tuple(words))
-    command = made(settings).components[0].command
+    command = made(settings(*words, python="/usr/bin/printf")).components[0].command
     shown = [*command[:4], "/usr/bin/printf", "%s\\0", *command[5:]]
     environment = {"KOALA_CLUSTER": "alpha", "KOALA_JOB_ID": "7", "KOALA_RANK": "3", "PATH": os.defpath}
     done = subprocess.run(shown, env=environment, stdout=subprocess.PIPE, check=True)
@@ -293,20 +300,20 @@ def test_the_shell_reads_nothing_of_what_the_user_says(words: list[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("described", "said"),
     [
-        (replace(SETTINGS, slot={"memory": "much"}), 'memory: found "much", allowed is MiB'),
-        (replace(SETTINGS, walltime="soon"), 'walltime: found "soon"'),
-        (replace(SETTINGS, minimum=0), "minimum"),
-        (replace(SETTINGS, environment={"A=": "b"}), '"A="'),
-        (replace(SETTINGS, input_files=("/nowhere/to/be/found.py",)), "existing file"),
-        (replace(SETTINGS, retire_grace=-1), "retire_grace"),
-        (replace(SETTINGS, cluster="no cluster"), "cluster"),
+        (settings(memory="much"), 'memory: found "much", allowed is MiB'),
+        (settings(walltime="soon"), 'walltime: found "soon"'),
+        (settings(minimum=0), "minimum"),
+        (settings(environment={"A=": "b"}), '"A="'),
+        (settings(input_files=("/nowhere/to/be/found.py",)), "existing file"),
+        (settings(retire_grace=-1), "retire_grace"),
+        (settings(cluster="no cluster"), "cluster"),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_name(settings: WorkerSettings, said: str) -> None:
+def test_what_cannot_be_is_refused_by_its_name(described: Description, said: str) -> None:
     with pytest.raises(ConfigurationError, match=r"^KoalaCluster: ") as refused:
-        made(settings)
+        made(described)
     assert said in refused.value.message
 
 
