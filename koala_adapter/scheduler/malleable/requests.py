@@ -373,7 +373,10 @@ class ComponentSize:
         record, now = self._record, self._context.now
         pause = max(SHORTEST_PAUSE, self._context.state.parameters.scan_interval)
         if record.sizes_asked_at is not None and now < record.sizes_asked_at + pause:
-            return  # an application that cannot give so much would be asked for ever
+            # An application that cannot give so much would be asked for ever. Nothing else may happen after the pause.
+            if self._context.state.scan_due is None:
+                self._context.timetable.for_scan(record.sizes_asked_at + pause)
+            return
         for number in reversed(self._claims):
             change, claim = record.change_on(number), record.claims[number]
             if surplus > 0 and change is not None and change.phase is ChangePhase.GATHERING:

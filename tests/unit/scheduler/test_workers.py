@@ -325,6 +325,19 @@ def _latest(site: MalleableSite, asked: RequestProcessors) -> list[int]:
     return [rank for rank in mine if rank not in record.departed][-asked.processors :]
 
 
+def test_what_is_changing_when_the_rest_is_asked_back_is_asked_soon() -> None:
+    """Its owner wants fewer while workers are taken in on two clusters: nothing else need happen for the second."""
+    site = MalleableSite({"a": 4, "b": 4})
+    for offer in of_kind(OfferProcessors, site.start(headed(1, 6, flexible=True))):
+        site.answer(offer)
+    first, second = of_kind(TakeProcessors, site.hold_stubs())
+    want(site, 1)
+    (asked,) = of_kind(RequestProcessors, site.take(first))
+    site.answer(asked)
+    assert requests(site.take(second)) == []
+    assert len(requests(site.pass_time(site.parameters.scan_interval))) == 1
+
+
 def test_an_application_that_keeps_what_it_has_is_not_asked_for_ever() -> None:
     site = MalleableSite({"a": 4})
     site.start(headed(1, 3))
