@@ -30,7 +30,7 @@ from koala_adapter.driver.store import rebuilt
 from koala_adapter.errors import JobNotFoundError, LrmError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.sockets import free_port
-from koala_adapter.model import LrmJobState
+from koala_adapter.model import LOGICAL, LrmJobState
 from koala_adapter.report.sitevalues import ClusterReport
 from koala_adapter.report.values import JobReport, as_kept, by_number, in_order
 from koala_adapter.scheduler import Scheduler
@@ -373,14 +373,25 @@ async def ask_clusters(
     return found
 
 
+def _places(answer: ClusterAnswer, job: Job) -> dict[str, str]:
+    """Return where a cluster has input files of a job, by their sources."""
+    read = answer.catalogue
+    places = {} if read is None else {file.source: place_of(file, read.catalogue) for file in job.input_files}
+    return {source: place for source, place in places.items() if place is not None}
+
+
 def tell_of(record: JournalView, answers: Sequence[ClusterAnswer], job: Job) -> None:
     """Tell the scheduler of a record what a job is to be placed by: slots of its shapes, and its files."""
+    found = {answer.config.cluster_name: _places(answer, job) for answer in answers}
+    named = {source for places in found.values() for source in places if source.startswith(LOGICAL)}
     for answer in answers:
         name = answer.config.cluster_name
-        if answer.catalogue is not None:
-            places = {file.source: place_of(file, answer.catalogue.catalogue) for file in job.input_files}
-            found = tuple((source, place) for source, place in places.items() if place is not None)
-            record.scheduler.handle(FilesFound(time=record.now, cluster=name, found=found))
+        if name in record.scheduler.state.clusters:
+            stages = record.scheduler.state.clusters[name].parameters.stages
+            brought = tuple((source, None) for source in sorted(named - found[name].keys()) if stages)
+            record.scheduler.handle(
+                FilesFound(time=record.now, cluster=name, found=tuple(found[name].items()), bringable=brought)
+            )
         shapes = job.shapes_on(name)
         if answer.reading is not None and shapes:
             counts = answer.reading.count(shapes)

@@ -155,8 +155,8 @@ class ClusterRecord:
     """Whether its nodes connect to those of other clusters, as far as that was tried."""
     found: dict[str, str] = field(default_factory=dict)
     """Sources of input files that it has, beside those that the site file states, with their paths there."""
-    bringable: dict[str, int] = field(default_factory=dict)
-    """Logical names of input files that it lacks and that can be brought to it from elsewhere, with their bytes."""
+    bringable: dict[str, int | None] = field(default_factory=dict)
+    """Logical names of input files that it lacks and that can be brought to it, with their bytes if known."""
     refused_answer: str = ""
     """Why the latest answer of its malleability policy, one of the site's own, is not followed; empty when it is."""
     step: ClusterStep | None = None

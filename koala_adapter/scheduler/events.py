@@ -130,8 +130,11 @@ class FilesFound(Event):
     """Sources of input files, with their paths there; empty: koala has put it there."""
     gone: tuple[str, ...] = ()
     """Those that it has no more, or that no job needs."""
-    bringable: tuple[tuple[str, int], ...] | None = None
-    """All logical names that it lacks and that can be brought to it from elsewhere, with bytes; None: as before."""
+    bringable: tuple[tuple[str, int | None], ...] | None = None
+    """All logical names that it lacks and that can be brought to it from elsewhere, with bytes, where that is known.
+
+    None: as before.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ NOT_IN_SITE_FILES: Mapping[str, str] = {
     "instance": "the service's own: it is made with the state directory",
     "here": "whether a cluster has no site",
     "site": "a key of its own: one of [[sites]]",
-    "bandwidth_from": "for experiments: a service sends all files from its own host",
+    "bandwidth_from": "for experiments: a service has that of [[sites]], and what it observes",
     "software": "the names of a table of its own, which says how each is made available",
     "container_runtime": "a key of its own: one of three programs",
     "reserves": "what the plugin can do",
@@ -395,7 +395,7 @@ def lacking(component: Component, software: Collection[str], container_runtime: 
     return None
 
 
-def absent(component: Component, found: Mapping[str, str], bringable: Mapping[str, int]) -> str | None:
+def absent(component: Component, found: Mapping[str, str], bringable: Mapping[str, int | None]) -> str | None:
     """Return in words which logical name of a component a cluster cannot have; None when it has or can have all.
 
     ``found``: the input files that it has, by their sources. ``bringable``: those that it lacks and can be brought.

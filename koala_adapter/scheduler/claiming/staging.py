@@ -99,7 +99,7 @@ def _named_files(components: Iterable[Component], cluster: ClusterRecord) -> tup
     """Return the files with logical names that a cluster has only where koala puts them, with their sizes."""
     names = {file.source: file for one in components for file in one.files_named}
     return tuple(
-        replace(file, size=cluster.bringable.get(name, 0))
+        replace(file, size=cluster.bringable.get(name))
         for name, file in names.items()
         if cluster.found.get(name, CACHED).startswith(CACHED)
     )

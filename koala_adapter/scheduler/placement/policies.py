@@ -145,19 +145,16 @@ class Travel:
 def travels(missing: Iterable[InputFile], view: ClusterView, views: Views) -> list[Travel]:
     """Return from where files come to a cluster, each from where that is fastest.
 
-    Every file is on the submitting host, and on the clusters that hold it.
+    Files without a logical name are on the submitting host, too.
     """
     found: dict[ClusterName | None, Travel] = {}
+    here: list[tuple[float, ClusterName | None]] = [] if view.bandwidth is None else [(view.bandwidth, None)]
     for file in missing:
-        sources = [
-            (rate, name) for name, rate in view.bandwidth_from if name in views and holds(views[name], file.source)
-        ]
-        rates: list[tuple[float, ClusterName | None]] = [] if view.bandwidth is None else [(view.bandwidth, None)]
-        rate, source = max(
-            (one for one in (*rates, *sources) if one[0] > 0), key=lambda one: one[0], default=(None, None)
-        )
-        before = found.get(source)
-        mib = size_mib(file) + (0.0 if before is None else before.mib)
+        ways = [(rate, name) for name, rate in view.bandwidth_from if name in views and holds(views[name], file.source)]
+        # A file with a logical name comes from here only where it can come in no other way.
+        known = ways if ways and file.logical else [*here, *ways]
+        rate, source = max((one for one in known if one[0] > 0), key=lambda one: one[0], default=(None, None))
+        mib = size_mib(file) + (found[source].mib if source in found else 0.0)
         found[source] = Travel(source=source, mib=mib, rate=rate)
     return list(found.values())
 

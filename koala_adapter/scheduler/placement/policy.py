@@ -191,8 +191,8 @@ class ClusterView:
     """Paths of files, and of directories with all below them, that its nodes have already (RLS)."""
     found: Mapping[str, str] = field(default_factory=dict)
     """Further input files that its nodes have, by their sources; the values are for the launch alone (RLS)."""
-    bringable: Mapping[str, int] = field(default_factory=dict)
-    """Logical names of input files that can be brought to it from elsewhere, with their bytes (RLS)."""
+    bringable: Mapping[str, int | None] = field(default_factory=dict)
+    """Logical names of input files that can be brought to it from elsewhere, with their bytes, where known (RLS)."""
     here: bool = False
     """The submitting host is at its site."""
     bandwidth: float | None = None

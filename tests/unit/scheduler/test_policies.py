@@ -18,7 +18,14 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.clusters import WAITS_KEPT
 from koala_adapter.scheduler.parameters import Parameters
-from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES, WaitingHistory, missing_files
+from koala_adapter.scheduler.placement.policies import (
+    PLACEMENT_POLICIES,
+    Travel,
+    WaitingHistory,
+    missing_files,
+    transfer_seconds,
+    travels,
+)
 from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Piece, Placed, pack_fewest
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, copied, job, submissions
 from tests.unit.scheduler.test_placement import Views, request, request_sets, site, some_fit, view, view_sets
@@ -170,6 +177,20 @@ def test_a_logical_name_is_used_where_a_catalogue_has_it(policy: str) -> None:
     assert "big: its catalogue, as it was read last, has no lfn:genome" in waits.reason
     large = reading(request("c", 9), ("lfn:genome", 0))
     assert isinstance(ask(policy, site(view("big", 1), holder), large), Infeasible)
+
+
+def test_a_file_with_a_logical_name_comes_from_where_it_is() -> None:
+    """A component may go where it can be brought; the way from here counts where no other one is known."""
+    asked = reading(request("c", 2), ("lfn:genome", 0))
+    holder = replace(view("a", 4, room=0), found={"lfn:genome": "/data/genome"})
+    able = replace(near(view("b", 8), rate=200.0, a=50.0), bringable={"lfn:genome": GIB})
+    there = site(holder, able)
+    assert parts(ask("close-to-files", there, asked)) == [("c", "b", 2)]
+    missing = missing_files(asked.component, able)
+    assert travels(missing, able, there) == [Travel(source=holder.name, mib=1024.0, rate=50.0)]
+    far = replace(able, bandwidth_from=())
+    assert travels(missing, far, site(holder, far)) == [Travel(source=None, mib=1024.0, rate=200.0)]
+    assert transfer_seconds(missing, able, there) == 1024 / 50
 
 
 def test_jobs_whose_names_are_in_no_catalogue_any_more_wait_and_hold_up_no_others() -> None:

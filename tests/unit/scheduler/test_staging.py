@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.model import BatchKey, ClusterName, EndReason, InputFile, JobId
+from koala_adapter.model import CACHED, BatchKey, ClusterName, EndReason, InputFile, JobId
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Action, StageFiles, StopStaging
@@ -74,6 +74,24 @@ def test_placeholders_are_submitted_close_to_the_estimated_arrival() -> None:
     site.hold_all("1")
     assert site.record("1").state is JobState.CLAIMING
     assert launches(site.staged()) == ["1"]
+
+
+def test_a_file_with_a_logical_name_is_brought_where_it_is_missing() -> None:
+    """Then it is there for the next job, for which it is kept."""
+    site, genome = FilesSite(), InputFile(source="lfn:genome", target="genome")
+    site.post(ev.FilesFound(time=site.now, cluster=A, bringable=((genome.source, SIZE),)))
+    for id_ in "12":
+        actions = site.submit(job(id_, replace(component("c", 2, cluster="a"), input_files=(genome,))))
+        assert of_kind(StageFiles, actions) == [
+            StageFiles(job_id=JobId(id_), cluster=A, files=(replace(genome, size=SIZE),))
+        ]
+        assert not submissions(actions) or id_ == "2"
+        place = f"{CACHED}{'0' * 64}/{SIZE}"
+        site.post(ev.FilesFound(time=site.now, cluster=A, found=((genome.source, place),)))
+        site.staged(id_)
+        site.take_all()
+        site.hold_all(id_)
+        assert site.record(id_).state is JobState.LAUNCHING
 
 
 def test_the_estimate_gets_better_as_files_arrive() -> None:

@@ -13,7 +13,7 @@ import pytest
 from koala_adapter.config.sitefile import ClusterConfig, RemoteSiteConfig, SiteConfig
 from koala_adapter.errors import JobRefusedError, LrmError
 from koala_adapter.lrm.commands import THIS_HOST, LocalHost
-from koala_adapter.model import ClusterName, InputFile, JobId
+from koala_adapter.model import CACHED, ClusterName, InputFile, JobId
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.service.applications import Applications
@@ -251,6 +251,25 @@ async def test_a_logical_name_that_no_catalogue_has_is_refused(place: Place) -> 
         place.replicas.require(with_files(job("2", 2), "lfn:gen"))
 
 
+async def test_a_logical_name_can_be_brought_to_another_site(place: Place, tmp_path: Path) -> None:
+    """A file, of which the size is told, and no directory; no more when its only catalogue has dropped it."""
+    for name in ("genome", "other"):
+        (tmp_path / name).write_bytes(b"12345")
+    (tmp_path / "sets").mkdir()
+    other = ClusterConfig(name=B, plugin="slurm", site="leiden")
+    sites = (*place.core.site.sites, RemoteSiteConfig(name="leiden", ssh="das5"))
+    place.core.site = SiteConfig(sites=sites, clusters=(place.core.site.clusters[0], other))
+    cluster = place.world.state.clusters[B]
+    cluster.parameters = replace(cluster.parameters, stages=True)
+    await place.say(f"genome {tmp_path}/genome\nsets {tmp_path}/sets\n".encode())
+    named = with_files(job("1", 2), "lfn:genome", "lfn:sets")
+    await place.replicas.learn(named.input_files)
+    place.submit(named)
+    assert (cluster.bringable, cluster.found) == ({"lfn:genome": 5}, {})
+    await place.say(b"more /data/more\n")
+    assert cluster.bringable == {}
+
+
 async def test_ranks_find_links_to_what_the_catalogue_names(place: Place, tmp_path: Path) -> None:
     await place.say(b"genome /data/genome\n")
     (tmp_path / "own").write_text("mine")
@@ -271,6 +290,13 @@ async def test_ranks_find_links_to_what_the_catalogue_names(place: Place, tmp_pa
             ("f0", b"", "/data/genome"),
         ]
     assert len(orders.sent) == 2
+    orders.sent.clear()
+    brought = (("lfn:genome", f"{CACHED}{'0' * 64}/5"),)
+    place.world.post(ev.FilesFound(time=place.world.now, cluster=A, found=brought))
+    Applications(place.core, ResultStore(per_rank=1, per_job=1)).launch(JobId("1"))
+    assert {(file.digest, file.size) for _, launch in orders.sent for file in launch.files if file.target == "f0"} == {
+        ("0" * 64, 5)
+    }
     place.world.post(ev.FilesFound(time=place.world.now, cluster=A, gone=("lfn:genome",)))
     again = Applications(place.core, ResultStore(per_rank=1, per_job=1))
     again.launch(JobId("1"))

@@ -168,3 +168,6 @@ async def test_a_route_is_measured_when_a_waiting_job_could_use_it(two: Two, tmp
         assert (first.source, first.latency is not None) == ("measured", True)
         await home.routes.look()
         assert home.routes.known["leiden to delft"].estimate == first
+        await home.routes.measure_all()
+        assert sorted(home.routes.known) == ["delft to leiden", "leiden to delft"]
+        assert set(home.told()) == {(ONE, OTHER), (OTHER, ONE)}
