@@ -65,9 +65,12 @@ KNOWN_DIGESTS: "Dict[Tuple[int, ...], str]" = {}
 """Digests of files by what tells a file from a changed one, so that a large one is read once."""
 
 
+READING = threading.Lock()
+
+
 def digest_of(request: "Dict[str, Any]") -> "Dict[str, Any]":
-    """Return SHA-256 and size of the content of a file. Raises OSError."""
-    with open_content(absolute(request)) as file:
+    """Return SHA-256 and size of the content of a file. One file is read at a time. Raises OSError."""
+    with READING, open_content(absolute(request)) as file:
         found = os.fstat(file.fileno())
         identity = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
         if identity not in KNOWN_DIGESTS:

@@ -243,6 +243,10 @@ class Stager:
                     await self._wait(transfer, text, self._let_go)
                 elif error is not None and error.errno in PASSING and transfer.faults < MOST_FAULTS:
                     transfer.faults += 1
+                    # A file with a logical name may have changed since it was looked at.
+                    transfer.files = {
+                        digest: file for digest, file in transfer.files.items() if not file.source.startswith(LOGICAL)
+                    }
                     await self._wait(transfer, f"at site {site.name}: {error}", anyio.Event())
                 elif error is not None:
                     self._fail(transfer, f"input files cannot be brought to site {site.name}: {error}")
