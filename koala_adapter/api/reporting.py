@@ -134,7 +134,9 @@ def _planned(
         missing_mib=sum(size_mib(file) for file in missing),
         transfer_seconds=None if seconds == inf else seconds,
         travels=tuple(
-            PlannedTravel(source=one.source or "", mib=one.mib, bandwidth=one.rate)
+            PlannedTravel(
+                source="" if one.source is None else clusters[one.source].place, mib=one.mib, bandwidth=one.rate
+            )
             for one in travels(missing, view, views)
         ),
         expected_wait=None if placed.processors <= idle else view.expected_wait,

@@ -193,7 +193,7 @@ class PlannedTravel:
     """Input files of a component that would come to its cluster from one place."""
 
     source: str
-    """Cluster that has them; empty: this host."""
+    """Site of the cluster that has them, or its name where it has none; empty: this host."""
     mib: float
     bandwidth: float | None
     """MiB/s; None: not known."""

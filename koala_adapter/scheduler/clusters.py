@@ -189,6 +189,11 @@ class ClusterRecord:
         """Its name in the site file."""
         return self.parameters.name
 
+    @property
+    def place(self) -> str:
+        """Site that it is at, else its own name: what people are told of where files come from."""
+        return self.parameters.site or self.name
+
     def lacks(self, component: Component) -> str | None:
         """Return what it lacks for the ranks of a component now, files included; None when nothing."""
         return self.parameters.lacks(component) or absent(component, self.found, {})

@@ -162,7 +162,7 @@ class Staging:
     rate: float | None = None
     """Bytes a second, as measured or expected; None: not known."""
     source: str = ""
-    """Site or cluster from which they come; empty: from this host."""
+    """Site from which they come; empty: from this host."""
     done: bool = False
 
     def missing_at(self, now: float) -> float:

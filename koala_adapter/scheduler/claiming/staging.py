@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import CACHED
+from koala_adapter.model import CACHED, ClusterName
 from koala_adapter.scheduler.actions import StageFiles, StopStaging
 from koala_adapter.scheduler.placement.policies import MIB, holds, size_mib, transfer_seconds, travels
 from koala_adapter.scheduler.records import Staging
@@ -21,7 +21,7 @@ from koala_adapter.scheduler.timers import TimerKind
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from koala_adapter.model import ClusterName, Component, InputFile
+    from koala_adapter.model import Component, InputFile
     from koala_adapter.scheduler.clusters import ClusterRecord
     from koala_adapter.scheduler.context import Context, Views
     from koala_adapter.scheduler.records import Claim, JobRecord, State
@@ -47,7 +47,9 @@ def stage(context: Context, record: JobRecord) -> None:
     for name, files in wanted.items():
         size, known = sum(file.size or 0 for file in files), record.staging.get(name)
         if known is None or known.size != size:
-            record.staging[name] = _expected(files, name, views, size, context.now)
+            record.staging[name] = known = _expected(files, name, views, size, context.now)
+            if known.source:
+                known.source = context.state.clusters[ClusterName(known.source)].place
             context.effects.add(StageFiles(job_id=record.job.id, cluster=name, files=files))
     leave_staging(context, record, keep=wanted)
 

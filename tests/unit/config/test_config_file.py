@@ -375,6 +375,7 @@ ssh = "fs3"
 [[sites]]
 name = "delft"
 ssh = "-oProxyCommand=x"
+bandwidth_from = { delf = 80.0 }
 [[clusters]]
 name = "a"
 plugin = "slurm"
@@ -394,9 +395,10 @@ def test_sites_and_their_clusters_fit(ours: dict[str, PluginDefinition]) -> None
     expected = (
         'site.toml:6: sites[1].name: found "delft" twice',
         "site.toml:7: sites[1].ssh: ",
-        'site.toml:11: clusters[0].site: found "delf", allowed is a site: "delft"',
-        'site.toml:15: clusters[1].site: the plugin "drmaa" serves this host alone',
-        "site.toml:16: clusters[1].token_directory: allowed is no token_directory with a site",
+        'site.toml:8: sites[1].bandwidth_from: found "delf", allowed is another site',
+        'site.toml:12: clusters[0].site: found "delf", allowed is a site: "delft"',
+        'site.toml:16: clusters[1].site: the plugin "drmaa" serves this host alone',
+        "site.toml:17: clusters[1].token_directory: allowed is no token_directory with a site",
     )
     for line, text in zip(refusal.value.message.splitlines(), expected, strict=True):
         assert line.startswith(text)

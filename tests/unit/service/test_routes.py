@@ -171,3 +171,20 @@ async def test_a_route_is_measured_when_a_waiting_job_could_use_it(two: Two, tmp
         await home.routes.measure_all()
         assert sorted(home.routes.known) == ["delft to leiden", "leiden to delft"]
         assert set(home.told()) == {(ONE, OTHER), (OTHER, ONE)}
+
+
+async def test_what_the_site_file_states_counts(two: Two, tmp_path: Path) -> None:
+    """In the place of what is observed, and nothing is measured for it."""
+    home = Home(two, tmp_path)
+    leiden, delft = home.core.site.sites
+    sites = (leiden, delft.model_copy(update={"bandwidth_from": {"leiden": 80.0}}))
+    home.core.site = home.core.site.model_copy(update={"sites": sites})
+    async with home.serving():
+        home.job("1", str(two.path))
+        home.core.post(FilesFound(time=home.world.now, cluster=ONE, found=((str(two.path), str(two.path)),)))
+        await home.routes.look()
+        assert (home.told(), home.routes.known) == ({(ONE, OTHER): 80.0}, {})
+        forbidden = leiden.model_copy(update={"direct": False})
+        home.core.site = home.core.site.model_copy(update={"sites": (forbidden, sites[1])})
+        await home.routes.look()
+        assert home.told() == {(ONE, OTHER): None}
