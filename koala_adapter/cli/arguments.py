@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import shutil
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -36,28 +36,8 @@ SOURCE = "command line"
 # -- A job file, or a program and its processors -------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramEnvironment:
-    """Options for the software environment of a program: container, modules and the like."""
-
-    export: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
-    software: tuple[str, ...] = ()
-    container: str | None = None
-
-    @property
-    def is_given(self) -> bool:
-        """Whether one of these options was used."""
-        return self != ProgramEnvironment()
-
-    def added_to(self, job: Job) -> Job:
-        """Return a job description with this environment."""
-        export = "all" if self.export == ("all",) else self.export
-        return replace(job, export=export, setup=self.setup, software=self.software, container=self.container)
-
-
 def environment_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Decorator: add the options for a program's environment; the command gets ``environment``."""
+    """Decorator: add the options for a program's environment; the command gets ``environment``, by a job's keys."""
 
     @click.option("--export", multiple=True, metavar="NAME", help='Variable that PROGRAM gets from here, or "all".')
     @click.option("--setup", multiple=True, metavar="LINE", help='Line of a shell before PROGRAM: "module load gcc".')
@@ -65,8 +45,11 @@ def environment_options(function: Callable[..., R]) -> Callable[..., R]:
     @click.option("--container", metavar="IMAGE", help="Container image in which PROGRAM runs.")
     @functools.wraps(function)
     def with_environment(*args: object, **options: object) -> R:
-        given = {name: options.pop(name) for name in ("export", "setup", "software", "container")}
-        return function(*args, environment=ProgramEnvironment(**given), **options)  # type: ignore[arg-type] # as click checked
+        names = ("export", "setup", "software", "container")
+        environment = {name: value for name in names if (value := options.pop(name))}
+        if environment.get("export") == ("all",):
+            environment["export"] = "all"
+        return function(*args, environment=environment, **options)
 
     return with_environment
 
@@ -157,7 +140,8 @@ class JobArguments:
     split: bool
     save: Path | None
     slot: SlotKeys
-    environment: ProgramEnvironment = ProgramEnvironment()
+    environment: dict[str, Any] = field(default_factory=dict)
+    """Export, setup, software and container, as far as they are given."""
     ranks_per_slot: int | None = None
     array: str | None = None
     after: tuple[str, ...] = ()
@@ -210,7 +194,7 @@ class JobArguments:
     def _given(self) -> bool:
         given = (self.processors, self.ranks_per_slot, self.array, self.walltime, self.cluster, self.save)
         given = (*given, *self._keys.values())
-        words = self.mpi or self.split or self.environment.is_given or bool(self.slot)
+        words = self.mpi or self.split or bool(self.environment) or bool(self.slot)
         return words or any(one is not None for one in given)
 
     @property
@@ -227,7 +211,7 @@ class JobArguments:
         return {name: value for name, value in given.items() if value is not None}
 
     def _description(self) -> Job:
-        job = Job(
+        return Job(
             self.words,
             processors=1 if self.processors is None else self.processors,
             ranks_per_slot=self.ranks_per_slot,
@@ -240,8 +224,8 @@ class JobArguments:
             working_directory=Path.cwd(),
             **self._keys,
             **self.slot,
+            **self.environment,
         )
-        return self.environment.added_to(job)
 
 
 def with_dependencies(job: CheckedJob, after: Sequence[str]) -> CheckedJob:

@@ -7,7 +7,7 @@ import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +18,6 @@ from koala_adapter.api.statedirectory import LOG_NAME, ownership
 from koala_adapter.cli import collect_hardly_ever
 from koala_adapter.cli.arguments import (
     JobArguments,
-    ProgramEnvironment,
     checked,
     environment_options,
     job_arguments,
@@ -246,7 +245,7 @@ def sweep(
     save_as: Path | None,
     resume: str | None,
     slot: SlotKeys,
-    environment: ProgramEnvironment,
+    environment: dict[str, Any],
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -266,7 +265,7 @@ def sweep(
       koala sweep --resume 12
     """
     if resume is not None:
-        if words or save_as is not None or cluster is not None or together or slot or environment.is_given:
+        if words or save_as is not None or cluster is not None or together or slot or environment:
             raise click.UsageError(
                 "with --resume the sweep is what it was: nothing may stand beside it but -n, -t, --repeats, --grace"
             )
@@ -286,7 +285,7 @@ def sweep(
             cluster=cluster,
             slot=slot,
         )
-        job = checked(session, environment.added_to(wanted), save_as)
+        job = checked(session, replace(wanted, **environment), save_as)
     report = run_job(session, job, quiet=quiet or as_json)
     if as_json:
         session.print_json(asdict(report))
