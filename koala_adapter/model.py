@@ -144,6 +144,11 @@ class Component:
         return sum(file.size or 0 for file in self.input_files) > LARGEST_SENT
 
     @property
+    def files_travel(self) -> bool:
+        """Tell whether input files may have to be brought to a site before its ranks can start there."""
+        return any(file.logical for file in self.input_files) or self.has_large_files
+
+    @property
     def files_sent(self) -> tuple[InputFile, ...]:
         """Input files of the submitting host."""
         return tuple(file for file in self.input_files if not file.logical)

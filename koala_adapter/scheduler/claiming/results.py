@@ -154,8 +154,7 @@ def staging_failed(context: Context, event: StagingFailed) -> None:
     said = f"input files cannot be brought to {event.cluster}: {event.reason}"
     for claim in [claim for claim in record.claims if claim.cluster == event.cluster]:
         component = record.job.component(claim.component)
-        files = component.has_large_files or component.files_named
-        if files and not _exclude(context, record, claim, event.cluster, said, said):
+        if component.files_travel and not _exclude(context, record, claim, event.cluster, said, said):
             return
     claim_failed(context, record, said, pause=False)
 

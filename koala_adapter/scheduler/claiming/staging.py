@@ -38,8 +38,8 @@ LOOK = 60.0
 
 
 def stage(context: Context, record: JobRecord) -> None:
-    """Have the large input files of a job brought to the clusters where it is placed, and to no other."""
-    if not any(one.has_large_files for one in record.job.components):
+    """Have input files of a job that must travel brought to the clusters where it is placed, and to no other."""
+    if not any(one.files_travel for one in record.job.components):
         return
     views = context.views()
     names = dict.fromkeys(claim.cluster for claim in record.claims if claim.cluster in views)
