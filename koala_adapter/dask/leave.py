@@ -22,11 +22,15 @@ from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from distributed import Worker
 
 PATIENCE = float(os.environ.get("DASK_LEAVE_SECONDS", "15"))
 """Seconds that tasks have to be finished."""
 LOOK_AGAIN = 0.02
+CUT_OFF = "worker-handle-scheduler-connection-broken"
+"""Why Dask closes a worker whose connection to the scheduler has broken."""
 
 
 async def dask_setup(worker: Worker) -> None:
@@ -37,6 +41,7 @@ async def dask_setup(worker: Worker) -> None:
     relayed = os.environ.get("KOALA_RELAY_ADDRESS")
     if relayed:  # by which the scheduler and all other workers reach this one
         worker._address = worker.address.replace(get_address_host(worker.address), relayed)  # noqa: SLF001 - Dask's own way wants the port
+        begin_again_when_cut_off(worker)
     leaving: list[asyncio.Task[None]] = []
 
     def begin() -> None:
@@ -44,6 +49,25 @@ async def dask_setup(worker: Worker) -> None:
             leaving.append(asyncio.create_task(leave(worker)))
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, begin)
+
+
+def begin_again_when_cut_off(worker: Worker) -> None:
+    """Have this process become a new worker where its connection to the scheduler breaks: Dask's own would end then.
+
+    Relayed connections end with koala's connection to the site, which is soon made again. The new worker has until its
+    --death-timeout to find the scheduler.
+    """
+    close = worker.close
+
+    async def closed(*, reason: str = "worker-close", **options: Any) -> str | None:  # noqa: ANN401 - of Dask
+        cut_off = reason == CUT_OFF and worker.status in {Status.running, Status.paused}
+        try:
+            return await close(reason=reason, **options)
+        finally:
+            if cut_off:
+                os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - the same program again
+
+    worker.close = closed  # type: ignore[method-assign,assignment]
 
 
 async def leave(worker: Worker) -> None:

@@ -25,7 +25,8 @@ from koala_adapter.python import taskworker
 from koala_adapter.python.description import Component, Job, require_slot_keys
 from koala_adapter.python.site import Site
 from koala_adapter.python.taskworker import dumps
-from koala_adapter.tasks.server import TOKEN_BYTES, PullServer, listening_socket, node_files
+from koala_adapter.tasks.connection import LEAVING
+from koala_adapter.tasks.server import TOKEN_BYTES, PullServer, listening_socket, node_files, send
 from koala_adapter.vjm.certificate import load_or_create
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ class TaskServer:
         if not self._board.dismissing:
             self._server.free(worker)
         elif worker.work is None:
+            send(worker, LEAVING)
             worker.writer.close()
 
     def _fail(self, error: KoalaError) -> None:

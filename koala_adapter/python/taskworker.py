@@ -12,7 +12,9 @@ import os
 import pickle
 import signal
 import sys
+import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +22,15 @@ from koala_adapter.tasks.connection import LEAVING, connected, received, sent
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Mapping
+    from typing import Any
 
 SETTINGS = "executor.json"
+RELAYED = "KOALA_HOST_ADDRESS"
+"""Variable with the address of the executor where koala may relay the connection: it ends with that to a site."""
+PATIENCE = 60.0
+"""Seconds for which a relayed connection that has broken is made again."""
+PAUSE = 1.0
 try:
     import cloudpickle as pickler
 except ModuleNotFoundError:
@@ -35,36 +44,54 @@ state = {"sending": False, "at work": False, "leaving": False}
 def main() -> None:
     """Do tasks until the executor, or a signal, ends this."""
     settings = json.loads(Path(SETTINGS).read_text(encoding="ascii"))
-    host = os.environ.get("KOALA_HOST_ADDRESS", settings["host"])
-    connection = connected(host, settings["port"], settings["fingerprint"])
-    signal.signal(signal.SIGTERM, lambda *_: leave(connection))
-    connection.sendall(bytes.fromhex(settings["token"]))
+    connection = reached(settings)
+    while not serve(connection) and RELAYED in os.environ:
+        connection = reached(settings, patience=PATIENCE)
+
+
+def reached(settings: Mapping[str, Any], *, patience: float = 0.0) -> ssl.SSLSocket:
+    """Connect to the executor, to which the way may be away for some seconds. Raises OSError."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            connection = connected(os.environ.get(RELAYED, settings["host"]), settings["port"], settings["fingerprint"])
+            signal.signal(signal.SIGTERM, partial(leave, connection))
+            connection.sendall(bytes.fromhex(settings["token"]))
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(PAUSE)
+        else:
+            return connection
+
+
+def serve(connection: ssl.SSLSocket) -> bool:
+    """Do tasks until there are to be no more; False: the connection has broken."""
     while not state["leaving"]:
         task = received(connection)
         if task is None:
-            return
+            return False
+        if task == LEAVING:
+            return True
         state["at work"] = True
         answer = done(task)
         state["sending"], state["at work"] = True, False
-        send(connection, answer)
+        arrived = sent(connection, answer)
         state["sending"] = False
-    send(connection, LEAVING)
+        if not arrived:
+            return state["leaving"]
+    sent(connection, LEAVING)
+    return True
 
 
-def leave(connection: ssl.SSLSocket) -> None:
+def leave(connection: ssl.SSLSocket, *_signal: object) -> None:
     """End at once when there is nothing to do, else after the task."""
     state["leaving"] = True
     if state["sending"]:  # this has come between two halves of an answer; it is said afterwards
         return
-    send(connection, LEAVING)
+    sent(connection, LEAVING)
     if not state["at work"]:
         sys.exit(0)
-
-
-def send(connection: ssl.SSLSocket, frame: bytes) -> None:
-    """Send a frame; an executor that is gone does not want it."""
-    if not sent(connection, frame):
-        state["leaving"] = True
 
 
 def dumps(value: object) -> bytes:

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,30 +48,8 @@ settings.processors = 2
 """
 
 
-PROGRAM = """
-import os, sys
-from distributed import Client
-import koala_adapter as koala
-from koala_adapter.dask import KoalaCluster
-
-def place(_):
-    import os, time
-    time.sleep(0.1)
-    return os.readlink("/proc/self/ns/net")
-
-if __name__ == "__main__":
-    site, state = sys.argv[1:]
-    with koala.Site(site, state=state) as opened:
-        with koala.Executor(2, minimum=2, site=opened, cluster="far", walltime="5m") as executor:
-            print("+".join(set(executor.map(place, range(10)))))
-        wanted = dict(minimum=2, maximum=6, walltime="5m")
-        with KoalaCluster(site=site, state=state, **wanted) as cluster, Client(cluster) as client:
-            client.wait_for_workers(5, timeout=90)
-            print("+".join(set(client.gather(client.map(place, range(40))))))
-            parts = client.map(lambda number: bytes([number]) * 100_000, range(40))
-            print(client.submit(lambda found: sum(map(sum, found)), parts).result(timeout=90))
-"""
-"""Prints in which networks workers of an executor were, in which those of a Dask cluster, and a sum of their data."""
+DOWN = 30.0
+"""Seconds for which a site cannot be reached."""
 
 
 class Home:
@@ -109,10 +90,38 @@ class Home:
             return True
         return False
 
+    def refused(self, *arguments: str) -> str:
+        """Return what a command says that fails."""
+        with pytest.raises(CommandError) as error:
+            self.run(*arguments)
+        return str(error.value)
+
+    def log_in(self, code: str) -> str:
+        """Log in to the site in a terminal, and type a code whenever one is asked for; return what was shown."""
+        process, terminal = pty.fork()
+        if not process:
+            os.execve(self.koala[0], [*self.koala, "login", "delft"], base_environment())  # noqa: S606 - a child of ours
+        shown, asked = b"", 0
+        while os.waitpid(process, os.WNOHANG) == (0, 0):
+            while select.select([terminal], [], [], 0.1)[0]:
+                try:
+                    shown += os.read(terminal, 4096)
+                except OSError:  # all have closed it
+                    break
+            if shown.count(b"assword:") > asked:
+                asked += 1
+                os.write(terminal, f"{code}\n".encode())
+        os.close(terminal)
+        return shown.decode()
+
     def submit(self, command: str) -> str:
         """Submit a job of one rank to the other site, and return its number."""
         job = self.run("submit", "--json", "-n", "1", "--cluster", "far", "--", "sh", "-c", command)
         return str(json.loads(job)["id"])
+
+    def connected(self) -> int:
+        """Return how often services have connected to the site."""
+        return self.log.read_text().count("site is connected")
 
     def at_ease(self, job: str) -> bool:
         """Tell whether the agents of a job are in contact."""
@@ -184,13 +193,6 @@ def test_one_job_here_and_there(home: Home) -> None:
     assert set(networks) == {str(Path("/proc/self/ns/net").readlink()), home.there.network}
 
 
-def test_tasks_of_a_sweep_are_handed_out_there(home: Home) -> None:
-    """Launchers have a connection of their own, which goes through the gateway, too."""
-    home.run("sweep", "--cluster", "far", "--", "sh", "-c", "echo {x} $(readlink /proc/self/ns/net)", ":::", "x=1,2,3")
-    told = [json.loads(line)["stdout"] for line in home.run("results", "1", "--json").splitlines()]
-    assert sorted(told) == [f"{number} {home.there.network}\n" for number in (1, 2, 3)]
-
-
 def test_a_program_computes_over_sites_without_a_route(home: Home) -> None:
     """Its processes reach each other by TCP through koala; an adaptive one grows from here to there."""
     apart = (
@@ -208,57 +210,43 @@ def test_a_program_computes_over_sites_without_a_route(home: Home) -> None:
     assert (sizes[-1], digest) == (4, ALONE)
 
 
-def test_workers_there_reach_a_program_here(home: Home) -> None:
-    """Those of an executor and of a Dask cluster, which also hand results to each other; nothing is configured."""
-    program = home.directory / "program.py"
-    program.write_text(PROGRAM)
-    said = run_command(
-        [sys.executable, str(program), str(home.site), str(home.directory / "state")],
-        environment=base_environment(),
-        timeout=PATIENCE * 3,
-    )
-    there, mixed, total = said.split()[-3:]
-    here = str(Path("/proc/self/ns/net").readlink())
-    assert there == home.there.network
-    assert set(mixed.split("+")) == {here, home.there.network}
-    assert total == str(sum(range(40)) * 100_000)
+def test_a_login_with_a_one_time_code_is_used(home: Home) -> None:
+    """A person types a code in a terminal; when the site has ended the login, it is said, and another code is wanted.
 
-
-def test_a_login_in_a_terminal_is_used(home: Home) -> None:
-    """Where the site takes no key, it is said how to log in, also when the login is over while a job runs there."""
-    keys = home.there.ssh_config.with_name("user_key.pub")
-    kept = keys.read_text()
+    A job that runs there meanwhile goes on, and ends well.
+    """
     begun, go_on = home.directory / "begun", home.directory / "go-on"
-    home.run("login", "delft")
-    try:
-        keys.write_text("")
+    again = "log in again with `koala login delft`"
+    with home.there.asking() as new_code:
+        assert "Permission denied" in home.log_in("wrong")
+        assert again.replace("again ", "") in home.refused("check", "--cluster", "far")
+        code = new_code()
+        assert "koala uses this login" in home.log_in(code)
         with home.service():
-            number = home.submit(f"touch {begun}; until [ -e {go_on} ]; do sleep 0.1; done; echo done")
+            number = home.submit(f"echo >> {begun}; until [ -e {go_on} ]; do sleep 0.1; done; echo done")
             wait_until(begun.exists, seconds=PATIENCE, what="the job runs")
-            home.run("login", "delft", "--end")  # for koala as if the server had ended it
-            again = "log in again with `koala login delft`"
+            home.there.end_connections()
             wait_until(lambda: again in home.trouble(), seconds=PATIENCE, what="it is said", details=home.trouble)
             status = run_command(["sh", "-c", '"$@" status 2>&1', "", *home.koala], environment=base_environment())
             for told in (status, home.run("top", "--once"), home.run("explain", number), home.log.read_text()):
                 assert again in " ".join(told.split())
-            keys.write_text(kept)
-            home.run("login", "delft")
-            keys.write_text("")
+            assert "Permission denied" in home.log_in(code)  # it was good once
+            assert "koala uses this login" in home.log_in(new_code())
             go_on.touch()
             wait_until(lambda: home.state_of(number) == "completed", seconds=PATIENCE, what="the job has ended")
             assert home.run("logs", number).endswith("done\n")
+            assert begun.read_text() == "\n"
         home.run("login", "delft", "--end")
-        with pytest.raises(CommandError, match=r"koala login delft"):
-            home.run("check", "--cluster", "far")
-    finally:
-        keys.write_text(kept)
+    home.expect_nothing_there()
 
 
 def test_a_job_outlives_connection_service_and_gateway(home: Home) -> None:
-    """Its rank runs once and all that it prints arrives, whatever of the way from there to here is killed.
+    """Its rank runs once and all that it prints arrives, whatever of the way to it is killed or stands still.
 
     Another user of the login node has no way in meanwhile, and nothing is left there.
     """
+    alive = f'ssh_options = ["-F", "{home.there.ssh_config}", "-o", "ServerAliveInterval=2"]'
+    home.site.write_text(re.sub("ssh_options = .*", alive, home.site.read_text()))
     begun, go_on, count = (home.directory / name for name in ("begun", "go-on", "count"))
     begin = (
         f"echo >> {begun}; i=0; until [ -e {go_on} ]; do i=$((i+1)); echo line $i; echo $i > {count}; sleep 0.02; done"
@@ -278,14 +266,23 @@ def test_a_job_outlives_connection_service_and_gateway(home: Home) -> None:
         (gateway,) = home.gateways()
         home.expect_no_way_in_for("nobody")
         connection = home.there.connection(service.pid)
+        stalled = home.there.sshd(connection)
+        os.kill(stalled, signal.SIGSTOP)  # no byte comes any more, and nothing is closed
+        wait_until(lambda: home.connected() > 1, seconds=PATIENCE, what="there is another connection")
+        wait_until(lambda: home.at_ease(number), seconds=PATIENCE, what="its agent is back")
+        os.kill(stalled, signal.SIGKILL)
+        on()
+        connection = home.there.connection(service.pid)
         with home.there.down():
             os.kill(home.there.sshd(connection), signal.SIGKILL)
+            since = time.monotonic()
             wait_until(lambda: "is away" in home.trouble(), seconds=PATIENCE, what="the site is away")
             told = home.run("explain", number)
             assert "no contact with 1 of its placeholders" in told
             on()
             service.kill()
             service.wait()
+            wait_until(lambda: time.monotonic() > since + DOWN, seconds=PATIENCE, what="it has been down for long")
     with home.service() as service:
         wait_until(lambda: home.at_ease(number), seconds=PATIENCE, what="its agent is back")
         assert home.gateways() == {gateway}

@@ -2,17 +2,21 @@
 """A site of its own on this machine: a network namespace with nothing but its loopback, a cluster, and real sshd.
 
 No packet goes into the namespace or out of it. Each connection is an ``sshd -i`` that ssh's ProxyCommand starts in it,
-with keys and configuration of its own. Run as a program, this module is what runs in the namespace.
+with keys, configuration and PAM of its own. Run as a program, this module is what runs in the namespace.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -44,6 +48,22 @@ StrictModes no
 PermitRootLogin yes
 PasswordAuthentication no
 UsePAM no
+"""
+CODES = {
+    "UsePAM no": "UsePAM yes",
+    "StrictModes no": "StrictModes no\nPubkeyAuthentication no\nKbdInteractiveAuthentication yes",
+}
+"""What is another in the configuration of an sshd that asks for a code, and takes no key."""
+PAM = """\
+auth required pam_exec.so quiet expose_authtok {directory}/check_code
+auth required pam_permit.so
+account required pam_permit.so
+session required pam_permit.so
+"""
+CHECK_CODE = """\
+#!/bin/sh
+# Take a code that comes on standard input, once.
+exec rm "{directory}/codes/$(tr -d '\\0')"
 """
 SSH = """\
 Host {name}
@@ -114,10 +134,16 @@ class OtherSite:
         known = (directory / "host_key.pub").read_text().split()
         (directory / "known_hosts").write_text(f"{self.name} {known[0]} {known[1]}\n")
         (directory / "sshd_config").write_text(SSHD.format(directory=directory))
+        shutil.copytree("/etc/pam.d", directory / "pam.d")
+        (directory / "pam.d" / "sshd").write_text(PAM.format(directory=directory))
+        (directory / "check_code").write_text(CHECK_CODE.format(directory=directory))
+        (directory / "check_code").chmod(0o755)
+        (directory / "codes").mkdir()
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-        here = f'ip link set lo up && ip address add {ADDRESS}/32 dev lo && exec "$0" -m tests.real.systems.othersite'
+        here = f"ip link set lo up && ip address add {ADDRESS}/32 dev lo && mount --bind {directory}/pam.d /etc/pam.d"
+        run = f'{here} && exec "$0" -m tests.real.systems.othersite {self.system} {self.name}'
         process = subprocess.Popen(
-            ["unshare", "--net", "sh", "-c", f"{here} {self.system} {self.name}", sys.executable],
+            ["unshare", "--net", "--mount", "sh", "-c", run, sys.executable],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[3],
@@ -133,7 +159,8 @@ class OtherSite:
             config.write(f"SetEnv {' '.join(f'{name}={value}' for name, value in told['variables'].items())}\n")
         self.ssh_config = directory / "ssh_config"
         delay = f"{sys.executable} {DELAY} {self._delay} " if self._delay else ""
-        sshd = f"{delay}nsenter --net=/proc/{process.pid}/ns/net /usr/sbin/sshd -i -f {directory}/sshd_config"
+        spaces = f"--net=/proc/{process.pid}/ns/net --mount=/proc/{process.pid}/ns/mnt"
+        sshd = f"setsid {delay}nsenter {spaces} /usr/sbin/sshd -i -f {directory}/sshd_config"
         self.ssh_config.write_text(SSH.format(name=self.name, directory=directory, sshd=sshd))
         return self
 
@@ -183,6 +210,13 @@ class OtherSite:
         (found,) = find_processes(lambda process: process.command == "sshd" and process.parent == connection)[:1]
         return found
 
+    def end_connections(self) -> None:
+        """End all connections, as a login node does that is started anew."""
+        for process in find_processes(lambda one: one.command == "sshd"):
+            with suppress(OSError):
+                if str(Path(f"/proc/{process}/ns/net").readlink()) == self.network:
+                    os.kill(process, signal.SIGKILL)
+
     def jobs(self) -> list[str]:
         """Return the ids of the jobs of its cluster that have not ended."""
         command = ["nsenter", f"--net=/proc/{self._pid}/ns/net", "squeue", "--noheader", "--format=%i"]
@@ -197,6 +231,27 @@ class OtherSite:
             yield
         finally:
             mark.unlink()
+
+    @contextmanager
+    def asking(self) -> Iterator[Callable[[], str]]:
+        """Have new connections ask for a code and take no key; what is yielded makes codes, each good once."""
+        config = self.ssh_config.with_name("sshd_config")
+        kept = config.read_text()
+        numbers = count(100_000)
+
+        def new_code() -> str:
+            code = str(next(numbers))
+            (config.parent / "codes" / code).touch()
+            return code
+
+        changed = kept
+        for old, new in CODES.items():
+            changed = changed.replace(old, new)
+        config.write_text(changed)
+        try:
+            yield new_code
+        finally:
+            config.write_text(kept)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
