@@ -202,7 +202,8 @@ def check(
     r"""Check this host, the site file, each site that is reached by ssh, and each cluster.
 
     Every line says OK or FAIL, and what to do about a FAIL. Two real placeholders are submitted to each cluster, to
-    see whether its nodes reach this host. Works with a service running or without.
+    see whether its nodes reach this host, and whether nodes of clusters at different sites connect, which the service
+    takes over. Works with a service running or without.
 
     \b
     Exit codes:

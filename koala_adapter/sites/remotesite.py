@@ -205,7 +205,9 @@ class RemoteSite(LrmHost):
                 link.center = self._center
                 await self._listen_for_agents(link)
         except (LrmUnavailableError, OSError, LookupError) as error:
-            await link.close(f"it cannot be used: {error}")
+            no_address = isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL and self._facts
+            why = f"{no_address.name} has no address {self._listen}: another login node?" if no_address else str(error)
+            await link.close(f"it cannot be used: {why}")
             return
         for path in self._to_remove:
             link.tell({"do": "remove", "path": path, "base": self._base})

@@ -43,21 +43,26 @@ def place(_):
 
 if __name__ == "__main__":
     site, state = sys.argv[1:]
-    with koala.Site(site, state=state) as opened:
-        with koala.Executor(2, minimum=2, site=opened, cluster="delft", walltime="5m") as executor:
-            print("+".join(set(executor.map(place, range(10)))), flush=True)
-        wanted = dict(minimum=5, maximum=6, walltime="5m")
-        with KoalaCluster(site=site, state=state, **wanted) as cluster, Client(cluster) as client:
-            client.wait_for_workers(5, timeout=90)
-            print("+".join(set(client.gather(client.map(place, range(40))))), flush=True)
-            parts = client.map(lambda number: bytes([number]) * 100_000, range(40))
-            print(client.submit(lambda found: sum(map(sum, found)), parts).result(timeout=90), flush=True)
-            input()  # until the connections to the sites have broken
-            client.wait_for_workers(5, timeout=90)
-            print(client.submit(lambda found: sum(map(sum, found)), parts, pure=False).result(timeout=90), flush=True)
+    wanted = dict(minimum=2, maximum=6, walltime="5m")
+    with (
+        koala.Site(site, state=state) as opened,
+        koala.Executor(2, minimum=2, site=opened, cluster="delft", walltime="5m") as executor,
+        KoalaCluster(site=site, state=state, **wanted) as cluster,
+        Client(cluster) as client,
+    ):
+        print("+".join(set(executor.map(place, range(10)))), flush=True)
+        client.wait_for_workers(5, timeout=180)
+        print("+".join(set(client.gather(client.map(place, range(40))))), flush=True)
+        parts = client.map(lambda number: bytes([number]) * 100_000, range(40))
+        print(client.submit(lambda found: sum(map(sum, found)), parts).result(timeout=90), flush=True)
+        input()  # until the connections to the sites have broken
+        print("+".join(set(executor.map(place, range(10)))), flush=True)
+        client.wait_for_workers(5, timeout=180)
+        print(client.submit(lambda found: sum(map(sum, found)), parts, pure=False).result(timeout=90), flush=True)
 """
-"""Prints in which networks workers of an executor were, in which those of a Dask cluster, and a sum of their data, after
-a break once more."""
+"""Prints in which networks workers of an executor and of a Dask cluster were, and a sum of their data.
+
+After a break, it prints the first and the last once more."""
 QUICK = "poll_interval = 1\nrequests_per_minute = 600\nthreshold = 0"
 
 
@@ -101,7 +106,7 @@ def test_one_job_over_three_sites_and_this_host(koala: Koala, there: Sequence[Ot
     assert checked.splitlines()[-1].startswith("all ")
     speeds = dict(re.findall(r"^site (\w+)$.*?round trip ([0-9.]+) ms", checked, re.MULTILINE | re.DOTALL))
     assert float(speeds["delft"]) >= 2000 * DELAY
-    assert "nodes of delft: do not connect to utrecht, leiden, here" in " ".join(checked.split())
+    assert "nodes of delft: do not connect to utrecht, leiden-gridengine, here" in " ".join(checked.split())
     said = koala("run", "-n", "14", "--split", "--", "readlink", "/proc/self/ns/net")
     networks = re.findall(r"^c1/\d+: (net:\[\d+\])$", said, re.MULTILINE)
     assert len(networks) == 14
@@ -114,14 +119,14 @@ def test_programs_of_mpi_and_adaptive_ones(koala: Koala, allreduce: Path, tmp_pa
     go.touch()
     said = koala("run", "--mpi", "-n", "4", "--cluster", "delft", "--", str(allreduce), str(go))
     assert len(re.findall(r"rank=\d size=4 .* sum=10$", said, re.MULTILINE)) == 4
-    with pytest.raises(CommandError, match="which nodes of these clusters cannot: delft and here; delft and leiden"):
+    with pytest.raises(CommandError, match="which nodes of these clusters cannot: delft and here; delft and leiden-"):
         koala("plan", "--mpi", "--split", "-n", "6", "--", str(allreduce), str(go))
     changes = (
         ("walltime =", "relay = true\nwalltime ="),
         ("minimum = 2", "minimum = 4\ninitial = 4"),
         ("= 16", "= 8"),
     )
-    job = write_nbody(tmp_path, "malleable", *changes)
+    job = write_nbody(tmp_path, "malleable", *changes, rest=0.25)  # it grows before it ends, also on a busy machine
     sizes, digest = sizes_and_digest(re.sub(r"^\S+: ", "", koala("run", job), flags=re.MULTILINE))
     assert digest == ALONE
     assert sizes[0] == 4
@@ -141,14 +146,14 @@ def test_workers_at_sites_reach_a_program_here(koala: Koala, there: Sequence[Oth
         assert program.stdout is not None
         assert program.stdout.readline().strip() == there[0].network
         networks = set(program.stdout.readline().strip().split("+"))
-        assert len(networks & {site.network for site in there}) > 1
+        assert len(networks) > 1
         total = program.stdout.readline()
         assert total == f"{sum(range(40)) * 100_000}\n"
         for site in there:
             site.end_connections()
         program.stdin.write("\n")
         program.stdin.close()
-        assert program.stdout.read() == total
+        assert program.stdout.read() == f"{there[0].network}\n{total}"
     assert program.returncode == 0
 
 

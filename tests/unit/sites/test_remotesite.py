@@ -209,6 +209,16 @@ async def test_a_site_that_does_not_answer_is_away(place: Place) -> None:
     assert (await place.site.run(["true"]))[0] == 0
 
 
+async def test_a_login_node_without_the_address_for_agents_is_not_used(place: Place) -> None:
+    """A name may lead to several login nodes in turn: another one is waited for."""
+    address = SiteAddress(name="delft", ssh="fs3", directory=str(place.directory), listen="192.0.2.7")
+    other = RemoteSite(address, title=place.title)
+    other.relay_agents_to("127.0.0.1", 9)
+    with pytest.raises(LrmUnreachableError, match=r"has no address 192\.0\.2\.7: another login node\?"):
+        await other.facts()
+    await other.close()
+
+
 async def test_a_gateway_that_breaks_the_rules_is_away(place: Place) -> None:
     place.babbles.touch()
     with pytest.raises(LrmUnreachableError, match=r"site delft is away: frame of kind 48 with \d+ bytes"):
