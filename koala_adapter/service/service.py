@@ -30,7 +30,7 @@ from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.claiming.dependencies import WORDS, fulfils
-from koala_adapter.scheduler.events import Configured
+from koala_adapter.scheduler.events import ClusterUnavailable, Configured
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.agents import LiveEffector, Reception, ScriptMaker
 from koala_adapter.service.applications import Applications, Archive
@@ -501,6 +501,9 @@ class Service:
                 for host in self._hosts:
                     host.relay_agents_to(self.site.control_center.address_here, self.reception.port or 0)
                 self.applications.stager.start(tasks, self.core.lrm_hosts)
+                for name, record in self.state.clusters.items():
+                    if record.polled_at is not None:  # by an earlier service: it may not be connected yet
+                        self.post(ClusterUnavailable(time=self.now(), cluster=name, reason="it has not answered yet"))
                 self.post(configuration(self.site, self.instance, self.now(), {}))
                 self._doubt("the service was restarted")
                 self.sizes.resume()
