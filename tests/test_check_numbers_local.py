@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import anyio
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from koala_adapter.config.sitefile import ClusterConfig, load_site_text
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.lrm import CheckResult
-from koala_adapter.model import ClusterName, LrmJob, LrmJobState
+from koala_adapter.model import BatchKey, ClusterName, LrmJob, LrmJobState
 from koala_adapter.service.reachability import connections_tried
 from koala_adapter.sitesetup import trial as trialplaceholder
 from koala_adapter.sitesetup.trial import Meeting, Trial, TrialCenter
@@ -149,8 +150,19 @@ async def test_agents_of_two_sites_try_to_connect(tmp_path: Path) -> None:
     assert read == {("a", "b"): True, ("b", "a"): True}
 
 
+class Forgetting(LocalLrm):
+    """Notes what it is to forget, such as a script that is kept for its jobs."""
+
+    forgotten: ClassVar[list[BatchKey]] = []
+
+    def forget(self, key: BatchKey) -> None:
+        """Take note."""
+        self.forgotten.append(key)
+
+
 async def test_two_numbers(tmp_path: Path) -> None:
-    found = await tried(LocalLrm, 2, tmp_path)
+    found = await tried(Forgetting, 2, tmp_path)
+    assert len(Forgetting.forgotten) == 1
     assert all(result.ok for result in found.values())
     assert "told them apart" in found["numbers"].found
 

@@ -95,7 +95,7 @@ def make_directory(request: "Dict[str, Any]") -> "Dict[str, Any]":
             os.mkdir(path, 0o700)
         except FileExistsError:
             if not os.path.isdir(path):
-                raise NotADirectoryError(errno.ENOTDIR, "a file of that name is there", path) from None
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
             # Another gateway of ours was faster.
     require_strong(path)
     return {"path": path, "mode": stat.S_IMODE(os.stat(path).st_mode)}

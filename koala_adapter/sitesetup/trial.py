@@ -599,6 +599,8 @@ class Trial:
             self._release(0.0)
             with suppress(KoalaError):
                 await self._see_off()
+        with suppress(KoalaError):
+            self._lrm.forget(self._batch)
         for path in self._output_files():
             with suppress(OSError):
                 path.unlink()

@@ -249,6 +249,19 @@ async def test_a_job_is_queued_nowhere_before_every_cluster_has_answered(
         assert "submit" not in served.lrm.order
 
 
+async def test_nothing_is_placed_by_what_an_earlier_service_has_seen(served: Served) -> None:
+    """The cluster may be out of reach now: it has to answer first."""
+    async with served.running() as service:
+        await until(lambda: service.state.clusters[ClusterName("a")].polled_at is not None, service)
+    served.lrm = slow = SlowLrm()
+    async with served.running() as service:
+        id_ = submit(service)
+        assert service.state.jobs[id_].state is JobState.WAITING
+        assert service.state.clusters[ClusterName("a")].unavailable == "it has not answered yet"
+        slow.answers.set()
+        await until(lambda: "submit" in slow.order, service)
+
+
 class LearningLrm(ScriptedLrm):
     """An LRM that learns from its batch system what it can be asked for."""
 
