@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The channel between an agent and the control center: messages to bytes and back.
 
-Pure: no I/O and no clock. A message is one line of JSON in UTF-8; the member ``kind`` names it. Members that a side
+Pure: no I/O and no clock. A message is one line of JSON in UTF-8; the member ``kind`` names it. The bytes of an output
+file follow their line as they are: as text they would take most of the time of both sides. Members that a side
 does not know are ignored, so that a newer peer may send more; all that it knows is checked before it is used. The agent
 is a file of its own and speaks the same lines by its own few functions; tests compare the two.
 """
@@ -10,9 +11,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
+from typing import Annotated, Generic, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import EncodedBytes, EncoderProtocol, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError, PydanticSerializationError
@@ -34,6 +35,9 @@ LARGEST_FRAME = 9 + 65_536
 
 FILES_LIMIT = 10_000
 """Most output files of one task."""
+
+FILE_PIECE = 256 * 1024
+"""Most bytes of an output file after one line."""
 
 INPUT_PIECE = 256 * 1024
 """Bytes of an input file in one message."""
@@ -262,7 +266,9 @@ class FilePiece:
     size: Offset
     """Bytes of the whole file."""
     offset: Offset
-    data: OutputData
+    data: OutputData = b""
+    follows: Annotated[int, Field(ge=0, le=FILE_PIECE)] = 0
+    """Bytes after the line, in the place of ``data``. Earlier agents say all in the line."""
     digest: Digest | None = None
     """Of the whole file, with its last piece. Earlier agents do not say it."""
     kind: Literal["file"] = "file"
@@ -623,13 +629,15 @@ def encode(message: AgentMessage | CenterMessage) -> bytes:
 
 
 class Decoder(Generic[M]):
-    """Incremental decoder of lines into messages; unusable after an error."""
+    """Incremental decoder of lines, and of bytes that follow them, into messages; unusable after an error."""
 
     def __init__(self, adapter: TypeAdapter[M], *, limit: int) -> None:
         """``limit``: longest line in bytes; may be raised later through the attribute of the same name."""
         self.limit = limit
         self._adapter = adapter
         self._rest = bytearray()
+        self._announced: FilePiece | None = None
+        """Piece of a file whose bytes follow."""
 
     def feed(self, data: bytes) -> list[M]:
         """Decode the next bytes and return the complete messages.
@@ -640,9 +648,22 @@ class Decoder(Generic[M]):
         self._rest += data
         messages: list[M] = []
         start = 0
-        while (end := self._rest.find(b"\n", max(start, searched))) >= 0:
-            messages.append(self._message(self._rest[start:end]))
+        while True:
+            if self._announced is not None:
+                end = start + self._announced.follows
+                if len(self._rest) < end:
+                    break
+                whole = replace(self._announced, data=bytes(self._rest[start:end]), follows=0)
+                messages.append(cast("M", whole))  # as its line was one
+                self._announced, start = None, end
+            if (end := self._rest.find(b"\n", max(start, searched))) < 0:
+                break
+            message = self._message(self._rest[start:end])
             start = end + 1
+            if isinstance(message, FilePiece) and message.follows:
+                self._announced = message
+            else:
+                messages.append(message)
         del self._rest[:start]
         if len(self._rest) > self.limit:
             raise ProtocolError(f"a line is longer than {self.limit} bytes")

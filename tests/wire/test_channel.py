@@ -171,6 +171,18 @@ def test_agent_messages_round_trip(messages: list[AgentMessage], sizes: list[int
     assert [message for piece in cut(data, sizes) for message in decoder.feed(piece)] == messages
 
 
+@given(content=st.binary(min_size=1, max_size=200), sizes=st.lists(st.integers(1, 90), min_size=1, max_size=5))
+def test_bytes_of_a_file_follow_their_line(content: bytes, sizes: list[int]) -> None:
+    """Ends of lines among them are none."""
+    said = {"kind": "file", "task": "1:0", "number": 1, "path": "YQ==", "mode": 0, "size": 500, "offset": 7}
+    line = json.dumps({**said, "follows": len(content)}).encode() + b"\n"
+    beat = channel.encode(Heartbeat())
+    decoder = channel.agent_decoder()
+    found = [one for piece in cut(beat + 2 * (line + content) + beat, sizes) for one in decoder.feed(piece)]
+    piece = FilePiece(task="1:0", number=1, path=b"a", mode=0, size=500, offset=7, data=content)
+    assert found == [Heartbeat(), piece, piece, Heartbeat()]
+
+
 @given(messages=st.lists(center_messages, max_size=5), sizes=st.lists(st.integers(1, 90), min_size=1, max_size=5))
 def test_center_messages_round_trip(messages: list[CenterMessage], sizes: list[int]) -> None:
     """What the control center says arrives as it was said, however the bytes are cut on the way."""

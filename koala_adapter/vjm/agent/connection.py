@@ -120,9 +120,10 @@ class Channel:
                 self._found = self._good
         return self._found
 
-    def send(self, message: "Dict[str, Any]") -> None:
-        """Queue a message."""
+    def send(self, message: "Dict[str, Any]", data: bytes = b"") -> None:
+        """Queue a message, and the bytes that follow it."""
         self._out += json.dumps(message).encode() + b"\n"
+        self._out += data
 
     def flush(self) -> None:
         """Write as much as the socket takes."""
@@ -130,7 +131,9 @@ class Channel:
             return
         try:
             while self._out:
-                del self._out[: self._socket.send(bytes(self._out[:16384]))]
+                with memoryview(self._out) as left:
+                    sent = self._socket.send(left[:65536])
+                del self._out[:sent]
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             self._watch(selectors.EVENT_READ | selectors.EVENT_WRITE)
         except OSError as error:

@@ -112,7 +112,7 @@ class Patterns:
 
 # -- Finding and sending the files ---------------------------------------------------------------------------
 
-PIECE = 128 * 1024  # bytes of a file in one message
+PIECE = 256 * 1024  # bytes of a file after one line
 FILES = 10000  # most files of a task that are sent
 LARGEST = 2**50  # most bytes of one of them, however few a sparse file occupies
 STEP = 10  # entries that are looked at in one step
@@ -198,8 +198,8 @@ class Results:
         self._turn = collections.deque(self._files.values())
         self.said = self.safe
 
-    def next(self) -> "Optional[Dict[str, Any]]":
-        """Return the next message that can be sent now."""
+    def next(self) -> "Optional[Tuple[Dict[str, Any], bytes]]":
+        """Return the next message that can be sent now, and the bytes that follow it."""
         while self._turn and self._collected:
             file = self._turn[0]
             try:
@@ -218,16 +218,16 @@ class Results:
                 self._turn.popleft()
             return {
                 "kind": "file", "task": self._task, "number": file.number, "path": base64(raw(file.path)),
-                "mode": file.mode, "size": file.size, "offset": offset, "data": base64(data),
+                "mode": file.mode, "size": file.size, "offset": offset, "follows": len(data),
                 "digest": file.digest.hexdigest() if whole else None,
-            }  # fmt: skip
+            }, data  # fmt: skip
         if self.said or not self._collected or self._files:
             return None
         self.said = True
         return {
             "kind": "files", "task": self._task, "arrived": self._arrived, "size": self._bytes, "left": self._left,
             "left_names": self._left_names, "omitted": self._omitted, "omissions": self._omissions,
-        }  # fmt: skip
+        }, b""  # fmt: skip
 
     def acknowledge(self, number: int, offset: int, refusal: str, *, again: bool = False) -> None:
         """Process the answer to a piece: bytes that are safe, a refusal, or the wish to have all of it ``again``."""

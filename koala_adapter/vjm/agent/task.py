@@ -633,10 +633,11 @@ class TaskList:
                 self._channel.send(
                     {"kind": "output", "task": task.name, "stream": stream, "offset": offset, "data": text}
                 )
-        message = task.results.next() if task.results is not None else None
-        while message is not None:
-            self._channel.send(message)
-            message = task.results.next() if task.results is not None and self._channel.queued < QUEUED else None
+        found = task.results.next() if task.results is not None else None
+        while found is not None:
+            message, data = found
+            self._channel.send(message, data)
+            found = task.results.next() if task.results is not None and self._channel.queued < QUEUED else None
         if task.tellable and not task.reported and not any(output.unsent for output in task.outputs.values()):
             task.reported = True
             self._channel.send({"kind": "task-ended", "task": task.name, "end": task.end})

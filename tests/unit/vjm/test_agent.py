@@ -473,7 +473,9 @@ def test_files_are_looked_for_in_steps(tmp_path: Path) -> None:
         assert results.next() is None
     assert steps == 5
     sent = 0
-    while (message := results.next()) is not None:
+    while (found := results.next()) is not None:
+        message, data = found
+        assert data == b"x"
         assert message["kind"] == "file"
         results.acknowledge(message["number"], message["offset"] + 1, "")
         sent += 1
@@ -481,8 +483,7 @@ def test_files_are_looked_for_in_steps(tmp_path: Path) -> None:
             break
     assert sent == 5 * STEP
     assert not results.has_files
-    last = results.next()
-    assert last is not None
+    last, _ = results.next() or ({}, b"")
     assert (last["kind"], last["arrived"]) == ("files", 5 * STEP)
 
 
