@@ -285,11 +285,14 @@ class Agent:
     # The loop's work
 
     def _advance(self) -> None:
+        room = True
         if self._tasks:
             self._tasks.advance()
-            if self._welcomed:
-                self._tasks.send()
+            room = not self._welcomed or self._tasks.send()
         self._channel.flush()
+        if not room and not self._channel.queued:
+            # The connection has taken all of it: no event would have us go on with the rest.
+            self.timers.after(0.0, lambda: None)
         if self._leaving is None or self._parting or (self._tasks and not self._tasks.complete):
             return
         if self._tasks:

@@ -460,8 +460,8 @@ class TaskList:
                 self._relayed.discard(name)
                 self._relay.tell_of(name, task.pid, task.mark)
 
-    def send(self) -> None:
-        """Queue messages to the control center while there is room."""
+    def send(self) -> bool:
+        """Queue messages to the control center while there is room, and tell whether there was room for all."""
         for task in self._tasks.values():
             if task.application is not None:
                 self._send_said(task.name, task.application)
@@ -471,6 +471,7 @@ class TaskList:
                 task.begun = False
                 self._channel.send({"kind": "task-started", "task": task.name, "pid": task.pid})
             self._send_output(task)
+        return self._channel.queued < QUEUED
 
     def look(self) -> None:
         """Find processes that have ended."""
