@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Large files to a site that is reached by ssh alone, and back."""
+"""Large files to sites that are reached by ssh alone, and back."""
 
 from __future__ import annotations
 
@@ -16,77 +16,83 @@ import pytest
 
 from tests.real.systems.othersite import OtherSite
 from tests.real.systems.processes import PATIENCE, base_environment, wait_until
-from tests.real.test_other_sites import Home, there
+from tests.real.test_other_sites import CENTER, Home, there
 
 pytestmark = pytest.mark.real("slurmctld", "slurmd", "sshd")
 __all__ = ["there"]
 
 MIB = 1024 * 1024
-SIZE = 120 * MIB
+SIZE = 300 * MIB
 """More than goes with a launch, than may be on its way, and than what rsync and ssh have in their buffers."""
-CACHE_MIB = 200
+CACHE_MIB = 500
+"""Room for one such file at each site."""
 JOB = """
 walltime = 300
+placement = "close-to-files"
 [[components]]
-command = ["sh", "-c", "sha256sum input; mkdir out; cp input out/copy"]
+command = ["sh", "-c", "{command}"]
 processors = 1
-cluster = "far"
 input_files = [{{ source = "{source}", target = "input" }}]
-output_files = ["out"]
+{more}
 """
 
 
 class Staging(Home):
-    """A user with a service, whose cache at the site is small."""
+    """A user with a service and two sites, of whose caches one is asked for by most jobs."""
 
     def __init__(self, directory: Path, there: OtherSite) -> None:
         super().__init__(directory, there)
-        text = self.site.read_text()
-        self.site.write_text(text.replace("[[clusters]]", f"cache_mib = {CACHE_MIB}\n[[clusters]]", 1))
+        tables = there.tables(directory / "leiden", site="leiden", cluster="other")
+        text = there.tables(directory, site="delft", cluster="far") + tables
+        text = text.replace("[[clusters]]", f"cache_mib = {CACHE_MIB}\n[[clusters]]")
+        # By this a file needs minutes, so that processors are claimed only when it is known that it needs less.
+        self.site.write_text(CENTER + text.replace('name = "far"', 'name = "far"\nbandwidth = 1'))
+        (directory / "leiden").mkdir()
         self.cache = directory / "there" / "cache"
+        self.go = directory / "go"
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start a service."""
-        log = (self.directory / "log").open("ab")
-        with log:
+        with (self.directory / "log").open("ab") as log:
             service = subprocess.Popen([*self.koala, "serve"], env=base_environment(), stderr=log)
-        wait_until(lambda: "far" in self.trouble(), seconds=PATIENCE, what="the service answers")
+        wait_until(self.answers, seconds=PATIENCE, what="the service answers")
         return service
 
-    def file(self, name: str, size: int = SIZE) -> tuple[Path, str]:
+    def file(self, name: str) -> tuple[Path, str]:
         """Return a new file and the digest of its content."""
-        path, digest = self.directory / name, hashlib.sha256()
-        with path.open("wb") as file:
-            for _ in range(size // MIB):
-                data = os.urandom(MIB)
-                digest.update(data)
-                file.write(data)
-        return path, digest.hexdigest()
+        path, data = self.directory / name, os.urandom(SIZE)
+        path.write_bytes(data)
+        return path, hashlib.sha256(data).hexdigest()
 
-    def submit_with(self, source: Path) -> str:
+    def submit_with(self, source: Path, command: str, more: str = 'cluster = "far"') -> str:
         """Submit a job with an input file."""
         job = self.directory / "job.toml"
-        job.write_text(JOB.format(source=source))
+        job.write_text(JOB.format(source=source, command=command, more=more))
         return str(json.loads(self.run("submit", "--json", str(job)))["id"])
 
     def report(self, job: str) -> dict[str, object]:
         """Return the report of a job."""
         return dict(json.loads(self.run("status", job, "--json")))
 
-    def is_over(self, job: str) -> bool:
-        """Tell whether nothing more comes of a job."""
-        report = self.report(job)
-        return report["outcome"] is not None and not report["placeholders_left"]
-
-    def ends_well(self, job: str) -> None:
-        """Wait until a job has completed with all of its output."""
+    def told(self, job: str, what: str) -> None:
+        """Wait until the explanation of a job says something."""
         wait_until(
-            lambda: self.is_over(job),
+            lambda: what in str(self.report(job)["explanation"]),
+            seconds=PATIENCE,
+            what=f"it is said: {what}",
+            details=lambda: json.dumps(self.report(job)),
+        )
+
+    def ends_well(self, job: str) -> str:
+        """Wait until a job has completed with all of its output; return what it has printed."""
+        wait_until(
+            lambda: self.report(job)["outcome"] is not None and not self.report(job)["placeholders_left"],
             seconds=3 * PATIENCE,
             what="the job has ended",
             details=lambda: json.dumps(self.report(job)),
         )
         assert self.state_of(job) == "completed", self.report(job)
+        return self.run("logs", job)
 
 
 @pytest.fixture
@@ -96,37 +102,38 @@ def home(there: OtherSite) -> Iterator[Staging]:
 
 
 def test_large_files_there_and_back(home: Staging) -> None:
-    """A service killed in the middle goes on; the second job sends nothing; another file makes room in the cache."""
+    """A service killed in the middle goes on, and a job without a cluster goes to the site that has its file.
+
+    A job whose file has no room holds no processors, until the job that keeps another file there has ended.
+    """
     first, digest = home.file("first")
+    second, other = home.file("second")
     part = home.cache / f"{digest}.part"
     service = home.start()
     try:
-        job = home.submit_with(first)
+        command = f"while [ ! -e {home.go} ]; do sleep 0.2; done; mkdir out; cp input out/copy"
+        keeping = home.submit_with(first, command, 'cluster = "far"\noutput_files = ["out"]')
         wait_until(lambda: part.exists() and part.stat().st_size > 0, seconds=PATIENCE, what="something has come")
         os.kill(service.pid, signal.SIGKILL)
         service.wait()
         assert not (home.cache / digest).exists()
         service = home.start()
-        home.ends_well(job)
-        assert home.run("logs", job).split()[-2:] == [digest, "input"]
-        back = home.directory / "state" / "jobs" / job / "c1" / "0" / "out" / "copy"
-        assert hashlib.sha256(back.read_bytes()).hexdigest() == digest
+        wait_until(lambda: home.state_of(keeping) == "running", seconds=PATIENCE, what="the job runs")
         inode = (home.cache / digest).stat().st_ino
         again = home.directory / "another name"
         again.hardlink_to(first)
-        home.ends_well(home.submit_with(again))
+        printed = home.ends_well(home.submit_with(again, "echo $KOALA_CLUSTER; sha256sum input", ""))
+        assert printed.split()[-3:] == ["far", digest, "input"]
         assert (home.cache / digest).stat().st_ino == inode
-        second, other = home.file("second")
-        home.ends_well(home.submit_with(second))
+        waiting = home.submit_with(second, "sha256sum input")
+        home.told(waiting, "is full of files of other jobs")
+        assert len(home.there.jobs()) == 1, "the processor of the job that runs"
+        home.go.touch()
+        home.ends_well(keeping)
+        back = home.directory / "state" / "jobs" / keeping / "c1" / "0" / "out" / "copy"
+        assert hashlib.sha256(back.read_bytes()).hexdigest() == digest
+        assert home.ends_well(waiting).split()[-2:] == [other, "input"]
         assert [path.name for path in home.cache.iterdir()] == [other]
-        huge, _ = home.file("huge", (CACHE_MIB + 1) * MIB)
-        refused = home.submit_with(huge)
-        wait_until(
-            lambda: "raise its cache_mib" in str(home.report(refused)["explanation"]),
-            seconds=PATIENCE,
-            what="it is said that the cache is too small",
-            details=lambda: json.dumps(home.report(refused)),
-        )
     finally:
         service.terminate()
         service.wait()
