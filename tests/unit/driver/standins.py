@@ -7,22 +7,17 @@ equality, so that the same defect shows again whenever the event is replayed.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from koala_adapter.errors import KoalaError
 from koala_adapter.scheduler import Scheduler
-from koala_adapter.scheduler.knownpolicies import OWN
+from koala_adapter.scheduler.actions import Action
+from koala_adapter.scheduler.context import Context, RecordedBatches
+from koala_adapter.scheduler.events import Event
+from koala_adapter.scheduler.knownpolicies import OWN, Policies
+from koala_adapter.scheduler.records import State
 from koala_adapter.scheduler.timetable import advance
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from koala_adapter.errors import KoalaError
-    from koala_adapter.scheduler.actions import Action
-    from koala_adapter.scheduler.context import Context, RecordedBatches
-    from koala_adapter.scheduler.events import Event
-    from koala_adapter.scheduler.knownpolicies import Policies
-    from koala_adapter.scheduler.records import State
 
 
 class InjectedError(Exception):

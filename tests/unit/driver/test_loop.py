@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,17 +20,11 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+from koala_adapter.scheduler.records import BatchRecord
 from koala_adapter.service.journal import Journal
 from tests.unit.driver.standins import Defects, RecordingEffector, RecordingOwner
 from tests.unit.scheduler.scheduler_site import STATE, component, job
 from tests.unit.service.standins import SteppedClocks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from koala_adapter.scheduler.records import BatchRecord
-
 
 # -- Events in order, each on disk before it takes effect; a journal that cannot be written stops it and loses nothing.
 # The journal is a real one; a limit on its number of pages makes it full, with SQLite's own words. A defect of the

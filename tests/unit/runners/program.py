@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from koala_adapter.application.notes import KoalaAppError
 from koala_adapter.application.notes import parse_note as parse_as_library
@@ -21,9 +21,6 @@ from koala_adapter.runners.notes import (
     payload_of,
 )
 from koala_adapter.scheduler.events import ChangeGivenUp, ChangeMade, PointReached, RankEnded
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PATIENCE = 60.0
 DONE_PATIENCE = 600.0

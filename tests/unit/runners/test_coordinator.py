@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
 from koala_adapter.errors import ProtocolError
 from koala_adapter.model import JobId
@@ -15,9 +14,6 @@ from koala_adapter.runners.coordinator import LAST_WORDS, Coordinator
 from koala_adapter.runners.notes import LARGEST_NUMBER, Membership, Note, Place, WantedChange, note
 from koala_adapter.scheduler.events import ChangeGivenUp
 from tests.unit.runners.program import DONE_PATIENCE, PATIENCE, World
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
 
 _ANY = st.integers(0, 11)
 _RARE: SearchStrategy[tuple[str, int]] = st.one_of(

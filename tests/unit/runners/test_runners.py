@@ -6,7 +6,6 @@ from __future__ import annotations
 import shlex
 import subprocess
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,16 +25,11 @@ from koala_adapter.model import (
 from koala_adapter.runners.mpi import MpiRunner
 from koala_adapter.runners.relayed import HOST, MOST_RANKS, RelayPlan
 from koala_adapter.runners.restartedmpi import KEEPER, RestartedMpiRunner
-from koala_adapter.runners.runner import IN_FLIGHT, AddressedLaunch, Application, ProcessRunner, Sending
+from koala_adapter.runners.runner import IN_FLIGHT, AddressedLaunch, Application, ProcessRunner, Reaction, Sending
 from koala_adapter.scheduler.actions import Rank
-from koala_adapter.scheduler.events import RankEnded, RankStarted
+from koala_adapter.scheduler.events import Event, RankEnded, RankStarted
 from koala_adapter.slots import Slot
 from koala_adapter.vjm.channel import Launch, LaunchFile
-
-if TYPE_CHECKING:
-    from koala_adapter.runners.runner import Reaction
-    from koala_adapter.scheduler.events import Event
-
 
 NOW = 1000.0
 CLUSTERS = {"a": ClusterName("east"), "b": ClusterName("west")}

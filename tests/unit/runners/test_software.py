@@ -9,7 +9,8 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,16 +19,11 @@ from koala_adapter.model import ClusterName, Launcher
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.mpi import AdaptiveMpiRunner, MpiRunner
 from koala_adapter.runners.restartedmpi import RestartedMpiRunner
-from koala_adapter.runners.runner import AddressedSignal, ProcessRunner, Runner
+from koala_adapter.runners.runner import AddressedSignal, Application, ProcessRunner, Runner
 from koala_adapter.runners.software import ClusterSoftware
 from koala_adapter.runners.workers import COMMAND, SweepRunner, WorkersRunner
 from koala_adapter.slots import Slot
 from tests.unit.runners import test_runners, test_workers
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from koala_adapter.runners.runner import Application
 
 EAST = ClusterSoftware(
     setup=("site east",),

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,18 +23,12 @@ from koala_adapter.model import (
 )
 from koala_adapter.runners.adaptive import WalltimeNotices
 from koala_adapter.runners.notes import Note, note
-from koala_adapter.runners.runner import AddressedLaunch, AddressedSignal, Application
+from koala_adapter.runners.runner import AddressedLaunch, AddressedSignal, Application, Order
 from koala_adapter.runners.workers import (
     Proposal,
     WorkersRunner,
 )
 from koala_adapter.scheduler.actions import Rank
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from koala_adapter.runners.runner import Order
-
 
 BETA = ClusterName("beta")
 WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)

@@ -4,19 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from koala_adapter.model import JobId, JobKind, PlaceholderId, RunnerName
+from koala_adapter.model import Component, Job, JobId, JobKind, PlaceholderId, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Action, GrantProcessors, OfferProcessors, RequestProcessors, TakeProcessors
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
+from koala_adapter.scheduler.sizechange import Change
 from tests.unit.scheduler.scheduler_site import WELL, A, B, Site, component, job, of_kind
-
-if TYPE_CHECKING:
-    from koala_adapter.model import Component, Job, TaskEnd
-    from koala_adapter.scheduler.sizechange import Change
 
 
 def malleable(id_: str, *components: Component, initial: int | None = None, walltime: int = 600) -> Job:

@@ -7,7 +7,8 @@ After every event the scheduler's counts are compared with a recount, so each te
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 import pytest
 from pydantic import TypeAdapter
@@ -32,14 +33,9 @@ from koala_adapter.scheduler.actions import Action, EndPlaceholders, FinishJob, 
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.scheduler.records import State
+from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord, State
 from koala_adapter.scheduler.sizechange import ChangePhase
 from koala_adapter.scheduler.states import bounds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord
 
 STATE = TypeAdapter(State)
 WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)

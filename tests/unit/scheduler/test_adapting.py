@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,7 +13,6 @@ from koala_adapter.model import EndReason, JobId, JobKind, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState
 from koala_adapter.runners.adaptive import membership_of
 from koala_adapter.runners.notes import after
-from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import (
     Action,
@@ -29,10 +28,6 @@ from koala_adapter.scheduler.sizechange import ChangePhase
 from koala_adapter.service.sizes.jobs import resizable
 from tests.unit.scheduler.malleable_site import AdaptiveSite, JointSite, granted, malleable, part, requests
 from tests.unit.scheduler.scheduler_site import WELL, A, B, component, copied, job, of_kind, submissions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 FAILED = TaskEnd(reason=EndReason.EXITED, exit_code=3)
 
@@ -528,14 +523,6 @@ def test_the_job_ends_in_each_phase(phase: ChangePhase) -> None:
     assert not site.state.placeholders
     for cluster in site.state.clusters.values():
         assert (cluster.offered, cluster.gathering, cluster.promises) == (0, 0, [])
-
-
-def test_it_goes_on_from_a_snapshot() -> None:
-    site = JointSite()
-    answer = site.want(9)
-    site.scheduler = Scheduler(copied(site.state))
-    site.answer_number(answer.number, 5)
-    assert site.parts == {A: 3, B: 2}
 
 
 def test_stubs_that_never_arrived_are_submitted_again() -> None:

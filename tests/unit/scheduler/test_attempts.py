@@ -4,22 +4,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.model import After, EndReason, JobId, Launcher, RetriedEnd, TaskEnd
+from koala_adapter.model import After, EndReason, Job, JobId, Launcher, RetriedEnd, TaskEnd
 from koala_adapter.outcome import JobState
-from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.actions import EndAttempt, FinishJob
+from koala_adapter.scheduler.actions import EndAttempt
 from koala_adapter.scheduler.claiming.attempts import PATIENCE
 from koala_adapter.slots import Slot
 from tests.faults.world import ILL, WELL
-from tests.unit.scheduler.scheduler_site import Site, copied, ends, job, launches, of_kind, submissions
-
-if TYPE_CHECKING:
-    from koala_adapter.model import Job
+from tests.unit.scheduler.scheduler_site import Site, ends, job, launches, of_kind, submissions
 
 SAVED = TaskEnd(reason=EndReason.EXITED, exit_code=75)
 WALLTIME = TaskEnd(reason=EndReason.WALLTIME)
@@ -241,13 +236,3 @@ def test_requeues_are_no_retries() -> None:
     site.rank_ends("1", 0, ILL)
     assert site.outcome("1").state is JobState.FAILED
     assert (site.record("1").attempts_over, site.record("1").retries_made) == (3, 1)
-
-
-def test_a_restored_snapshot_goes_on_between_two_attempts() -> None:
-    site = Site({"a": 4})
-    site.start(retried(1, ranks=2))
-    site.rank_ends("1", 0, ILL)
-    site.scheduler = Scheduler(copied(site.state))
-    run_again(site)
-    site.complete("1")
-    assert [one.outcome.state for one in of_kind(FinishJob, site.actions)] == [JobState.COMPLETED]

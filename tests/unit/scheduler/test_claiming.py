@@ -3,16 +3,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from koala_adapter.errors import JobRefusedError
-from koala_adapter.model import BatchKey, ClusterName, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState
+from koala_adapter.model import BatchKey, ClusterName, EndReason, HoldOwner, Job, LrmJob, LrmJobId, LrmJobState
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.actions import FinishJob, LaunchJob, RequestProcessors, SubmitPlaceholders, WithdrawOffer
+from koala_adapter.scheduler.actions import (
+    Action,
+    FinishJob,
+    LaunchJob,
+    RequestProcessors,
+    SubmitPlaceholders,
+    WithdrawOffer,
+)
 from koala_adapter.scheduler.claiming.claims import KEPT_PATIENCE
 from koala_adapter.scheduler.claiming.waiting import FIRST_LOOK
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
@@ -33,12 +40,6 @@ from tests.unit.scheduler.scheduler_site import (
     of_kind,
     submissions,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from koala_adapter.model import Job
-    from koala_adapter.scheduler.actions import Action
 
 
 def test_job_is_claimed_with_one_submission_per_component() -> None:
@@ -134,14 +135,6 @@ def test_small_job_passes_a_large_one_that_does_not_fit() -> None:
     site.submit(job("1", 3), job("large", 3))
     assert submissions(site.submit(job("small", 1))) == {"a": 1}
     assert site.record("large").state is JobState.WAITING
-
-
-def test_poll_that_shows_room_places_waiting_jobs() -> None:
-    site = Site({"a": 2, "b": 4})
-    site.post(ev.ClusterUnavailable(time=site.now, cluster=B, reason="no answer"))
-    site.submit(job("1", 3))
-    assert site.record("1").state is JobState.WAITING
-    assert submissions(site.poll("b", 4)) == {"b": 3}
 
 
 def test_lost_placeholder_is_claimed_again_after_a_pause() -> None:

@@ -4,19 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.model import After, AfterEnd, JobId
+from koala_adapter.model import After, AfterEnd, Job, JobId
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.explain import explain
 from tests.faults.world import ILL
 from tests.unit.scheduler.scheduler_site import Site, copied, job, submissions
-
-if TYPE_CHECKING:
-    from koala_adapter.model import Job
 
 
 def after(one: Job, *before: str, end: AfterEnd = AfterEnd.OK) -> Job:

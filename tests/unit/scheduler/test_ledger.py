@@ -6,9 +6,9 @@ from __future__ import annotations
 import ast
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -32,10 +32,6 @@ from tests.unit.scheduler import test_malleability_state
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable, part
 from tests.unit.scheduler.scheduler_site import A, B, C, Site, component, copied, job, launches, of_kind, submissions
 from tests.unit.scheduler.test_state import eventful
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 # -- What is counted is true after any events, and one module alone writes it.
 

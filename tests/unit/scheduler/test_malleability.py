@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -29,10 +29,6 @@ from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.sizes import AcceptanceRule, AnySize, PowerOfTwo
 from tests.unit.scheduler.malleable_site import MalleableSite, granted, malleable, part, requests
 from tests.unit.scheduler.scheduler_site import A, component, job, of_kind, submissions
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 # -- Malleability policies on counts: each against cases computed by hand, and properties on random jobs.
 

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.model import ClusterName, EndReason, JobId, TaskEnd
+from koala_adapter.model import BatchKey, ClusterName, EndReason, JobId, TaskEnd
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
@@ -27,11 +27,6 @@ from koala_adapter.sizes import AnySize, PowerOfTwo
 from tests.unit.scheduler.malleable_site import MalleableSite, is_running, malleable, offers, part, requests
 from tests.unit.scheduler.scheduler_site import A, component, copied, ends, job, launches, of_kind, submissions
 from tests.unit.scheduler.test_malleability import Scene
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from koala_adapter.model import BatchKey
 
 
 def growing(count: int = 6, **fields: int) -> tuple[MalleableSite, OfferProcessors]:
@@ -237,19 +232,6 @@ def test_cluster_that_closes_before_the_answer() -> None:
     assert submissions(actions) == {}
 
 
-@pytest.mark.parametrize(
-    ("policy", "said"), [("fpsma", [("1", 6)]), ("egs", [("1", 3), ("2", 3)]), ("folding", [("1", 2), ("2", 2)])]
-)
-def test_policy_of_the_site(policy: str, said: list[tuple[str, int]]) -> None:
-    """Six free processors for two jobs of two: in order, equally, by doubling."""
-    site = MalleableSite({"a": 12}, Approach.NONE, policy)
-    for one in (job("r", component("x", 2, cluster="a")), malleable("1", part(2, 9)), malleable("2", part(2, 9))):
-        site.start(one)
-    site.parameters = Parameters(malleability_policy=policy)
-    actions = site.post(ev.Configured(time=site.now, parameters=site.parameters, clusters=site.clusters))
-    assert offers(actions) == said
-
-
 @pytest.mark.parametrize("of_site", [True, False])
 def test_unknown_policy_is_refused(*, of_site: bool) -> None:
     """A configuration with a policy that is not here changes nothing; the names that there are, are listed."""
@@ -261,18 +243,6 @@ def test_unknown_policy_is_refused(*, of_site: bool) -> None:
         scheduler.handle(ev.Configured(time=1.0, parameters=parameters, clusters=(cluster,)))
     assert "egs, egs-repeated, equipartition, folding, fpsma" in (caught.value.hint or "")
     assert scheduler.state == before
-
-
-def test_fpsma_offers_one_after_the_other() -> None:
-    """The second job is offered what the first did not accept, once that has answered."""
-    site = MalleableSite({"a": 12}, policy="fpsma")
-    site.start(malleable("1", part(2, 4)))
-    (first,) = of_kind(OfferProcessors, site.actions)
-    site.answer(first, 0)
-    (second,) = of_kind(OfferProcessors, site.start(malleable("2", part(2, 9))))
-    assert (second.job_id, second.processors) == ("1", 8)
-    (third,) = of_kind(OfferProcessors, site.answer(second, 2))
-    assert (third.job_id, third.processors) == ("2", 6)
 
 
 def test_equipartition_shrinks_before_it_grows() -> None:
@@ -565,22 +535,6 @@ def test_job_that_ends_in_the_middle_of_a_change(phase: str) -> None:
     assert cluster.offered == cluster.gathering == 0
     assert site.stubs() == []
     assert [p for p in site.state.placeholders.values() if p.job_id == "1"] == []
-
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_snapshot_in_the_middle_of_a_change(phase: str) -> None:
-    site = in_the_middle(phase)
-    resumed = Scheduler(copied(site.state))
-    assert resumed.state == site.state
-    before = len(site.events), len(site.actions)
-    site.end_ending()
-    site.hold_stubs()
-    site.pass_time(100.0)
-    site.cancel("1")
-    site.end_ending()
-    done = [action for event in site.events[before[0] :] for action in resumed.handle(event)]
-    assert done == site.actions[before[1] :]
-    assert resumed.state == site.state
 
 
 def test_nothing_is_offered_to_a_job_that_is_about_to_end() -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 import pytest
 
@@ -317,19 +316,6 @@ def carried_through(site: MalleableSite, done: int, *, wanted: int, chance: rand
         elif isinstance(message, OfferProcessors):
             site.grow_by(message)
     return done
-
-
-def test_the_same_step_is_not_taken_over_and_over() -> None:
-    site = full()
-    times: list[float] = []
-    for _ in range(200):
-        site.now += 1.0
-        asked = of_kind(RequestProcessors, site.poll("a", 8, idle=0, ours=8, others=(3,)))
-        times += [site.now for _ in asked]
-        for request in asked:
-            site.answer(request, 0)
-    assert len(times) >= 9
-    assert all(later - earlier >= 15.0 for earlier, later in pairwise(times))
 
 
 # -- Pauses between growing and shrinking, and the largest change of one step.

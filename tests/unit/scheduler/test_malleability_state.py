@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +17,7 @@ from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import (
+    Action,
     GrantProcessors,
     OfferProcessors,
     RequestProcessors,
@@ -25,20 +26,12 @@ from koala_adapter.scheduler.actions import (
 )
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
-from koala_adapter.scheduler.sizechange import ChangePhase
-from koala_adapter.scheduler.states import Roster
+from koala_adapter.scheduler.records import Claim, JobRecord
+from koala_adapter.scheduler.sizechange import Change, ChangePhase
 from tests.unit.scheduler.malleable_site import AdaptiveSite, MalleableSite, malleable, part
 from tests.unit.scheduler.scheduler_site import STATE, WELL, A, B, Site, component, copied, job, of_kind, submissions
 from tests.unit.scheduler.test_state import answer_one, end_rank, end_some, hold_many, poll_one, report_one
 from tests.unit.scheduler.test_workers import workers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from koala_adapter.scheduler.actions import Action
-    from koala_adapter.scheduler.records import Claim, JobRecord
-    from koala_adapter.scheduler.sizechange import Change
-
 
 # -- Malleable jobs under random events: same events, same actions, also through a snapshot; bounds always hold.
 
@@ -233,11 +226,6 @@ def test_random_events_reach_every_phase() -> None:
     assert phases == set(ChangePhase) - {ChangePhase.NEW, ChangePhase.OVER}
     assert departed > 20
     assert completed > 20
-
-
-def test_empty_roster() -> None:
-    roster = Roster()
-    assert (len(roster), roster.clusters(), list(roster.on(A)), A in roster) == (0, [], [], False)
 
 
 # -- Malleable jobs whose walltime is near: what they would grow by is not worth its start any more.

@@ -347,17 +347,6 @@ def test_message_about_many_clusters_stays_short() -> None:
     assert "; …)" in result.reason
 
 
-def test_packing_finds_what_greedy_misses() -> None:
-    """3+3 and 2+2+2 fill two clusters of six; worst fit by itself would put the threes apart."""
-    views = site(view("a", 6), view("b", 6))
-    sizes = (3, 3, 2, 2, 2)
-    found = placed(views, *(request(f"c{number}", size) for number, size in enumerate(sizes)))
-    used = dict.fromkeys("ab", 0)
-    for cluster, size in found.values():
-        used[cluster] += size
-    assert used == {"a": 6, "b": 6}
-
-
 def test_packing_gives_up_in_bounded_time() -> None:
     names = [ClusterName(f"n{number}") for number in range(20)]
     pieces = [Piece(name=f"c{number}", size=3, clusters=frozenset(names)) for number in range(25)]

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from koala_adapter.model import ClusterName, EndReason, InputFile
 from koala_adapter.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.clusters import WAITS_KEPT
 from koala_adapter.scheduler.parameters import Parameters
@@ -26,13 +24,18 @@ from koala_adapter.scheduler.placement.policies import (
     transfer_seconds,
     travels,
 )
-from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Piece, Placed, pack_fewest
-from tests.unit.scheduler.scheduler_site import A, B, Site, component, copied, job, submissions
+from koala_adapter.scheduler.placement.policy import (
+    ClusterView,
+    ComponentRequest,
+    Infeasible,
+    Insufficient,
+    Piece,
+    Placed,
+    PlacementResult,
+    pack_fewest,
+)
+from tests.unit.scheduler.scheduler_site import A, B, Site, component, job, submissions
 from tests.unit.scheduler.test_placement import Views, request, request_sets, site, some_fit, view, view_sets
-
-if TYPE_CHECKING:
-    from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, PlacementResult
-
 
 GIB = 1024**3
 
@@ -223,29 +226,6 @@ def test_without_files_it_is_worst_fit(views: Views, requests: list[ComponentReq
 # ---- cluster minimization -------------------------------------------------------------------------------------------
 
 
-def test_components_stay_together() -> None:
-    views = site(view("a", 7), view("b", 6))
-    asked = [request(f"c{number}", 2) for number in range(3)]
-    assert {cluster for _, cluster, _ in parts(ask("worst-fit", views, *asked))} == {"a", "b"}
-    assert {cluster for _, cluster, _ in parts(ask("cluster-minimization", views, *asked))} == {"a"}
-
-
-@pytest.mark.parametrize(
-    ("views", "sizes", "used"),
-    [
-        ([view("a", 8), view("b", 8), view("c", 8)], (4, 3, 3), 2),  # does not fit into one cluster of eight
-        ([view("a", 8, room=8, idle=4), view("b", 4)], (3, 3), 2),
-        ([view("a", 8, room=8, idle=0), view("b", 8, room=8, idle=2)], (3, 3), 1),
-    ],
-    ids=["one is too small", "starting now on two goes before queueing on one", "nothing is idle"],
-)
-def test_how_many_clusters_are_used(views: list[ClusterView], sizes: tuple[int, ...], used: int) -> None:
-    asked = [request(f"c{number}", size) for number, size in enumerate(sizes)]
-    result = ask("cluster-minimization", site(*views), *asked)
-    assert isinstance(result, Placed)
-    assert len(clusters_of(result)) == used
-
-
 def fewest_by_force(views: Views, requests: list[ComponentRequest], rooms: dict[ClusterName, int]) -> int | None:
     """Return the least number of clusters by trying all sets of them."""
     for count in range(1, len(rooms) + 1):
@@ -318,13 +298,6 @@ def test_flexible_component_that_does_not_fit_says_why() -> None:
     assert result == Insufficient(reason="component 'x' needs 7 processors (a: room for 2; b: room for 1)")
 
 
-def test_other_policies_keep_it_whole() -> None:
-    views = site(view("a", 12, room=6), view("b", 5))
-    for policy in ("worst-fit", "cluster-minimization", "close-to-files"):
-        assert isinstance(ask(policy, views, request("x", 8)), Insufficient)
-    assert isinstance(ask("flexible-cluster-minimization", views, flexible("x", 8)), Placed)
-
-
 @given(view_sets(), st.integers(1, 30))
 def test_flexible_job_starts_when_enough_is_idle_anywhere(views: Views, size: int) -> None:
     """The pieces sum up to the request, are on the fewest clusters, and nothing but the sum of what is idle matters."""
@@ -364,15 +337,6 @@ def choose(cost: float, views: Views, *requests: ComponentRequest) -> PlacementR
 )
 def test_where_the_shortest_wait_is_expected(views: list[ClusterView], where: str) -> None:
     assert parts(choose(30.0, site(*views), request("x", 3))) == [("x", where, 3)]
-
-
-@pytest.mark.parametrize(("cost", "used"), [(30.0, {"a", "b"}), (41.0, {"c"})])
-def test_another_cluster_must_be_worth_its_cost(cost: float, used: set[str]) -> None:
-    """C holds both components and waits 40 s longer than a and b, which need a second cluster."""
-    views = site(waiting(view("a", 4), 60.0), waiting(view("b", 4), 50.0), waiting(view("c", 8), 100.0))
-    result = choose(cost, views, request("x", 4), request("y", 3))
-    assert isinstance(result, Placed)
-    assert clusters_of(result) == used
 
 
 @given(view_sets(), request_sets(), st.data(), st.integers(0, 40))
@@ -468,14 +432,6 @@ def test_history_is_bounded_and_forgets_the_oldest() -> None:
         site.finish(str(number))
     assert len(site.state.clusters[A].waits) == WAITS_KEPT
     assert expected(site)[0] == 7.0
-
-
-def test_history_survives_a_snapshot() -> None:
-    site = after_waits(300.0, 40.0)
-    site.submit(job("1", component("x", 2, cluster="a")))
-    site.now += 500.0
-    site.scheduler = Scheduler(copied(site.state))
-    assert expected(site) == [500.0, 40.0]
 
 
 @pytest.mark.parametrize(("cost", "where"), [(10.0, {"b": 8, "c": 8}), (1000.0, {"a": 16})])

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.model import Claiming, EndReason, JobId
+from koala_adapter.model import Claiming, EndReason, Job, JobId
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Action, EndReservation, ReserveProcessors, SubmitPlaceholders
@@ -16,9 +15,6 @@ from koala_adapter.scheduler.claiming.reservations import LEAD, PATIENCE
 from koala_adapter.scheduler.parameters import ClusterParameters
 from koala_adapter.slots import Slot
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, job, launches, of_kind, submissions
-
-if TYPE_CHECKING:
-    from koala_adapter.model import Job
 
 NAMES = ["koala-k-r-1-1", "koala-k-r-1-2"]
 

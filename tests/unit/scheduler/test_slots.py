@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.errors import JobRefusedError
-from koala_adapter.model import ClusterName, EndReason, JobKind
+from koala_adapter.model import ClusterName, Component, EndReason, Job, JobKind
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
@@ -19,9 +18,6 @@ from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.slots import PLAIN, Slot, SlotCount
 from tests.faults.world import World
 from tests.unit.scheduler.scheduler_site import Site, component, job, recount, submissions
-
-if TYPE_CHECKING:
-    from koala_adapter.model import Component, Job
 
 A, B = ClusterName("a"), ClusterName("b")
 TWO = Slot(threads=2)

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.model import CACHED, BatchKey, ClusterName, EndReason, InputFile, JobId
+from koala_adapter.model import CACHED, BatchKey, ClusterName, Component, EndReason, InputFile, Job, JobId
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Action, StageFiles, StopStaging
@@ -19,9 +18,6 @@ from koala_adapter.scheduler.claiming.staging import LOOK, MARGIN, STARTS_IN
 from koala_adapter.scheduler.clusters import Wait
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, job, launches, of_kind, submissions
-
-if TYPE_CHECKING:
-    from koala_adapter.model import Component, Job
 
 MIB = 1024 * 1024
 SIZE = 300 * MIB

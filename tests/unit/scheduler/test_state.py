@@ -152,19 +152,6 @@ def test_random_events_reach_every_kind_of_state() -> None:
     assert any(site.state.guarded for site in sites)
 
 
-def test_order_in_the_queue_survives_a_snapshot() -> None:
-    """Jobs of the same moment keep their order, also one that came back into the queue."""
-    site = Site({"a": 4, "b": 1}, Parameters(backoff=10.0))
-    site.submit(job("back", 4), job("x", 4), job("y", 3), job("z", 4))
-    for placeholder in site.claimed("back"):
-        site.ended(placeholder.id, EndReason.NODE_LOST)
-    site.pass_time(30.0)
-    names = ("back", "x", "y", "z")
-    order = [site.scheduler.queue_position(JobId(name)) for name in names]
-    resumed = Scheduler(copied(site.state))
-    assert [resumed.queue_position(JobId(name)) for name in names] == order
-
-
 def test_events_slightly_out_of_order() -> None:
     """Time stands still for an event of a minute ago; nothing fires early for that."""
     site = Site({"a": 4}, Parameters(registration_timeout=120.0))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,13 +12,10 @@ from koala_adapter.model import EndReason, JobId, RetriedEnd, TaskEnd
 from koala_adapter.outcome import JobState, TaskUsage
 from koala_adapter.report.values import RANKS_LISTED, JobReport, UsageReport, run_time, waiting_time
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.actions import OfferProcessors
+from koala_adapter.scheduler.actions import Action, OfferProcessors
 from koala_adapter.slots import Slot
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable, part
 from tests.unit.scheduler.scheduler_site import Site, component, job, of_kind
-
-if TYPE_CHECKING:
-    from koala_adapter.scheduler.actions import Action
 
 MIB = 2**20
 

@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from koala_adapter.config.sitefile import ClusterConfig
 from koala_adapter.lrm import Capabilities, Lrm, RenderedSubmission, Submission
 from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Node, NodeState, Queue
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def config(**values: float | str | None) -> ClusterConfig:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import sqlite3
 import ssl
 import weakref
+from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import anyio
 from anyio.streams.tls import TLSStream
@@ -15,37 +16,30 @@ from anyio.streams.tls import TLSStream
 from koala_adapter import negotiation as nt
 from koala_adapter.config.sitefile import ClusterConfig, ControlCenterConfig, SiteConfig
 from koala_adapter.host.clock import HostClocks
-from koala_adapter.model import ClusterName, EndReason, JobId, TaskEnd
+from koala_adapter.model import ClusterName, EndReason, JobId, LrmJobId, PlaceholderId, TaskEnd
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.notes import note
 from koala_adapter.runners.runner import Application
+from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Action, GrantProcessors, WithdrawOffer
+from koala_adapter.scheduler.events import Event
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters
+from koala_adapter.scheduler.records import State
+from koala_adapter.scheduler.sizechange import ChangePhase
 from koala_adapter.service.core import Core
+from koala_adapter.service.journal import Journal
 from koala_adapter.service.records import TABLES, KeptNegotiation, Message, NegotiationStore
 from koala_adapter.service.sizes.adaptive import AdaptiveJob
 from koala_adapter.service.sizes.bargaining import Surroundings
 from koala_adapter.service.sizes.kept import NegotiationKeeper
 from koala_adapter.sizes import OWN_SIZES, SizeRules
+from koala_adapter.slots import Slot
 from koala_adapter.vjm import channel
+from koala_adapter.vjm.channel import CenterMessage
 from tests.frames import hear
 from tests.sqlite_watch import closed_later
 from tests.unit.scheduler.malleable_site import AdaptiveSite
-from tests.unit.scheduler.scheduler_site import of_kind
-
-if TYPE_CHECKING:
-    from collections.abc import Set as AbstractSet
-
-    from koala_adapter.model import LrmJobId, PlaceholderId
-    from koala_adapter.scheduler import events as ev
-    from koala_adapter.scheduler.events import Event
-    from koala_adapter.scheduler.records import State
-    from koala_adapter.scheduler.sizechange import ChangePhase
-    from koala_adapter.service.journal import Journal
-    from koala_adapter.slots import Slot
-    from koala_adapter.vjm.channel import CenterMessage
-    from tests.unit.scheduler.scheduler_site import Site
-
+from tests.unit.scheduler.scheduler_site import Site, of_kind
 
 # The core of a service in whose place a scheduler of the tests decides.
 

@@ -5,26 +5,20 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from koala_adapter.errors import JobRefusedError, ProtocolError
-from koala_adapter.model import LARGEST_SENT, EndReason, InputFile, JobKind, PlaceholderId, RunnerName, TaskEnd
+from koala_adapter.model import LARGEST_SENT, EndReason, InputFile, Job, JobKind, PlaceholderId, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState, TaskUsage
 from koala_adapter.scheduler.actions import LaunchJob
 from koala_adapter.scheduler.events import RankMeasured
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.results import ResultStore
-from koala_adapter.vjm.channel import FilePiece, Launch, Signal, TaskFiles, TaskReport
+from koala_adapter.vjm.channel import CenterMessage, FilePiece, Launch, Signal, TaskFiles, TaskReport
 from tests.unit.scheduler.scheduler_site import WELL, Site, component, job, of_kind
 from tests.unit.service.standins import Center, StandInCore
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from koala_adapter.model import Job
-    from koala_adapter.vjm.channel import CenterMessage
 
 BAD = TaskEnd(reason=EndReason.EXITED, exit_code=3)
 

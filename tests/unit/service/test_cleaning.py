@@ -7,10 +7,10 @@ import json
 import os
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from koala_adapter.api.offline import recorded
 from koala_adapter.api.statedirectory import LOG_NAME, ownership
@@ -25,11 +25,6 @@ from koala_adapter.service.leftovers import CLEANED
 from koala_adapter.service.records import KeptNegotiation, Message
 from tests.unit.api.jobreports import job_report
 from tests.unit.scheduler.scheduler_site import Site, component, job
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from click.testing import Result
 
 DAY = 86_400.0
 ARCHIVED = "100"

@@ -3,20 +3,22 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
 
-from koala_adapter.config.sitefile import load_site
+from koala_adapter.config.sitefile import ClusterConfig, load_site
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm import Capabilities, Submission, load_plugins
 from koala_adapter.lrm.commands import THIS_HOST, CommandRunner
 from koala_adapter.lrm.listing import answering
 from koala_adapter.model import BatchKey, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, NodeState
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.events import Event
 from koala_adapter.service.agents import leave_token
 from koala_adapter.service.clusters import ClusterDriver, ClusterReading, Poller
 from koala_adapter.service.listings import ClusterObservation, Judgement, ListingJudge
@@ -24,16 +26,6 @@ from koala_adapter.service.opening import make_lrm, request_window, token_path
 from tests.unit.scheduler.scheduler_site import A, Site, component, job
 from tests.unit.service.scripted_lrm import ScriptedLrm, config, node
 from tests.unit.service.standins import StandInCore
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
-    from koala_adapter.config.sitefile import ClusterConfig
-    from koala_adapter.scheduler.events import Event
-
-pytestmark = pytest.mark.anyio
-
 
 KEY = BatchKey("koala-k-1")
 SUBMISSION = Submission(key=KEY, count=2, script="#!/bin/sh\n", walltime=60)

@@ -6,12 +6,15 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
 from anyio import to_thread
+from anyio.abc import SocketStream
+from anyio.streams.tls import TLSStream
 from structlog.testing import capture_logs
 
 from koala_adapter import negotiation as nt
@@ -21,9 +24,11 @@ from koala_adapter.errors import JobRefusedError, KoalaError
 from koala_adapter.host import containment
 from koala_adapter.host.accepting import serve_streams
 from koala_adapter.host.containment import LOG_INTERVAL, MOST_KINDS, DefectLog
-from koala_adapter.model import JobId, RunnerName, Sweep, SweepAxis
+from koala_adapter.lrm import RenderedSubmission, Submission
+from koala_adapter.model import JobId, PlaceholderId, RunnerName, Sweep, SweepAxis
 from koala_adapter.negotiation import frame
 from koala_adapter.outcome import JobState
+from koala_adapter.service.service import Service
 from koala_adapter.service.sizes.port import OneTimeTokens, PeerListener
 from koala_adapter.vjm import channel
 from tests.unit.scheduler.malleable_site import malleable, part
@@ -31,19 +36,6 @@ from tests.unit.scheduler.scheduler_site import component, job
 from tests.unit.service.scripted_lrm import ScriptedLrm
 from tests.unit.service.standins import ScriptedAgent
 from tests.unit.service.test_service import Served, started, submit, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from anyio.abc import SocketStream
-    from anyio.streams.tls import TLSStream
-
-    from koala_adapter.lrm import RenderedSubmission, Submission
-    from koala_adapter.model import PlaceholderId
-    from koala_adapter.service.service import Service
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture

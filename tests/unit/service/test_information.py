@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,12 +21,6 @@ from koala_adapter.service.journal import Journal
 from koala_adapter.sites.network import FORGOTTEN_AFTER, MIB
 from tests.unit.scheduler.scheduler_site import Site
 from tests.unit.service.standins import StandInCore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-pytestmark = pytest.mark.anyio
 
 FAR, ALSO, STATED, NEAR = (ClusterName(name) for name in ("far", "also", "stated", "near"))
 SITE = SiteConfig(

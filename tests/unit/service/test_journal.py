@@ -10,12 +10,12 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from koala_adapter.api.closedjournal import closed_journal
 from koala_adapter.api.negotiations import job_negotiations, negotiation_reports
+from koala_adapter.api.offline import JournalView
 from koala_adapter.driver.store import rebuilt
 from koala_adapter.errors import JournalBlockedError, JournalError, NegotiationError
 from koala_adapter.model import BatchKey, ClusterName, EndReason, HoldOwner, JobId, LrmJobId, PlaceholderId, TaskEnd
@@ -38,12 +39,15 @@ from koala_adapter.negotiation import (
     withdrawn,
 )
 from koala_adapter.negotiation.templates import APPLICATION, CPU, GROW, NT_EXPIRED, RMS, SHRINK, VOLUNTARY, ended
+from koala_adapter.report.sitevalues import NegotiationReport
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.events import Event
 from koala_adapter.scheduler.records import State
 from koala_adapter.service import journal as snapshots
 from koala_adapter.service import records as negotiationstore
 from koala_adapter.service.journal import ROWS_DROPPED, Journal
+from koala_adapter.service.records import KeptNegotiation, Message
 from koala_adapter.service.sizes.kept import NegotiationKeeper, course
 from tests.examples import examples
 from tests.unit.scheduler import test_malleability_state
@@ -51,15 +55,6 @@ from tests.unit.scheduler.malleable_site import AdaptiveSite
 from tests.unit.scheduler.scheduler_site import STATE, Site, component, job
 from tests.unit.scheduler.test_state import eventful
 from tests.unit.service.standins import take_snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from koala_adapter.api.offline import JournalView
-    from koala_adapter.report.sitevalues import NegotiationReport
-    from koala_adapter.scheduler.events import Event
-    from koala_adapter.service.records import KeptNegotiation, Message
-
 
 KEY = BatchKey("koala-k-1")
 PLACEHOLDER = PlaceholderId(batch=KEY, index=1)

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from koala_adapter import negotiation as nt
-from koala_adapter.model import ClusterName, EndReason
+from koala_adapter.model import ClusterName, EndReason, PlaceholderId
 from koala_adapter.negotiation.templates import (
     APPLICATION,
     NT_ACCEPTED,
@@ -25,19 +25,12 @@ from koala_adapter.scheduler.parameters import Approach, ClusterParameters
 from koala_adapter.scheduler.sizechange import ChangePhase
 from koala_adapter.service.sizes.offers import NEGOTIATOR
 from koala_adapter.service.sizes.workers import WorkersJob
-from koala_adapter.vjm.channel import Application
+from koala_adapter.vjm.channel import Application, CenterMessage
 from tests.unit.negotiation.templates import CPU
 from tests.unit.scheduler.malleable_site import JointSite, MalleableSite, part
 from tests.unit.scheduler.scheduler_site import component, of_kind
 from tests.unit.scheduler.test_workers import workers
 from tests.unit.service.standins import ID, Program, Stage, around, played, wish
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from koala_adapter.model import PlaceholderId
-    from koala_adapter.vjm.channel import CenterMessage
-
 
 GATHERING = ChangePhase.GATHERING
 

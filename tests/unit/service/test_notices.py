@@ -5,31 +5,26 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import anyio
 import pytest
 import structlog
 
 from koala_adapter.config.sitefile import NotifyConfig
-from koala_adapter.model import EndReason, Notified
+from koala_adapter.model import EndReason, Job, Notified
 from koala_adapter.outcome import JobOutcome, JobState
 from koala_adapter.service import notices as module
 from koala_adapter.service.notices import Notices
 from tests.unit.scheduler.scheduler_site import job
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from koala_adapter.model import Job
-
-pytestmark = pytest.mark.anyio
 WELL = JobOutcome(state=JobState.COMPLETED, reason=EndReason.EXITED, exit_code=0)
 ILL = JobOutcome(state=JobState.FAILED, reason=EndReason.EXITED, exit_code=3, detail="rank 0: exit status 3")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from itertools import chain
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from koala_adapter.config.sitefile import ClusterConfig, RemoteSiteConfig, SiteConfig
 from koala_adapter.model import ClusterName
@@ -15,9 +15,6 @@ from koala_adapter.scheduler.parameters import ClusterParameters
 from koala_adapter.service.reachability import FILE, Reachability, Tried, keep_tried, read_tried, rounds
 from tests.unit.scheduler.scheduler_site import A, B, Site
 from tests.unit.service.standins import StandInCore
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def tried(cluster: ClusterName, other: ClusterName, *, connects: bool, age: float = 0.0) -> Tried:

@@ -3,23 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.model import BatchKey, EndReason, LrmJob, LrmJobId, LrmJobState, PlaceholderId
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.events import Event
 from koala_adapter.service.leftovers import Owned, leftovers
 from koala_adapter.service.listings import RESTLESS_FOR, Findings, Reconciler, processors_held
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, job
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from koala_adapter.scheduler.events import Event
-
 
 KEY = BatchKey("koala-k-1")
 

@@ -4,24 +4,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from koala_adapter.model import ClusterName, JobId
+from koala_adapter.model import ClusterName, JobId, PlaceholderId
 from koala_adapter.runners.relayed import HOST
 from koala_adapter.scheduler.events import NodesConnect
 from koala_adapter.service.relays import Relays
-from koala_adapter.vjm.channel import Forward, Forwarded, Listening, TunnelAsked
+from koala_adapter.vjm.channel import CenterMessage, Forward, Forwarded, Listening, TunnelAsked
 from koala_adapter.vjm.listener import Route
 from tests.unit.scheduler.scheduler_site import Site, component, job
 from tests.unit.service.standins import Center, StandInCore
-
-if TYPE_CHECKING:
-    from koala_adapter.model import PlaceholderId
-    from koala_adapter.vjm.channel import CenterMessage
-
-pytestmark = pytest.mark.anyio
 
 
 class Told(Center):

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from koala_adapter.config.sitefile import ClusterConfig, RemoteSiteConfig, SiteConfig
 from koala_adapter.errors import JobRefusedError, LrmError
 from koala_adapter.lrm.commands import THIS_HOST, LocalHost
-from koala_adapter.model import CACHED, ClusterName, InputFile, JobId
+from koala_adapter.model import CACHED, ClusterName, InputFile, Job, JobId
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.service.applications import Applications
@@ -23,14 +24,6 @@ from koala_adapter.sites.catalogue import LONGEST_CATALOGUE
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, job
 from tests.unit.service.standins import StandInCore
 from tests.unit.service.test_applications import Orders
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from koala_adapter.model import Job
-
-pytestmark = pytest.mark.anyio
 
 LONG_AGO = 1_000_000_000
 

@@ -10,10 +10,11 @@ import os
 import stat
 import threading
 import tracemalloc
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -27,8 +28,8 @@ from koala_adapter.cli.following import closing
 from koala_adapter.cli.log import LogStream
 from koala_adapter.cli.session import make_console
 from koala_adapter.errors import KoalaError, ProtocolError
-from koala_adapter.model import JobId, PlaceholderId, RunnerName, Sweep
-from koala_adapter.report.values import FilesReport, SweepProgress
+from koala_adapter.model import Job, JobId, PlaceholderId, RunnerName, Sweep
+from koala_adapter.report.values import FilesReport, JobReport, SweepProgress
 from koala_adapter.scheduler.events import RankEnded
 from koala_adapter.service import sweeps
 from koala_adapter.service.applications import UnwrittenOutput
@@ -37,23 +38,13 @@ from koala_adapter.service.sweepfiles import FOLDER, SweepFiles, latest_progress
 from koala_adapter.service.sweeps import Sweeps
 from koala_adapter.tasks.launcher import SETTINGS
 from koala_adapter.tasks.results import RESULTS
-from koala_adapter.tasks.sweep import Book, Entry, list_axis
+from koala_adapter.tasks.sweep import Book, Entry, Expansion, list_axis
 from koala_adapter.vjm.agent.results import PIECE
 from koala_adapter.vjm.agent.results import Results as TaskResults
 from koala_adapter.vjm.channel import FilePiece, Omission, TaskFiles, agent_decoder
 from tests.examples import examples
 from tests.unit.scheduler.scheduler_site import Site, component, job
 from tests.unit.service.standins import StandInCore
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from koala_adapter.model import Job
-    from koala_adapter.report.values import JobReport
-    from koala_adapter.tasks.sweep import Expansion
-
-pytestmark = pytest.mark.anyio
-
 
 PLACEHOLDER = PlaceholderId(batch="b", index=1)  # type: ignore[arg-type]
 

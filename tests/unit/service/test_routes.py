@@ -3,18 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
-import pytest
 
 from koala_adapter.config.sitefile import ClusterConfig, ControlCenterConfig, RemoteSiteConfig, SiteConfig
 from koala_adapter.host.clock import ServiceClock
-from koala_adapter.model import CACHED, LARGEST_SENT, ClusterName, InputFile
+from koala_adapter.model import CACHED, LARGEST_SENT, ClusterName, InputFile, Job
 from koala_adapter.scheduler.actions import StageFiles
-from koala_adapter.scheduler.events import BandwidthKnown, Configured, FilesFound, FilesStaged, StagingProgressed
+from koala_adapter.scheduler.events import BandwidthKnown, Configured, Event, FilesFound, FilesStaged, StagingProgressed
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.service.inputfiles import InputStore
 from koala_adapter.service.journal import Journal
@@ -26,14 +26,6 @@ from tests.unit.scheduler.scheduler_site import Site, component, job
 from tests.unit.service.test_staging import TimedCore
 from tests.unit.sites.test_direct import Two, two
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from koala_adapter.model import Job
-    from koala_adapter.scheduler.events import Event
-
-pytestmark = pytest.mark.anyio
 __all__ = ["two"]
 
 ONE, OTHER = ClusterName("one"), ClusterName("other")

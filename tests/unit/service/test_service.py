@@ -7,14 +7,16 @@ import asyncio
 import socket
 import threading
 import time
+from collections.abc import AsyncIterator, Callable, Collection, Generator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
 from anyio import to_thread
+from anyio.abc import TaskGroup
 from click.testing import CliRunner
 from pydantic import BaseModel
 
@@ -27,7 +29,7 @@ from koala_adapter.api.statedirectory import JOURNAL_NAME, socket_path
 from koala_adapter.cli.koala import koala
 from koala_adapter.config.described import DescribedJob
 from koala_adapter.config.jobfile import job_as_described
-from koala_adapter.config.sitefile import load_site_text
+from koala_adapter.config.sitefile import SiteConfig, load_site_text
 from koala_adapter.errors import (
     EXIT_SERVICE,
     ConfigurationError,
@@ -40,14 +42,26 @@ from koala_adapter.errors import (
 )
 from koala_adapter.lrm import Capabilities, PluginDefinition
 from koala_adapter.lrm.commands import login_name
-from koala_adapter.model import BatchKey, ClusterName, Job, JobId, LrmJob, LrmJobId, LrmJobState, PlaceholderId
+from koala_adapter.model import (
+    BatchKey,
+    ClusterName,
+    Component,
+    Job,
+    JobId,
+    LrmJob,
+    LrmJobId,
+    LrmJobState,
+    PlaceholderId,
+)
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.context import RecordedBatches
 from koala_adapter.scheduler.core import Scheduler
 from koala_adapter.scheduler.knownpolicies import OWN
+from koala_adapter.scheduler.records import State
 from koala_adapter.service.journal import Journal
-from koala_adapter.service.leftovers import Cleaning
+from koala_adapter.service.leftovers import Cleaning, Seen
 from koala_adapter.service.records import KeptNegotiation, Message
 from koala_adapter.service.service import Service
 from koala_adapter.service.upkeep import FIRST_ASKING_PAUSE
@@ -56,19 +70,6 @@ from tests.unit.scheduler.scheduler_site import WELL, component, job
 from tests.unit.service.scripted_lrm import ScriptedLrm, node
 from tests.unit.service.standins import ScriptedAgent
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Generator
-    from pathlib import Path
-
-    from anyio.abc import TaskGroup
-
-    from koala_adapter.config.sitefile import SiteConfig
-    from koala_adapter.model import Component
-    from koala_adapter.scheduler.context import RecordedBatches
-    from koala_adapter.scheduler.records import State
-    from koala_adapter.service.leftovers import Seen
-
-pytestmark = pytest.mark.anyio
 LIVENESS = 60.0
 """Seconds within which what must come has come, however slow the machine is."""
 

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from koala_adapter import negotiation as nt
 from koala_adapter.errors import JobRefusedError
-from koala_adapter.model import EndReason, JobId, RunnerName, TaskEnd
-from koala_adapter.negotiation import FrameBuffer, frame
+from koala_adapter.model import EndReason, JobId, PlaceholderId, RunnerName, TaskEnd
+from koala_adapter.negotiation import FrameBuffer, Template, frame
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.notes import (
     Note,
@@ -24,13 +24,15 @@ from koala_adapter.runners.notes import (
     parse_note,
     payload_of,
 )
-from koala_adapter.runners.runner import AddressedSignal, Application
+from koala_adapter.runners.runner import AddressedSignal, Application, Order
 from koala_adapter.runners.workers import WorkersRunner
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors, TakeProcessors
-from koala_adapter.scheduler.events import RankEnded
+from koala_adapter.scheduler.actions import Action, OfferProcessors, RequestProcessors, TakeProcessors
+from koala_adapter.scheduler.events import Event, RankEnded
 from koala_adapter.scheduler.parameters import Approach
+from koala_adapter.scheduler.records import JobRecord, State
 from koala_adapter.scheduler.sizechange import Change, ChangePhase, Part
+from koala_adapter.service.applications import ApplicationListener
 from koala_adapter.service.sizes.adaptive import AdaptiveJob
 from koala_adapter.service.sizes.jobs import Deadlines, resizable
 from koala_adapter.service.sizes.loop import Sizes
@@ -38,22 +40,10 @@ from koala_adapter.service.sizes.offers import FirstOffer, offer_of
 from koala_adapter.service.sizes.workers import WorkersJob
 from koala_adapter.sizes import OWN_SIZES, AnySize, CheckedRule, SizeRules
 from koala_adapter.vjm import channel
+from koala_adapter.vjm.channel import CenterMessage
 from tests.unit.scheduler.malleable_site import AdaptiveSite, MalleableSite, malleable, part
 from tests.unit.scheduler.scheduler_site import component, job, of_kind
 from tests.unit.service.standins import Center, StandInCore, around
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from koala_adapter.model import PlaceholderId
-    from koala_adapter.negotiation import Template
-    from koala_adapter.runners.runner import Order
-    from koala_adapter.scheduler.actions import Action
-    from koala_adapter.scheduler.events import Event
-    from koala_adapter.scheduler.records import JobRecord, State
-    from koala_adapter.service.applications import ApplicationListener
-    from koala_adapter.vjm.channel import CenterMessage
-
 
 # What processes say on their connections, and what becomes of garbage: only who says it hears of it.
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
 
 from koala_adapter.config.sitefile import ClusterConfig, ControlCenterConfig, RemoteSiteConfig, SiteConfig
-from koala_adapter.model import LARGEST_SENT, ClusterName, InputFile, JobId
+from koala_adapter.model import LARGEST_SENT, ClusterName, InputFile, Job, JobId
 from koala_adapter.scheduler.actions import StageFiles
-from koala_adapter.scheduler.events import FilesStaged, StagingFailed, StagingProgressed
+from koala_adapter.scheduler.events import Event, FilesStaged, StagingFailed, StagingProgressed
 from koala_adapter.service import staging
 from koala_adapter.service.inputfiles import InputStore
 from koala_adapter.service.staging import Stager
@@ -24,14 +25,6 @@ from tests.unit.scheduler.scheduler_site import Site, component, job
 from tests.unit.service.standins import StandInCore
 from tests.unit.sites.test_remotesite import Place, place
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from koala_adapter.model import Job
-    from koala_adapter.scheduler.events import Event
-
-pytestmark = pytest.mark.anyio
 __all__ = ["place"]
 
 MIB = 1024 * 1024

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
 from anyio import to_thread
+from anyio.abc import SocketStream, TaskGroup, TaskStatus
 
 from koala_adapter.api import client as clients
 from koala_adapter.api import protocol
@@ -20,25 +21,15 @@ from koala_adapter.api.statedirectory import SOCKET_NAME
 from koala_adapter.config.sitefile import load_site
 from koala_adapter.driver.loop import EventLoop
 from koala_adapter.errors import JobRefusedError, LrmUnavailableError, ServiceAbsentError, ServiceUnavailableError
-from koala_adapter.lrm import load_plugins
-from koala_adapter.model import BatchKey, ClusterName, PlaceholderId
+from koala_adapter.lrm import Submission, load_plugins
+from koala_adapter.model import BatchKey, ClusterName, JobId, LrmJobId, PlaceholderId
 from koala_adapter.outcome import JobState
 from koala_adapter.service.agents import last_words, tidy_words, words_paths
 from koala_adapter.service.opening import make_lrm, words_directory
+from koala_adapter.service.service import Service
 from tests.unit.scheduler.scheduler_site import component, job
 from tests.unit.service.scripted_lrm import ScriptedLrm, config
 from tests.unit.service.test_service import Served, completed, running, until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from anyio.abc import SocketStream, TaskGroup, TaskStatus
-
-    from koala_adapter.lrm import Submission
-    from koala_adapter.model import JobId, LrmJobId
-    from koala_adapter.service.service import Service
-
-pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture

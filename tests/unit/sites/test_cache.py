@@ -7,7 +7,7 @@ import errno
 import hashlib
 import os
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
@@ -16,10 +16,6 @@ from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.sites.cache import SiteCache
 from tests.unit.sites.test_remotesite import Place, place
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-pytestmark = pytest.mark.anyio
 __all__ = ["place"]
 
 SIZE = 5 * 1024 * 1024 + 17

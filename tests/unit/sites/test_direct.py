@@ -8,8 +8,10 @@ import hashlib
 import os
 import socket
 import ssl
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.from_thread
@@ -33,12 +35,6 @@ from koala_adapter.sites.direct import (
 from koala_adapter.testing.trial import eventually
 from koala_adapter.vjm.certificate import fingerprint_of, new_pem
 from tests.unit.sites.test_remotesite import Place
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-pytestmark = pytest.mark.anyio
 
 SIZE = 40 * 1024 * 1024 + 17
 HERE = ("127.0.0.1",)

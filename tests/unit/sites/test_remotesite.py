@@ -8,11 +8,11 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -24,11 +24,6 @@ from koala_adapter.sites.link import gateway_file, login_command, may_ask, ssh_c
 from koala_adapter.sites.remotesite import FIRST_SIZE, LARGEST_SIZE, RemoteSite, SiteAddress
 from koala_adapter.testing.trial import eventually
 from tests.gateways import gateway_processes, resident_gateways
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-
-pytestmark = pytest.mark.anyio
 
 SSH = """#!/bin/sh
 # Stands for ssh: runs the remote command here, after what a login prints.

@@ -12,8 +12,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -37,10 +37,6 @@ from koala_adapter.vjm.agent.processes import (
 )
 from koala_adapter.vjm.agent.results import STEP, Results
 from tests.real.systems.processes import PATIENCE, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 GIVEN: dict[str, object] = {
     "host": "center", "port": 4433, "fingerprint": "AB" * 32, "batch": "b", "lease": 60.0, "end_margin": 10.0,

@@ -7,17 +7,14 @@ import os
 import selectors
 import socket
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.vjm.agent import application
 from koala_adapter.vjm.agent.application import ApplicationSocket
 from koala_adapter.vjm.agent.node import Timers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def frame(payload: bytes) -> bytes:

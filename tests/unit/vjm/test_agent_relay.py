@@ -7,15 +7,12 @@ import os
 import selectors
 import socket
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
 from koala_adapter.vjm.agent.node import Timers
-from koala_adapter.vjm.agent.relay import Dialling
-
-if TYPE_CHECKING:
-    from koala_adapter.vjm.agent.relay import Relay
+from koala_adapter.vjm.agent.relay import Dialling, Relay
 
 BROADCAST = ("255.255.255.255", 9)
 """An address to which connecting is refused at once: connect(2), EACCES or ENETUNREACH."""

@@ -8,18 +8,14 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.vjm import agent, channel
 from koala_adapter.vjm.certificate import load_or_create, server_context
 from koala_adapter.vjm.jobscript import agent_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 DIRECTORY = Path(agent.__file__).parent
 MODULES = {path.stem: path.read_text() for path in DIRECTORY.glob("*.py")}

@@ -10,11 +10,12 @@ import socket
 import ssl
 import tempfile
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import anyio
 import pytest
@@ -26,19 +27,11 @@ from koala_adapter.errors import ConfigurationError, ProtocolError
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm import center, channel
 from koala_adapter.vjm.agent.connection import PIECES, STALE, Channel
+from koala_adapter.vjm.agent.node import Settings
 from koala_adapter.vjm.center import ControlCenter
 from koala_adapter.vjm.certificate import digest, load_or_create, matches, new_token, server_context
-from koala_adapter.vjm.listener import AgentListener, AgentRegistered
+from koala_adapter.vjm.listener import AgentEvent, AgentListener, AgentRegistered, AgentReport
 from koala_adapter.vjm.output import OutputStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from koala_adapter.vjm.agent.node import Settings
-    from koala_adapter.vjm.listener import AgentEvent, AgentReport
-
-pytestmark = pytest.mark.anyio
-
 
 # The control center's certificate: made once, private, and good for what agents compare.
 

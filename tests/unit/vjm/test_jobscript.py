@@ -9,18 +9,15 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.vjm.jobscript import END_OF_AGENT, OTHER_PYTHONS, SYSTEM_PYTHONS, AgentConfig, render_job_script
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 TOKEN = "token-0123456789abcdef"
 AGENT = AgentConfig(

@@ -10,18 +10,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.vjm.agent import processes as launching
 from koala_adapter.vjm.agent import setup
 from koala_adapter.vjm.agent.processes import LaunchError, start
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 @pytest.fixture(params=["spawn", "popen", "an old C library"], autouse=True)

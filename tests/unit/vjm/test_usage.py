@@ -7,7 +7,9 @@ import os
 import selectors
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +19,6 @@ from koala_adapter.vjm.agent.place import Workplace
 from koala_adapter.vjm.agent.processes import start
 from koala_adapter.vjm.agent.task import Task
 from koala_adapter.vjm.agent.usage import Counts, Usage, counts_of, reap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 MIB = 2**20
 BURN = "import time\nwhile time.process_time() < 0.5: pass"
