@@ -290,7 +290,7 @@ def test_workers_leave_before_they_are_killed(koala: Koala) -> None:
 # -- Two malleable jobs and a rigid one on a local cluster under PRA and PWA: their sizes are as simulated.
 
 
-@pytest.mark.parametrize("approach", [Approach.PRA, Approach.PWA])
+@pytest.mark.parametrize("approach", [pytest.param(Approach.PRA, marks=pytest.mark.nightly), Approach.PWA])
 def test_sizes_over_time_are_those_of_the_simulator(approach: Approach) -> None:
     """The same changes in the same order; under PRA the rigid job waits for an end, under PWA it does not."""
     expect_the_same(approach, live(approach))

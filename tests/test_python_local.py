@@ -398,7 +398,13 @@ def test_each_example_is_tried() -> None:
     assert EXAMPLES.keys() == EXAMPLE_PRINTS.keys() == EXAMPLE_NEEDS.keys()
 
 
-@pytest.mark.parametrize("name", EXAMPLE_PRINTS)
+# By day, test_dask_local and test_engines_local run programs of the manual with these two.
+AT_NIGHT = {"dask", "parsl"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly if name in AT_NIGHT else ()) for name in EXAMPLE_PRINTS]
+)
 def test_an_example_runs_as_it_stands(name: str, tmp_path: Path) -> None:
     """What it prints is right, and its ranks have the threads, the memory and the queue that it says."""
     if find_spec(EXAMPLE_NEEDS[name]) is None:  # not imported here: PSI/J looks for its executors once in a process
