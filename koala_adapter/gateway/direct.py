@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 GREETING = 10.0
 """Seconds for a peer to show the secret, and for all addresses of a peer to be tried."""
-SILENCE = 30.0
+STALL = 30.0
 """Seconds without a byte after which a transfer is given up."""
 MOST_STRANGERS = 8
 """Connections at once that have not shown the secret yet; further ones are closed."""
 MOST_ADDRESSES = 8
 MOST_PASSAGES = 32
 """Transfers at once: each has a thread, and some MiB of memory."""
-FULL_PAUSE = 0.02
+AGAIN_PAUSE = 0.02
 """Seconds before the next connection is accepted after one could not be."""
 LET_GO = 5.0
 """Seconds for another transfer of the same content to end."""
 TELL = 0.5
 """Seconds between two reports on how much has come."""
-PIECE = 64 * 1024
+RECORD = 64 * 1024
 """Bytes that are taken from a connection at once: a record of TLS has fewer."""
 TRIAL_SECONDS = 1.0
 """Seconds after which no more is sent to measure the bandwidth."""
@@ -124,8 +124,8 @@ class TrialSender:
         """Send until it is enough, by number or by time."""
         until = time.monotonic() + TRIAL_SECONDS
         while self._left > 0 and time.monotonic() < until:
-            connection.sendall(os.urandom(min(PIECE, self._left)))
-            self._left -= PIECE
+            connection.sendall(os.urandom(min(RECORD, self._left)))
+            self._left -= RECORD
         wait_for_end(connection)
         return {}
 
@@ -162,7 +162,7 @@ def begun_arrival(request: "Dict[str, Any]") -> Arrival:
             arrival.close()
             if not isinstance(error, BlockingIOError) or time.monotonic() > until:
                 raise
-            time.sleep(FULL_PAUSE)
+            time.sleep(AGAIN_PAUSE)
         else:
             return arrival
 
@@ -184,7 +184,7 @@ class Receiver:
         came = unwritten = 0
         began = told = time.monotonic()
         while came < self._left:
-            data = received(connection, min(PIECE, self._left - came))
+            data = received(connection, min(RECORD, self._left - came))
             if not data:
                 break
             if not came:
@@ -338,7 +338,7 @@ class Passage:
             mover = self._mover()
             connection, latency = self._listen() if request["listens"] else self._dial()
             try:
-                connection.settimeout(SILENCE)
+                connection.settimeout(STALL)
                 return dict(mover.move(connection), latency=latency)
             finally:
                 connection.close()
@@ -387,7 +387,7 @@ class Passage:
                 except OSError:
                     # It is ended by the thread that has found the peer, by :meth:`stop`, or by time. Or there are no
                     # more descriptors, which would be told of at once again.
-                    time.sleep(FULL_PAUSE)
+                    time.sleep(AGAIN_PAUSE)
                     continue
                 with self._lock:
                     self._strangers += 1
