@@ -11,6 +11,7 @@ import pytest
 from koala_adapter.model import ClusterName, JobId, PlaceholderId
 from koala_adapter.runners.relayed import HOST
 from koala_adapter.scheduler.events import NodesConnect
+from koala_adapter.scheduler.parameters import ClusterParameters
 from koala_adapter.service.relays import Relays
 from koala_adapter.vjm.channel import CenterMessage, Forward, Forwarded, Listening, TunnelAsked
 from koala_adapter.vjm.listener import Route
@@ -43,7 +44,8 @@ class House:
     """Two jobs of two ranks each, at two sites; the first one is relayed."""
 
     def __init__(self) -> None:
-        self.world = Site({"near": 4, "far": 4})
+        far = ClusterParameters(name=ClusterName("far"), site="delft")
+        self.world = Site({"near": 4, "far": 4}, None, far)
         parts = (component("x", 1, cluster="near"), component("y", 1, cluster="far"))
         self.world.submit(replace(job("1", *parts), relay=True, host_ports=(4711,)), job("2", *parts))
         for id_ in ("1", "2"):
