@@ -225,7 +225,7 @@ class TrialCenter(AgentListener):
 # -- Agents of several sites try whether they can connect ----------------------------------------------------
 
 MEETING_TIME = 180.0
-"""Seconds that one of them may wait for the others, and for what all of them try, beyond the time to report."""
+"""Seconds that one of them holds its processor for the others, and for what all of them try, at most."""
 
 
 class Meeting:
@@ -245,11 +245,11 @@ class Meeting:
         self.over = anyio.Event()
         self._not_kept = ""
 
-    async def attend(self, cluster: ClusterName, agent: Contact, *, limit: float) -> None:
-        """Take part with an agent, and return when all is tried, or after ``limit`` seconds."""
+    async def attend(self, cluster: ClusterName, agent: Contact) -> None:
+        """Take part with an agent, and return when all is tried, or it has waited long enough."""
         self._agents[cluster] = agent
         self.stay_away(cluster)
-        with anyio.move_on_after(limit):
+        with anyio.move_on_after(MEETING_TIME):
             await self.over.wait()
         self._agents.pop(cluster, None)
 
@@ -419,7 +419,7 @@ class Trial:
         limit = self._config.parameters.walltime_limit
         walltime = int(self._timeout + COMMAND_TIME + PROBE_TIME + GOING_TIME)
         walltime += int(SOFTWARE_TIME) if software_tries(self._config) else 0
-        walltime += 0 if self._meeting is None else int(self._timeout + MEETING_TIME)
+        walltime += 0 if self._meeting is None else int(MEETING_TIME)
         action = SubmitPlaceholders(
             batch=self._batch,
             cluster=self._config.cluster_name,
@@ -568,7 +568,7 @@ class Trial:
         if self._meeting is not None and agent is not None:
             self._tell("waiting for agents at other sites, to try whether nodes connect")
             contact = Contact(placeholder, agent.address)
-            await self._meeting.attend(self._config.cluster_name, contact, limit=self._timeout + MEETING_TIME)
+            await self._meeting.attend(self._config.cluster_name, contact)
 
     async def _leave(self) -> CheckResult:
         """Wait until the placeholders are gone. Looks are counted, not seconds: the rate limit may delay them."""
