@@ -29,8 +29,16 @@ from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Para
 from koala_adapter.scheduler.records import Claim, JobRecord
 from koala_adapter.scheduler.sizechange import Change, ChangePhase
 from tests.unit.scheduler.malleable_site import AdaptiveSite, MalleableSite, malleable, part
-from tests.unit.scheduler.scheduler_site import STATE, WELL, A, B, Site, component, copied, job, of_kind, submissions
-from tests.unit.scheduler.test_state import answer_one, end_rank, end_some, hold_many, poll_one, report_one
+from tests.unit.scheduler.scheduler_site import WELL, A, B, Site, component, copied, job, of_kind, submissions
+from tests.unit.scheduler.test_state import (
+    answer_one,
+    end_rank,
+    end_some,
+    expect_replayed,
+    hold_many,
+    poll_one,
+    report_one,
+)
 from tests.unit.scheduler.test_workers import workers
 
 # -- Malleable jobs under random events: same events, same actions, also through a snapshot; bounds always hold.
@@ -175,16 +183,7 @@ def roster_of(scheduler: Scheduler) -> list[tuple[str, JobId, int, int, int, int
 @pytest.mark.parametrize("seed", range(15))
 def test_same_events_same_actions(seed: int) -> None:
     """A replay, and one that goes on from a snapshot anywhere, give the same actions, state and running jobs."""
-    site, _ = eventful(seed)
-    point = random.Random(seed).randrange(len(site.events))
-    straight, snapped = Scheduler(), Scheduler()
-    actions = [action for event in site.events for action in straight.handle(event)]
-    assert actions == site.actions
-    before = [action for event in site.events[:point] for action in snapped.handle(event)]
-    resumed = Scheduler(copied(snapped.state))
-    after = [action for event in site.events[point:] for action in resumed.handle(event)]
-    assert before + after == actions
-    assert STATE.dump_json(resumed.state) == STATE.dump_json(straight.state)
+    straight, resumed = expect_replayed(eventful(seed)[0], seed)
     fresh = Scheduler(copied(straight.state))
     assert roster_of(resumed) == roster_of(straight) == roster_of(fresh)
 

@@ -126,10 +126,8 @@ def end_some(site: Site, chance: random.Random, _: int) -> None:
 _MOVES = (poll_one, answer_one, answer_one, report_one, hold_many, hold_many, end_rank, end_some)
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_same_events_same_actions(seed: int) -> None:
-    """A replay gives the same actions and the same state, and so does one that goes on from a snapshot anywhere."""
-    site = eventful(seed)
+def expect_replayed(site: Site, seed: int) -> tuple[Scheduler, Scheduler]:
+    """Expect the same of a replay, and of one that goes on from a snapshot at a drawn event; return both schedulers."""
     assert site.actions, "the test does nothing"
     point = random.Random(seed).randrange(len(site.events))
     straight, snapped = Scheduler(), Scheduler()
@@ -141,6 +139,12 @@ def test_same_events_same_actions(seed: int) -> None:
     after = [action for event in site.events[point:] for action in resumed.handle(event)]
     assert before + after == actions
     assert STATE.dump_json(resumed.state) == STATE.dump_json(straight.state)
+    return straight, resumed
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_same_events_same_actions(seed: int) -> None:
+    expect_replayed(eventful(seed), seed)
 
 
 def test_random_events_reach_every_kind_of_state() -> None:
