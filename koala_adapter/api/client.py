@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.api.protocol import Reply, Request
-    from koala_adapter.config.described import DescribedJob
+    from koala_adapter.config.written import DescribedJob
     from koala_adapter.model import Job
     from koala_adapter.report.selection import JobSelection
     from koala_adapter.report.sitevalues import (

@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from koala_adapter import errors
-from koala_adapter.config.described import DescribedJob  # noqa: TC001 - its type is read at run time
+from koala_adapter.config.written import DescribedJob  # noqa: TC001 - its type is read at run time
 from koala_adapter.errors import KoalaError, ProtocolError
 from koala_adapter.report.selection import JobSelection  # noqa: TC001 - its type is read at run time
 

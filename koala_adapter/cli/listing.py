@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from koala_adapter.cli.session import json_option
-from koala_adapter.config.durations import parse_duration
+from koala_adapter.config.written import parse_duration
 from koala_adapter.outcome import JobState
 from koala_adapter.report.selection import JobSelection
 from koala_adapter.report.values import run_time, waiting_time

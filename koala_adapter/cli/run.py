@@ -29,7 +29,7 @@ from koala_adapter.cli.following import Display, closing, follow
 from koala_adapter.cli.jobs import PATIENCE, job_information, on_lost_service
 from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.cli.terminal import Interrupts
-from koala_adapter.config.durations import DURATION_WORDS, NotAllowedError, parse_duration
+from koala_adapter.config.written import DURATION_WORDS, NotAllowedError, parse_duration
 from koala_adapter.errors import ConfigurationError, ServiceUnavailableError
 from koala_adapter.model import JobId
 from koala_adapter.report.values import end_in_words

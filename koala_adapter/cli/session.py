@@ -23,7 +23,7 @@ import click
 import koala_adapter
 from koala_adapter import policies, queueing
 from koala_adapter.cli.terminal import abandon_output, leave_broken_pipe
-from koala_adapter.config.durations import DURATION_WORDS, NotAllowedError, parse_duration
+from koala_adapter.config.written import DURATION_WORDS, NotAllowedError, parse_duration
 from koala_adapter.errors import KoalaError
 
 if TYPE_CHECKING:

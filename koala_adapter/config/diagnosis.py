@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
-from koala_adapter.config.durations import NotAllowedError
 from koala_adapter.config.fields import PATTERN_WORDS
 from koala_adapter.config.tomlfile import key_lines, nearest_line, shortened, show_path, show_text
+from koala_adapter.config.written import NotAllowedError
 from koala_adapter.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
-from koala_adapter.config.durations import NotAllowedError, parse_duration
 from koala_adapter.config.exported import ALL, GLOB, stays_behind
+from koala_adapter.config.written import NotAllowedError, parse_duration
 from koala_adapter.model import After, AfterEnd, JobId, RetriedEnd
 from koala_adapter.policies.definition import PolicyKind, policy_names
 from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from koala_adapter.config.described import DescribedJob
 from koala_adapter.config.diagnosis import Problems, not_among
 from koala_adapter.config.exported import exported, unfit
 from koala_adapter.config.fields import (
@@ -31,6 +30,7 @@ from koala_adapter.config.jobtables import (
 from koala_adapter.config.slottable import slots_of, unknown_clusters
 from koala_adapter.config.sweeps import OF_ARRAY, array_problems, launchers, sweep_of, sweep_problems, within_tasks
 from koala_adapter.config.tomlfile import Document, parse_document, read_text, show_duration
+from koala_adapter.config.written import DescribedJob
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import (
     ClusterName,

@@ -21,7 +21,6 @@ from pydantic import (
 )
 
 from koala_adapter.config.diagnosis import inconsistent
-from koala_adapter.config.durations import NotAllowedError
 from koala_adapter.config.fields import (
     LONGEST_GRACE,
     LONGEST_POINT_PATIENCE,
@@ -54,6 +53,7 @@ from koala_adapter.config.fields import (
 )
 from koala_adapter.config.slottable import SlotTable
 from koala_adapter.config.tomlfile import LONGEST_SHOWN
+from koala_adapter.config.written import NotAllowedError
 from koala_adapter.model import LOGICAL, Claiming, JobKind, Launcher, Notified, RetriedEnd, RunnerName
 from koala_adapter.tasks.sweep import array_axis, range_axis
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, TypeAlias
 
-from koala_adapter.config.durations import DURATION_PATTERN
 from koala_adapter.config.jobtables import JobTable
 from koala_adapter.config.sitefile import SiteConfig
+from koala_adapter.config.written import DURATION_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

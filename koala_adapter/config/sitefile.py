@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 from pydantic import AfterValidator, BaseModel, Field, SerializeAsAny, create_model, model_validator
 
 from koala_adapter.config.diagnosis import ALSO_CALLED, Problems, inconsistent, not_among, show_value
-from koala_adapter.config.durations import NotAllowedError
 from koala_adapter.config.fields import (
     SECONDS,
     AbsolutePath,
@@ -37,6 +36,7 @@ from koala_adapter.config.fields import (
 from koala_adapter.config.locations import state_directory
 from koala_adapter.config.parameterkeys import values_of, with_parameters
 from koala_adapter.config.tomlfile import parse_document, read_document
+from koala_adapter.config.written import NotAllowedError
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.lrm.mapping import MAP_KEYS, arguments_of, braces_problem

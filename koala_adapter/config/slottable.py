@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, PlainValidator, Tag, WithJsonSchema
 
 from koala_adapter.config.diagnosis import not_among
-from koala_adapter.config.durations import NotAllowedError
 from koala_adapter.config.fields import (
     ChargeName,
     DirectiveArgument,
@@ -22,6 +21,7 @@ from koala_adapter.config.fields import (
     QueueName,
     Whole,
 )
+from koala_adapter.config.written import NotAllowedError
 from koala_adapter.model import ClusterName
 from koala_adapter.slots import Slot
 

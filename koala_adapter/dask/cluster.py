@@ -28,9 +28,9 @@ from distributed.deploy.spec import ProcessInterface, SpecCluster
 from distributed.utils import NoOpAwaitable
 
 from koala_adapter.api.asyncclient import AsyncClient
-from koala_adapter.config.durations import NotAllowedError
 from koala_adapter.config.fields import parse_size
 from koala_adapter.config.jobfile import job_of_values
+from koala_adapter.config.written import NotAllowedError
 from koala_adapter.dask import leave
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.privatedirectory import transient_directory

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from koala_adapter import config, lrm, policies, python, sitesetup
 from koala_adapter.api.client import Client, new_submission, stand_by, unanswered
 from koala_adapter.api.statedirectory import JOURNAL_NAME, check_directory, ended_within, require_journal
-from koala_adapter.config.described import DescribedJob
 from koala_adapter.config.locations import SiteFileState, locate_site_file, state_directory
 from koala_adapter.config.tomlfile import read_text
+from koala_adapter.config.written import DescribedJob
 from koala_adapter.errors import (
     ConfigurationError,
     KoalaError,

@@ -28,7 +28,7 @@ from koala_adapter.api.asyncclient import AsyncClient
 from koala_adapter.api.offline import end_daemon
 from koala_adapter.api.server import listening
 from koala_adapter.api.statedirectory import LOCK_NAME, SOCKET_NAME, ownership, prepare_directory
-from koala_adapter.config.described import DescribedJob
+from koala_adapter.config.written import DescribedJob
 from koala_adapter.errors import (
     JobNotFoundError,
     KoalaError,

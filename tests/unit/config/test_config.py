@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
-from koala_adapter.config.durations import DURATION_PATTERN, parse_duration
 from koala_adapter.config.fields import Environment, Host, Seconds, WholeSeconds
 from koala_adapter.config.sitefile import (
     ClusterConfig,
@@ -25,6 +24,7 @@ from koala_adapter.config.sitefile import (
     shortest_poll_interval,
 )
 from koala_adapter.config.tomlfile import show_duration
+from koala_adapter.config.written import DURATION_PATTERN, parse_duration
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.lrm.contract import Directives
 from koala_adapter.lrm.rate import RequestWindow

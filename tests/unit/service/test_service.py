@@ -27,9 +27,9 @@ from koala_adapter.api.offline import clean, recorded
 from koala_adapter.api.server import Server, host
 from koala_adapter.api.statedirectory import JOURNAL_NAME, socket_path
 from koala_adapter.cli.koala import koala
-from koala_adapter.config.described import DescribedJob
 from koala_adapter.config.jobfile import job_as_described
 from koala_adapter.config.sitefile import SiteConfig, load_site_text
+from koala_adapter.config.written import DescribedJob
 from koala_adapter.errors import (
     EXIT_SERVICE,
     ConfigurationError,
