@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.service.core import Core
+    from koala_adapter.service.information import Information
     from koala_adapter.service.results import ResultStore
     from koala_adapter.service.sweeps import Sweeps
     from koala_adapter.vjm.channel import TaskReport
@@ -136,6 +137,7 @@ class Applications:
         self,
         core: Core,
         store: ResultStore,
+        information: Information,
         *,
         sweeps: Sweeps | None = None,
     ) -> None:
@@ -145,7 +147,7 @@ class Applications:
         """Output and input files, a directory for each job."""
         self._sweeps = sweeps
         self.inputs = InputStore(core.directory, core.name_prefix)
-        self.stager = Stager(core, self.inputs)
+        self.stager = Stager(core, self.inputs, information)
         self._runners: dict[JobId, Runner] = {}
         self._sending = Sending(self._order)
         self.unwritten = UnwrittenOutput()

@@ -26,13 +26,14 @@ from koala_adapter.scheduler.events import FilesFound
 from koala_adapter.sites.catalogue import LONGEST_CATALOGUE, Catalogue, CatalogueError, listed, read_catalogue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import InputFile, Job
     from koala_adapter.scheduler.clusters import ClusterRecord
     from koala_adapter.service.core import Core
+    from koala_adapter.service.staging import Stager
 
 # -- Reading a catalogue where it is -------------------------------------------------------------------------
 
@@ -138,25 +139,19 @@ log = structlog.get_logger()
 class Replicas:
     """Which cluster has which input file. Runs beside the clusters of a service."""
 
-    def __init__(self, core: Core) -> None:
-        """Nothing is known yet, but for what the scheduler was told earlier."""
+    def __init__(self, core: Core, stager: Stager) -> None:
+        """Nothing is known yet, but for what the scheduler was told earlier. ``stager`` fills the caches of sites."""
         self._core = core
+        self._stager = stager
         self._read: dict[str, Read] = {}
         """What was read last, by cluster."""
         self.troubles: dict[str, str] = {}
         """Why the catalogue of a cluster cannot be read at present."""
-        self.held: Callable[[str, InputFile], bool] = lambda _site, _file: False
-        """Whether koala's cache at a site has a file."""
         self._sizes: dict[str, int] = {}
         """Bytes of files with logical names that jobs have named."""
-        self._wanted = anyio.Event()
         self._looked = anyio.Event()
         self._unsettled: set[str] = set()
         """Clusters whose catalogues were being written when they were looked at."""
-
-    def look_again(self) -> None:
-        """Tell the scheduler soon what has changed in a cache."""
-        self._wanted.set()
 
     def report(self, config: ClusterConfig) -> ClusterFiles:
         """Return what is known of the files of a cluster."""
@@ -170,17 +165,16 @@ class Replicas:
 
     async def run(self) -> None:
         """Look again and again until cancelled."""
-        told_at = -FORGET_INTERVAL
+        told_at, cached = -FORGET_INTERVAL, False
         while True:
-            wanted = self._wanted.is_set()
-            self._wanted = anyio.Event()
             changed = await self.look()
             await self.learn(self._needed()[0].values())
-            if changed or wanted or anyio.current_time() - told_at > FORGET_INTERVAL:
+            if changed or cached or anyio.current_time() - told_at > FORGET_INTERVAL:
                 told_at = anyio.current_time()
                 self.tell()
-            with anyio.move_on_after(LOOK_SOON if self._unsettled else LOOK_INTERVAL):
-                await self._wanted.wait()
+            with anyio.move_on_after(LOOK_SOON if self._unsettled else LOOK_INTERVAL) as waiting:
+                await self._stager.changed.wait()
+            cached = not waiting.cancelled_caught
 
     async def look(self) -> bool:
         """Read the catalogues that have changed, and tell whether one has."""
@@ -217,7 +211,7 @@ class Replicas:
         place = None if read is None else place_of(file, read.catalogue)
         if place is not None:
             return place
-        if config.site is not None and not file.logical and self.held(config.site, file):
+        if config.site is not None and not file.logical and self._stager.held(config.site, file):
             return ""
         return None
 

@@ -200,7 +200,8 @@ class Service:
             )
             self.meter = ServiceMeter(core)
             self.sweeps = Sweeps(core)
-            self.applications = Applications(core, store, sweeps=self.sweeps)
+            self.information = Information(core)
+            self.applications = Applications(core, store, self.information, sweeps=self.sweeps)
             self.applications.inputs.tidy()
             self.sizes = SizeChanges(core, self.applications)
             self._hosts = SiteHosts(self.site.sites, self.directory, lasting=True)
@@ -209,11 +210,7 @@ class Service:
             self._asking_again = AskingAgain(core)
             self.archive = Archive(core, self.applications, partial(make_report, self))
             self.notices = Notices(core)
-            self.information = Information(core)
-            self.replicas = Replicas(core)
-            stager = self.applications.stager
-            stager.transferred, stager.changed = self.information.transferred, self.replicas.look_again
-            stager.routes, self.replicas.held = self.information.routes, stager.held
+            self.replicas = Replicas(core, self.applications.stager)
             self._effector = LiveEffector(
                 core=core,
                 clusters=self.clusters,

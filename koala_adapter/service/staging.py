@@ -23,13 +23,14 @@ from koala_adapter.host.containment import contained
 from koala_adapter.model import CACHED, LOGICAL
 from koala_adapter.scheduler.events import FilesFound, FilesStaged, StagingFailed, StagingProgressed
 from koala_adapter.scheduler.placement.policies import is_below
+from koala_adapter.service.core import Nudge
 from koala_adapter.service.inputfiles import KeptFile
 from koala_adapter.sites.cache import SiteCache
 from koala_adapter.sites.direct import Content, PassingError, cached_path, digest_at, pieces_at
 from koala_adapter.sites.remotesite import RemoteSite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from anyio.abc import TaskGroup
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName, InputFile, JobId
     from koala_adapter.scheduler.actions import StageFiles
     from koala_adapter.service.core import Core
+    from koala_adapter.service.information import Information
     from koala_adapter.service.inputfiles import InputStore
     from koala_adapter.service.routes import Routes
 
@@ -131,21 +133,18 @@ class _Site:
 class Stager:
     """Carries out the wishes of the scheduler to have input files at clusters of sites."""
 
-    def __init__(self, core: Core, inputs: InputStore) -> None:
-        """``inputs`` has the files."""
+    def __init__(self, core: Core, inputs: InputStore, information: Information) -> None:
+        """``inputs`` has the files; ``information`` the ways from other sites, and is told of transfers from here."""
         self._core = core
         self._inputs = inputs
-        self.transferred: Callable[[str, int, float], None] = lambda _site, _size, _seconds: None
-        """Told of real transfers from this host."""
-        self.routes: Routes | None = None
-        """Ways from other sites; None: all comes from this host."""
+        self._information = information
         self._sites: dict[str, _Site] = {}
         self._transfers: dict[tuple[JobId, ClusterName], Transfer] = {}
         self._tasks: TaskGroup | None = None
         self._let_go = anyio.Event()
         """Set, and replaced, when files of a job may go."""
-        self.changed: Callable[[], None] = lambda: None
-        """Called when a cache has other contents than before."""
+        self.changed = Nudge()
+        """A cache has other contents than before."""
 
     def start(self, tasks: TaskGroup, hosts: Mapping[str, LrmHost]) -> None:
         """Begin, within ``tasks``. ``hosts``: by the names of clusters."""
@@ -171,7 +170,7 @@ class Stager:
                     continue
                 except OSError as error:
                     log.info("the cache of a site cannot be used", site=site.name, error=str(error))
-                self.changed()
+                self.changed.set()
             return
 
     # -- what the scheduler wants ------------------------------------------------------------------------------------
@@ -311,7 +310,7 @@ class Stager:
             self._core.post(FilesFound(time=self._core.now(), cluster=transfer.cluster, found=brought))
         self._core.post(FilesStaged(time=self._core.now(), job_id=transfer.job_id, cluster=transfer.cluster))
         if missing:
-            self.changed()
+            self.changed.set()
 
     async def _identify(self, transfer: Transfer) -> None:
         """Find out the contents of files with logical names. Raises LrmUnavailableError and OSError."""
@@ -375,8 +374,8 @@ class Stager:
 
     async def _send_directly(self, transfer: Transfer, site: _Site, digest: str) -> bool:
         """Have another site send a content, where one can and is not slower, and tell whether it is there now."""
-        routes, size = self.routes, transfer.files[digest].size
-        if routes is None or size < LEAST_DIRECT:
+        routes, size = self._information.routes, transfer.files[digest].size
+        if size < LEAST_DIRECT:
             return False
         for source, path in self._origins(routes, transfer, site, digest):
             offset = (await site.cache.look([digest])).parts.get(digest, 0)
@@ -429,7 +428,7 @@ class Stager:
         site.moving += begins
         seconds = now - site.since
         if (seconds >= METER or not site.moving) and site.moved >= LEAST_METERED and seconds > 0:
-            self.transferred(site.name, site.moved, seconds)
+            self._information.transferred(site.name, site.moved, seconds)
             site.since, site.moved = now, 0
 
     # -- what is told ------------------------------------------------------------------------------------------------

@@ -68,6 +68,13 @@ class Center:
         return False
 
 
+class NothingKept:
+    """In the place of the journal: an earlier service has kept nothing."""
+
+    def value(self, _key: str) -> None:
+        return None
+
+
 class StandInCore(Core):
     """State and time are those of a site of the tests; events are posted there, and kept."""
 
@@ -79,6 +86,7 @@ class StandInCore(Core):
             clusters=(ClusterConfig(name="a", plugin="local"),), control_center=ControlCenterConfig(listen="127.0.0.1")
         )
         self.size_rules = OWN_SIZES
+        self.journal = NothingKept()  # type: ignore[assignment]  # all that is asked of it
         self.center = center or Center()  # type: ignore[assignment]  # all that is asked of it
         self.changed = anyio.Event()
         self.lrm_hosts = {}

@@ -15,6 +15,7 @@ from koala_adapter.outcome import JobState, TaskUsage
 from koala_adapter.scheduler.actions import LaunchJob
 from koala_adapter.scheduler.events import RankMeasured
 from koala_adapter.service.applications import Applications
+from koala_adapter.service.information import Information
 from koala_adapter.service.results import ResultStore
 from koala_adapter.vjm.channel import CenterMessage, FilePiece, Launch, Signal, TaskFiles, TaskReport
 from tests.unit.scheduler.scheduler_site import WELL, Site, component, job, of_kind
@@ -54,7 +55,9 @@ class Launched:
         self.orders = Orders()
         (directory / "jobs").mkdir(parents=True, exist_ok=True)
         self.core = StandInCore(self.site, directory, self.orders)
-        self.applications = Applications(self.core, ResultStore(per_rank=10_000, per_job=15_000))
+        self.applications = Applications(
+            self.core, ResultStore(per_rank=10_000, per_job=15_000), Information(self.core)
+        )
         made = one or job("1", component("x", 2, cluster="a", mpi=mpi))
         self.applications.keep_input(made)
         self.site.submit(made)
@@ -157,7 +160,7 @@ def test_a_restart_goes_on_where_mpiexec_was(tmp_path: Path) -> None:
     launched = Launched(tmp_path, mpi=True)
     (tmp_path / "jobs" / "1").mkdir(exist_ok=True)
     (tmp_path / "jobs" / "1" / "launcher.out").write_bytes(b"HYDRA_LAUNCH: proxy --pgid 0 --rmk user --proxy-id 1\n")
-    again = Applications(launched.core, ResultStore(per_rank=1, per_job=1))
+    again = Applications(launched.core, ResultStore(per_rank=1, per_job=1), Information(launched.core))
     launched.orders.sent.clear()
     again.registered(launched.ranks[0], (TaskReport(task="1:launcher", running=True, end=None),))
     again.registered(launched.ranks[1], ())
@@ -239,7 +242,7 @@ def test_input_files_that_are_gone_end_the_job(tmp_path: Path) -> None:
     launched = Launched(tmp_path, job("1", part), connected=False)
     for kept in (tmp_path / "jobs" / "1" / "_input").iterdir():
         kept.unlink()
-    fresh = Applications(launched.core, ResultStore(per_rank=1, per_job=1))
+    fresh = Applications(launched.core, ResultStore(per_rank=1, per_job=1), Information(launched.core))
     fresh.registered(launched.ranks[0], ())
     assert launched.site.outcome("1").reason is EndReason.LAUNCH_FAILED
 

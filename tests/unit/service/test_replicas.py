@@ -18,8 +18,11 @@ from koala_adapter.model import CACHED, ClusterName, InputFile, Job, JobId
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.service.applications import Applications
+from koala_adapter.service.information import Information
+from koala_adapter.service.inputfiles import InputStore
 from koala_adapter.service.replicas import DEEPEST, Replicas, read_at
 from koala_adapter.service.results import ResultStore
+from koala_adapter.service.staging import Stager
 from koala_adapter.sites.catalogue import LONGEST_CATALOGUE
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, job
 from tests.unit.service.standins import StandInCore
@@ -142,7 +145,9 @@ class Place:
         self.core.lrm_hosts = {A: THIS_HOST, B: THIS_HOST}
         self.catalogue = catalogue
         self.changes = 0
-        self.replicas = Replicas(self.core)
+        self.information = Information(self.core)
+        self.stager = Stager(self.core, InputStore(catalogue.parent, "koala-k-"), self.information)
+        self.replicas = Replicas(self.core, self.stager)
 
     async def say(self, content: bytes) -> None:
         """Write the catalogue, and have it looked at."""
@@ -187,9 +192,11 @@ async def test_a_file_that_is_found_later_or_gone_is_told(place: Place) -> None:
     assert set(place.found()) == {"/data/y"}
 
 
-async def test_what_koala_has_put_there_counts_until_it_is_dropped(place: Place) -> None:
+async def test_what_koala_has_put_there_counts_until_it_is_dropped(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = {"/home/alice/input"}
-    place.replicas.held = lambda site, file: site == "delft" and file.source in cache
+    monkeypatch.setattr(place.stager, "held", lambda site, file: site == "delft" and file.source in cache)
     place.submit(with_files(job("1", component("c", 4)), "/home/alice/input"))
     assert place.found() == {"/home/alice/input": ""}
     assert place.found(B) == {}
@@ -223,7 +230,7 @@ async def test_a_service_goes_on_with_what_the_one_before_has_found(place: Place
     await place.say(b"/data/x\n")
     place.submit(with_files(job("1", 2), "/data/x"))
     place.world.post(ev.CancelRequested(time=place.world.now, job_id=JobId("1")))
-    place.replicas = Replicas(place.core)
+    place.replicas = Replicas(place.core, place.stager)
     place.replicas.tell()
     assert place.found() == {"/data/x": "/data/x"}
     await place.replicas.look()
@@ -268,7 +275,7 @@ async def test_ranks_find_links_to_what_the_catalogue_names(place: Place, tmp_pa
     (tmp_path / "own").write_text("mine")
     named = with_files(job("1", 2), "lfn:genome", str(tmp_path / "own"))
     place.core.directory = tmp_path
-    applications = Applications(place.core, ResultStore(per_rank=1, per_job=1))
+    applications = Applications(place.core, ResultStore(per_rank=1, per_job=1), place.information)
     applications.keep_input(named)
     place.submit(named)
     place.world.take_all()
@@ -286,12 +293,12 @@ async def test_ranks_find_links_to_what_the_catalogue_names(place: Place, tmp_pa
     orders.sent.clear()
     brought = (("lfn:genome", f"{CACHED}{'0' * 64}/5"),)
     place.world.post(ev.FilesFound(time=place.world.now, cluster=A, found=brought))
-    Applications(place.core, ResultStore(per_rank=1, per_job=1)).launch(JobId("1"))
+    Applications(place.core, ResultStore(per_rank=1, per_job=1), place.information).launch(JobId("1"))
     assert {(file.digest, file.size) for _, launch in orders.sent for file in launch.files if file.target == "f0"} == {
         ("0" * 64, 5)
     }
     place.world.post(ev.FilesFound(time=place.world.now, cluster=A, gone=("lfn:genome",)))
-    again = Applications(place.core, ResultStore(per_rank=1, per_job=1))
+    again = Applications(place.core, ResultStore(per_rank=1, per_job=1), place.information)
     again.launch(JobId("1"))
     assert "the catalogue of cluster a has lfn:genome no more" in place.world.explained("1")
 

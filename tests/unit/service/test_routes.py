@@ -18,12 +18,12 @@ from koala_adapter.scheduler.events import BandwidthKnown, Configured, Event, Fi
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.service.inputfiles import InputStore
 from koala_adapter.service.journal import Journal
-from koala_adapter.service.routes import Routes, kept_routes, routes_report
+from koala_adapter.service.routes import kept_routes, routes_report
 from koala_adapter.service.staging import Stager
 from koala_adapter.sites.direct import digest_at
 from koala_adapter.testing.trial import eventually
 from tests.unit.scheduler.scheduler_site import Site, component, job
-from tests.unit.service.test_staging import TimedCore
+from tests.unit.service.test_staging import TimedCore, Told
 from tests.unit.sites.test_direct import Two, two
 
 __all__ = ["two"]
@@ -57,10 +57,9 @@ class Home:
         clusters = tuple(replace(one.parameters, stages=True) for one in self.core.site.clusters)
         self.world.post(Configured(time=self.world.now, parameters=Parameters(), clusters=clusters))
         self.inputs = InputStore(directory, "koala-k-")
-        self.stager = Stager(self.core, self.inputs)
-        self.stager.routes = self.routes = Routes(self.core)
-        self.sent: list[str] = []
-        self.stager.transferred = lambda site, _size, _seconds: self.sent.append(site)
+        self.information = Told(self.core)
+        self.routes = self.information.routes
+        self.stager = Stager(self.core, self.inputs, self.information)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -102,9 +101,9 @@ async def test_a_file_comes_from_the_site_that_has_it(two: Two, tmp_path: Path) 
     home = Home(two, tmp_path)
     async with home.serving():
         await home.staged(home.job("1", str(two.path)), ONE)
-        assert home.sent == ["leiden"]
+        assert [site for site, _ in home.information.sent] == ["leiden"]
         await home.staged(home.job("2", str(two.path)), OTHER)
-        assert home.sent == ["leiden"]
+        assert [site for site, _ in home.information.sent] == ["leiden"]
         assert two.there.exists()
         sources = {one.source for one in home.core.posted if isinstance(one, StagingProgressed) and one.job_id == "2"}
         assert sources <= {"", "leiden"}
@@ -121,7 +120,7 @@ async def test_sites_that_cannot_connect_are_remembered(two: Two, tmp_path: Path
     async with home.serving():
         await home.staged(home.job("1", str(two.path)), ONE)
         await home.staged(home.job("2", str(two.path)), OTHER)
-        assert home.sent == ["leiden", "delft"]
+        assert [site for site, _ in home.information.sent] == ["leiden", "delft"]
         assert not home.routes.is_open("leiden", "delft")
         (report,) = routes_report(
             home.core.site.clusters[1], home.core.site, home.routes.known, now=home.core.now(), wall_offset=0
@@ -142,7 +141,7 @@ async def test_a_file_with_a_logical_name_comes_from_another_site(two: Two, tmp_
         assert two.there.read_bytes() == two.path.read_bytes()
         found = home.world.state.clusters[OTHER].found["lfn:big"]
         assert found == f"{CACHED}{two.digest}/{two.path.stat().st_size}"
-        assert home.sent == ["delft"]
+        assert [site for site, _ in home.information.sent] == ["delft"]
 
 
 async def test_a_route_is_measured_when_a_waiting_job_could_use_it(two: Two, tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from koala_adapter.model import LARGEST_SENT, ClusterName, InputFile, Job, JobId
 from koala_adapter.scheduler.actions import StageFiles
 from koala_adapter.scheduler.events import Event, FilesStaged, StagingFailed, StagingProgressed
 from koala_adapter.service import staging
+from koala_adapter.service.core import Core
+from koala_adapter.service.information import Information
 from koala_adapter.service.inputfiles import InputStore
 from koala_adapter.service.staging import Stager
 from koala_adapter.testing.trial import eventually
@@ -40,6 +42,17 @@ class TimedCore(StandInCore):
         return super().now() + time.monotonic() - BEGAN
 
 
+class Told(Information):
+    """One that keeps what it was told."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.sent: list[tuple[str, int]] = []
+
+    def transferred(self, site: str, size: int, _seconds: float) -> None:
+        self.sent.append((site, size))
+
+
 class Home:
     """A service's part that stages files, with jobs that have input files."""
 
@@ -53,9 +66,8 @@ class Home:
             control_center=ControlCenterConfig(listen="127.0.0.1"),
         )
         self.inputs = InputStore(directory, "koala-k-")
-        self.stager = Stager(self.core, self.inputs)
-        self.transferred: list[tuple[str, int]] = []
-        self.stager.transferred = lambda site, size, _seconds: self.transferred.append((site, size))
+        self.information = Told(self.core)
+        self.stager = Stager(self.core, self.inputs, self.information)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -119,13 +131,13 @@ async def test_files_go_to_a_site_once(place: Place, tmp_path: Path) -> None:
         assert isinstance(told, StagingProgressed)
         assert (told.missing_bytes, told.rate) == (2 * SIZE, None)
         await home.until(FilesStaged, "1")
-        assert home.transferred == [("delft", 2 * SIZE)]
+        assert home.information.sent == [("delft", 2 * SIZE)]
         assert all(home.stager.held("delft", file) for file in first.components[0].input_files)
         (tmp_path / "one").rename(tmp_path / "three")
         again = home.job("2", b"one")
         home.stage(again)
         await home.until(FilesStaged, "2")
-        assert home.transferred == [("delft", 2 * SIZE)]
+        assert home.information.sent == [("delft", 2 * SIZE)]
         home.stage(again)
         assert sum(isinstance(one, FilesStaged) for one in home.core.posted) == 3
 
