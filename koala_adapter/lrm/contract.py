@@ -139,17 +139,13 @@ class Submission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservationRequest:
-    """Processors to be kept for placeholders of one submission."""
+    """What is to be kept for placeholders of one submission."""
 
-    name: str
-    count: int
-    """Processors, on any nodes."""
+    placeholders: Submission
+    """What is to have room there: ``key`` is the name of the reservation, ``walltime`` how long it lasts. Without a
+    script."""
     starts_in: float
     """Seconds from now."""
-    seconds: float
-    """For how long."""
-    queue: str | None = None
-    """Partition or queue; None: the LRM's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,9 +313,10 @@ class Lrm(ABC):
     async def reserve(self, request: ReservationRequest) -> str:
         """Reserve processors for the submitter and return what ``Submission.reservation`` is then. Needs ``reserve``.
 
-        Raises LrmRejectedError where they cannot be had, or the user may not reserve.
+        Raises LrmRejectedError where they cannot be had, the user may not reserve, or the batch system cannot keep
+        what a placeholder needs.
         """
-        self._unsupported("reserve", (request.name,))
+        self._unsupported("reserve", (request.placeholders.key,))
 
     async def reservations(self) -> Mapping[str, str]:
         """Return the reservations of the submitter, by name, as ``reserve`` returns them. Needs ``reserve``."""

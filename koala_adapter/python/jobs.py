@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from koala_adapter.api.offline import JournalView
     from koala_adapter.outcome import JobState
     from koala_adapter.python.description import Job
-    from koala_adapter.report.values import ComponentReport, JobReport, UsageReport
+    from koala_adapter.report.values import ComponentReport, HoldReport, JobReport, UsageReport
     from koala_adapter.tasks.results import TaskResult
 
 
@@ -96,9 +96,15 @@ class Progress:
 
 
 def in_hold(component: ComponentReport) -> str:
-    """Return what of a component is in hold in its batch system, and who holds it; nothing when nothing is."""
-    said = ", ".join(f"{one.placeholders} in hold there: {one.holder} {one.reason}".rstrip() for one in component.holds)
+    """Return what of a component waits in its batch system for something else than processors; empty: nothing."""
+    said = ", ".join(_held(one) for one in component.holds)
     return f" ({said})" if said else ""
+
+
+def _held(one: HoldReport) -> str:
+    if not one.in_hold:
+        return f"{one.placeholders} kept waiting there: {one.reason}"
+    return f"{one.placeholders} in hold there: {one.holder} {one.reason}".rstrip()
 
 
 def mimebundle(report: JobReport) -> dict[str, str]:

@@ -76,8 +76,8 @@ class ReserveProcessors:
     count: int
     start_at: float
     seconds: float
-    queue: str = ""
-    """Empty: that of the cluster."""
+    slot: Slot = PLAIN
+    """What each placeholder needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -372,8 +372,8 @@ class ClusterParameters:
     """What its batch system can be asked for, of ``koala_adapter.slots.SLOT_KEYS``; None: all, or not known yet."""
     counts_slots: bool = False
     """Polls count slots on its nodes: until one has, nothing is placed by processors alone."""
-    reserves: bool = False
-    """Its batch system can be asked for reservations."""
+    reserves: bool | None = None
+    """Its batch system can be asked for reservations; None: that is not known before it has answered."""
     stages: bool = False
     """Large input files are brought to it before its processors are wanted."""
     site_lease: float | None = None

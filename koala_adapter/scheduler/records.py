@@ -592,13 +592,17 @@ class State:
             if now - found.seen_at <= CONNECTIONS_LAST
         ]
 
+    def is_reserved(self, placeholder: PlaceholderRecord) -> bool:
+        """Tell whether a placeholder runs in a reservation, which is removed when its job has ended."""
+        batch = self.batches.get(placeholder.id.batch)
+        return batch is not None and batch.reserved_until is not None
+
     def note_wait(self, placeholder: PlaceholderRecord, now: float) -> None:
         """Add a placeholder's waiting time to a cluster's history.
 
         A submission is one entry: a parallel job waits for the last of its processors.
         """
-        batch = self.batches.get(placeholder.id.batch)
-        if batch is not None and batch.reserved_until is not None:
+        if self.is_reserved(placeholder):
             return  # it did not wait in the queue
         waits = self.clusters[placeholder.cluster].waits
         seconds = max(0.0, now - placeholder.submitted_at)

@@ -268,7 +268,7 @@ def new_holds(
         Hold(
             placeholder=one.id,
             holder=None if job.blocked else job.hold if told else one.holder,
-            reason="" if job.reason == job.state.value else job.reason,
+            reason=_reason(state, one, job),
             in_hold=not job.blocked,
             lasts=job.kept,
         )
@@ -286,6 +286,12 @@ def new_holds(
         if one.on_hold_since is not None
     )
     return None if seen == known else HoldsSeen(time=now, cluster=cluster, holds=seen)
+
+
+def _reason(state: State, placeholder: PlaceholderRecord, job: LrmJob) -> str:
+    if job.blocked and state.is_reserved(placeholder):
+        return "for their reservation"
+    return "" if job.reason == job.state.value else job.reason
 
 
 # -- The judge of one cluster --------------------------------------------------------------------------------

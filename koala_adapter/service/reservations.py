@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING
 
 import anyio
 import structlog
 
 from koala_adapter.errors import LrmError, LrmUnavailableError
+from koala_adapter.lrm import Submission
 from koala_adapter.lrm.contract import ReservationRequest
 from koala_adapter.lrm.listing import answering
+from koala_adapter.model import BatchKey
 from koala_adapter.scheduler.events import ReservationMade, ReservationRefused
 
 if TYPE_CHECKING:
@@ -77,11 +80,16 @@ class Reservations:
                 known = (await self._lrm.reservations()).get(name)
                 handle = known or await self._lrm.reserve(
                     ReservationRequest(
-                        name=name,
-                        count=action.count,
+                        placeholders=Submission(
+                            key=BatchKey(name),
+                            count=action.count,
+                            script="",
+                            walltime=ceil(action.seconds),
+                            queue=action.slot.queue or self._config.queue,
+                            memory_mib=action.slot.memory_mib or self._config.memory_mib,
+                            slot=action.slot,
+                        ),
                         starts_in=max(0.0, action.start_at - now),
-                        seconds=action.seconds,
-                        queue=action.queue or self._config.queue,
                     )
                 )
         except LrmError as error:

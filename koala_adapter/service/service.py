@@ -89,7 +89,7 @@ def configuration(
             config.parameters,
             slot_keys=keys,
             counts_slots=True,
-            reserves=able is not None and able.reserve,
+            reserves=None if able is None else able.reserve,
             site=config.site or "",
             here=config.site is None,
             stages=stages,

@@ -7,12 +7,19 @@ It runs commands, which are built and read in ``client``, ``jobs``, ``queues``, 
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnsupportedError
+from koala_adapter.errors import (
+    LrmError,
+    LrmNotFoundError,
+    LrmRejectedError,
+    LrmUnavailableError,
+    LrmUnsupportedError,
+)
 from koala_adapter.lrm import Capabilities, RenderedSubmission
 from koala_adapter.lrm.commandplugin import CommandPlugin, require_directives
 from koala_adapter.lrm.commands import only_id, portions, worst
@@ -22,7 +29,7 @@ from koala_adapter.lrm.drmaa.libraries import PBS
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_pbs import client
 from koala_pbs.checks import PbsChecks, PbsOutsideChecks
-from koala_pbs.client import ARGUMENTS_PER_COMMAND, Holding, PbsCommands
+from koala_pbs.client import ARGUMENTS_PER_COMMAND, UTC, Holding, PbsCommands
 from koala_pbs.jobs import INDEX_VARIABLE
 from koala_pbs.queues import ends_of, largest_array, served
 from koala_pbs.settings import OPENPBS, TORQUE
@@ -30,11 +37,15 @@ from koala_pbs.starting import ByOperator, ByScheduler, Starting
 from koala_pbs.submission import (
     OPENPBS_SLOTS,
     QSUB,
+    SHOW_RESERVATIONS,
     TORQUE_SLOTS,
     native_specification,
     obstacle_to_drmaa,
+    parse_confirmed,
+    parse_reservations,
     pieces,
     qsub_command,
+    rsub_command,
 )
 from koala_pbs.torque import packed
 from koala_pbs.vnodes import tied
@@ -55,6 +66,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from koala_adapter.lrm import CheckResult, ClusterContext, PinnedStart, Submission
+    from koala_adapter.lrm.contract import ReservationRequest
     from koala_adapter.model import LrmJob, Node, Queue
     from koala_pbs.queues import QueueConfig, ServerConfig
     from koala_pbs.settings import PbsSettings
@@ -121,6 +133,7 @@ class PbsLrm(CommandPlugin):
             # Torque has no chunks that could be tied to vnodes.
             pin=operator or self._commands.dialect is OPENPBS,
             pin_elements=operator,
+            reserve=self._commands.dialect is OPENPBS,
             slots=TORQUE_SLOTS if self._commands.dialect is TORQUE else OPENPBS_SLOTS,
             suspend=operator,
             requeue=operator,
@@ -240,6 +253,39 @@ class PbsLrm(CommandPlugin):
             return (LrmJobId(job),)
         self._sizes[job] = len(piece)
         return element_ids(job, piece)
+
+    # -- reservations ------------------------------------------------------------------------------------------------
+
+    async def reserve(self, request: ReservationRequest) -> str:
+        """Reserve a chunk for each placeholder, on vnodes that belong to no queue."""
+        default = "" if self._server is None else self._server.default_queue
+        queue = self._queues.get(request.placeholders.queue or default)
+        if queue is not None and queue.tie.partition:
+            raise LrmRejectedError(f"PBS reserves nothing in partition {queue.tie.partition} of queue {queue.name}")
+        command = rsub_command(
+            request,
+            self._settings,
+            self._context.directives,
+            begins_at=time.time() + request.starts_in,
+            defaults={} if queue is None else queue.tie.chunk,
+        )
+        result = await self._commands.run(command, environment=UTC)
+        if name := parse_confirmed(result.text):
+            return name
+        said = result.complaint or result.text.strip() or "no output"
+        raise LrmRejectedError(f"pbs_rsub: {said}")
+
+    async def reservations(self) -> Mapping[str, str]:
+        shown = await self._commands.read(SHOW_RESERVATIONS, action="listing of reservations")
+        return parse_reservations(shown, self._user)
+
+    async def unreserve(self, reservation: str) -> None:
+        """Remove a reservation in which no jobs are left: PBS would end them."""
+        if (await self._commands.run(("qselect", "-q", reservation))).text.strip():
+            raise LrmUnavailableError(f"reservation {reservation}: jobs are in it")
+        result = await self._commands.run(("pbs_rdel", reservation))
+        if result.returncode and "unknown reservation" not in result.complaint.lower():
+            raise LrmRejectedError(f"reservation {reservation}: {result.complaint}")
 
     # -- control -----------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ behind its name, by which it would not be found again, and behind its output pat
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,11 @@ from koala_pbs.jobs import INDEX_VARIABLE
 from koala_pbs.settings import TORQUE_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from koala_adapter.lrm import Submission
     from koala_adapter.lrm.commandplugin import Option
-    from koala_adapter.lrm.contract import Directives
+    from koala_adapter.lrm.contract import Directives, ReservationRequest
     from koala_adapter.lrm.mapping import Divided
     from koala_pbs.settings import PbsSettings
 
@@ -169,8 +170,10 @@ def _options(divided: Divided, chunk: str, settings: PbsSettings, piece: range) 
     yield ("-j", "oe")
     yield ("-o", submission.output_pattern(index))
     yield ("-m", "n")
-    if submission.queue is not None:
-        yield ("-q", submission.queue)
+    # A reservation is a queue of its own.
+    queue = submission.reservation or submission.queue
+    if queue is not None:
+        yield ("-q", queue)
     if submission.held:
         yield ("-h",)
     account = submission.slot.account or settings.account
@@ -187,3 +190,59 @@ def _terms(divided: Divided) -> Iterator[Option]:
         yield ("-l", "place=excl")
     for name, count in slot.licenses:
         yield ("-l", f"{name}={count}")
+
+
+# -- Reservations --------------------------------------------------------------------------------------------
+
+ANSWERED_WITHIN = 20
+"""Seconds that pbs_rsub waits for the scheduler; a reservation that has no answer by then is removed."""
+SHOW_RESERVATIONS = ("pbs_rstat", "-f")
+_CONFIRMED = re.compile(r"^(R\d+)\.\S+ CONFIRMED", re.MULTILINE)
+_RESERVATION = re.compile(r"^(?:Resv ID|Name): (R\d+)\.", re.MULTILINE)
+_ENDING = frozenset({"RESV_BEING_DELETED", "RESV_DELETED", "RESV_FINISHED"})
+
+
+def rsub_command(
+    request: ReservationRequest,
+    settings: PbsSettings,
+    directives: Directives,
+    *,
+    begins_at: float,
+    defaults: Mapping[str, str],
+) -> tuple[str, ...]:
+    """Return the command line that reserves a chunk for each placeholder; the time in it is of UTC.
+
+    ``defaults``: what chunks get from their queue, which a reservation does not know. Raises LrmRejectedError.
+    """
+    divided, chunk = _divided(request.placeholders, settings, directives)
+    placeholders = divided.rest
+    asked = {part.partition("=")[0] for part in chunk.split(":")}
+    more = "".join(f":{name}={value}" for name, value in defaults.items() if name not in asked)
+    licenses = [f"{name}={count * placeholders.count}" for name, count in placeholders.slot.licenses]
+    return (
+        "pbs_rsub",
+        *("-I", str(-ANSWERED_WITHIN)),
+        *("-N", placeholders.key),
+        *("-R", time.strftime("%Y%m%d%H%M.%S", time.gmtime(begins_at))),
+        *("-D", str(placeholders.walltime)),
+        *("-l", f"select={placeholders.count}{chunk.removeprefix('1')}{more}"),
+        *("-l", f"place={'vscatter:excl' if placeholders.slot.exclusive else 'free'}"),
+        *(word for one in licenses for word in ("-l", one)),
+    )
+
+
+def parse_confirmed(output: str) -> str:
+    """Return the queue of the reservation that pbs_rsub has made; empty: it has made none."""
+    found = _CONFIRMED.search(output)
+    return found[1] if found else ""
+
+
+def parse_reservations(output: str, user: str) -> Mapping[str, str]:
+    """Return the queues of a user's reservations, by name, from ``pbs_rstat -f``."""
+    found: dict[str, str] = {}
+    for number, text in zip(*[iter(_RESERVATION.split(output.replace("\n\t", ""))[1:])] * 2, strict=True):
+        values = dict(line.strip().split(" = ", 1) for line in text.splitlines() if " = " in line)
+        ours = values.get("Reserve_Owner", "").partition("@")[0] == user
+        if ours and values.get("reserve_state") not in _ENDING and "Reserve_Name" in values:
+            found[values["Reserve_Name"]] = number
+    return found

@@ -64,6 +64,7 @@ from koala_sge.submission import (
     parse_submitted,
     qrsub_command,
     qsub_command,
+    slots_granted,
 )
 
 if TYPE_CHECKING:
@@ -378,19 +379,32 @@ class SgeLrm(CommandPlugin):
     # -- reservations --------------------------------------------------------------------------------------------
 
     async def reserve(self, request: ReservationRequest) -> str:
-        """Reserve slots of a parallel environment that spreads over hosts; for the users of the list arusers."""
-        queues = (await self._commands.run(heldjobs.SHOW_QUEUES)).text
-        names = environments_of_queues(queues, request.queue or self._settings.queue)[:MOST_ENVIRONMENTS]
-        for name in names:
-            if not is_on_one_host((await self._commands.run(show_environment(name))).text):
-                break
-        else:
-            raise LrmRejectedError("no parallel environment of its queue spreads over hosts, which a reservation needs")
-        command = qrsub_command(request, name, time.time() + request.starts_in)
+        """Reserve slots of a parallel environment that spreads over hosts; for the users of the list arusers.
+
+        Those of several processors are given back where what is granted on a host does not fit them.
+        """
+        placeholders = request.placeholders
+        threads = placeholders.slot.threads
+        name = await self._spreading_environment(placeholders.queue or self._settings.queue)
+        native = native_options(self._settings, placeholders, self._complexes, self._context.directives)
+        command = qrsub_command(request, name, native, time.time() + request.starts_in)
         result = await self._commands.run(command, environment={"TZ": "UTC0"})
-        if number := parse_granted(result.text):
-            return number
-        raise LrmRejectedError(f"qrsub: {result.complaint or 'no output'}")
+        number = parse_granted(result.text)
+        if not number:
+            raise LrmRejectedError(f"qrsub: {result.complaint or 'no output'}")
+        if threads > 1:
+            shown = (await self._commands.run(("qrstat", "-ar", number))).text
+            if slots_granted(shown, threads) < placeholders.count:
+                await self.unreserve(number)
+                raise LrmRejectedError(f"parallel environment {name} spreads what it reserves, not by {threads} a host")
+        return number
+
+    async def _spreading_environment(self, queue: str | None) -> str:
+        queues = (await self._commands.run(heldjobs.SHOW_QUEUES)).text
+        for name in environments_of_queues(queues, queue)[:MOST_ENVIRONMENTS]:
+            if not is_on_one_host((await self._commands.run(show_environment(name))).text):
+                return name
+        raise LrmRejectedError("no parallel environment of its queue spreads over hosts, which a reservation needs")
 
     async def reservations(self) -> Mapping[str, str]:
         return parse_reservations((await self._commands.run(("qrstat", "-xml"))).text, self._user)

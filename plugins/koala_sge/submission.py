@@ -6,7 +6,6 @@ They make the same jobs as DRMAA, and the placeholder's script is the same file 
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from dataclasses import replace
@@ -73,17 +72,29 @@ def native_options(
     return apply_directives(options, divided.directives, GRID_ENGINE)
 
 
-def qrsub_command(request: ReservationRequest, environment: str, begins_at: float) -> tuple[str, ...]:
-    """Return the command line that reserves slots from a time on, which it is told in UTC."""
-    seconds = math.ceil(request.seconds)
+def qrsub_command(
+    request: ReservationRequest, environment: str, native: Sequence[str], begins_at: float
+) -> tuple[str, ...]:
+    """Return the command line that reserves slots from a time on, which it is told in UTC.
+
+    ``native``: options of the placeholders, whose queue and requests of resources it repeats.
+    """
+    placeholders, seconds = request.placeholders, request.placeholders.walltime
+    repeated = (one for one in native if one.startswith(("-l ", "-q ")) and not one.startswith("-l h_rt="))
     return (
         "qrsub",
         *("-a", time.strftime("%Y%m%d%H%M.%S", time.gmtime(begins_at))),
         *("-d", f"{seconds // 3600}:{seconds // 60 % 60}:{seconds % 60}"),
-        *("-pe", environment, str(request.count)),
-        *("-N", request.name),
-        *(("-q", request.queue) if request.queue else ()),
+        *("-pe", environment, str(placeholders.count * placeholders.slot.threads)),
+        *("-N", placeholders.key),
+        *(word for one in repeated for word in one.split(maxsplit=1)),
     )
+
+
+def slots_granted(shown: str, threads: int) -> int:
+    """Return for how many slots of several processors there is room in what ``qrstat -ar`` shows of a reservation."""
+    granted = next((line for line in shown.splitlines() if line.startswith("granted_slots_list")), "")
+    return sum(int(number) // threads for number in re.findall(r"=(\d+)", granted))
 
 
 def parse_granted(output: str) -> str:

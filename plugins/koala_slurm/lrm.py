@@ -44,6 +44,8 @@ from koala_slurm.reserving import (
     SHOW_RESERVATIONS,
     CoreReservation,
     Reserved,
+    extent_on_nodes,
+    needs_one_core,
     parse_reservations,
     reserve_ahead_command,
     unreserve_command,
@@ -292,13 +294,19 @@ class SlurmLrm(CommandPlugin):
     # -- reservations ------------------------------------------------------------------------------------------------
 
     async def reserve(self, request: ReservationRequest) -> str:
-        """Reserve cores on any nodes; needs an operator's rights."""
+        """Reserve cores or nodes; needs an operator's rights."""
         self.require_operator("reserve", (), may=self.capabilities.reserve)
-        await self._commands.change(reserve_ahead_command(request, user=self._user), action="reserve")
-        return request.name
+        placeholders = request.placeholders
+        extent: Sequence[str] = (f"CoreCnt={placeholders.count}",)
+        if not needs_one_core(placeholders.slot):
+            cores_by_node = self._config is not None and self._config.takes_cores_by_node
+            extent = extent_on_nodes(placeholders, await self.nodes(), cores_by_node=cores_by_node)
+        await self._commands.change(reserve_ahead_command(request, extent, user=self._user), action="reserve")
+        return placeholders.key
 
     async def reservations(self) -> Mapping[str, str]:
-        return parse_reservations((await self._commands.run(SHOW_RESERVATIONS)).text, self._user)
+        shown = await self._commands.read(SHOW_RESERVATIONS, action="listing of reservations")
+        return parse_reservations(shown, self._user)
 
     async def unreserve(self, reservation: str) -> None:
         """Remove a reservation: Slurm refuses while jobs run in it, and does so by itself soon after them."""

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm.slotcount import slots_ever
 from koala_adapter.model import LrmJobState
+from koala_adapter.slots import PLAIN
 from koala_adapter.wire.hostlists import expand
 from koala_slurm.listing import EVERY_JOB, idle_command, new_separator, parse_nodes
 from koala_slurm.pinning import Pin, leave_reservation_command, natural_order
@@ -29,9 +31,10 @@ from koala_slurm.words import minutes, waiting_elements
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 
-    from koala_adapter.lrm.contract import ReservationRequest
+    from koala_adapter.lrm.contract import ReservationRequest, Submission
     from koala_adapter.lrm.lrmhost import LrmHost
-    from koala_adapter.model import LrmJob
+    from koala_adapter.model import LrmJob, Node
+    from koala_adapter.slots import Slot
     from koala_slurm.client import SlurmCommands
 
 TRIES = 3
@@ -106,22 +109,54 @@ def reserve_command(
     )
 
 
-def reserve_ahead_command(request: ReservationRequest, *, user: str) -> tuple[str, ...]:
-    """Return the command line that reserves cores for placeholders from a time on. Raises LrmRejectedError."""
-    if not (_USER.fullmatch(user) and _USER.fullmatch(request.name) and _USER.fullmatch(request.queue or "default")):
-        raise LrmRejectedError(f"cannot reserve cores for user {user!r} in partition {request.queue!r}")
+def reserve_ahead_command(request: ReservationRequest, extent: Sequence[str], *, user: str) -> tuple[str, ...]:
+    """Return the command line that reserves an extent for placeholders from a time on. Raises LrmRejectedError."""
+    placeholders = request.placeholders
+    queue = placeholders.queue
+    if not (_USER.fullmatch(user) and _USER.fullmatch(placeholders.key) and _USER.fullmatch(queue or "default")):
+        raise LrmRejectedError(f"cannot reserve cores for user {user!r} in partition {queue!r}")
     return (
         "scontrol",
         "create",
         "reservation",
-        f"ReservationName={request.name}",
+        f"ReservationName={placeholders.key}",
         f"StartTime=now+{math.ceil(request.starts_in)}",
-        f"Duration={minutes(math.ceil(request.seconds))}",
+        f"Duration={minutes(placeholders.walltime)}",
         f"Users={user}",
-        *((f"PartitionName={request.queue}",) if request.queue else ()),
-        f"CoreCnt={request.count}",
+        *((f"PartitionName={queue}",) if queue else ()),
+        *extent,
         "Flags=PURGE_COMP=00:00:30",
     )
+
+
+def needs_one_core(slot: Slot) -> bool:
+    """Tell whether placeholders of a slot can run on any cores of any nodes."""
+    return replace(slot.shape, queue="") == PLAIN
+
+
+def extent_on_nodes(placeholders: Submission, nodes: Iterable[Node], *, cores_by_node: bool) -> tuple[str, ...]:
+    """Return how many nodes are reserved for slots of several cores, or of memory or GPUs, which go with whole nodes.
+
+    ``cores_by_node``: Slurm takes a number of cores for each node. It chooses the nodes by itself, so all of them must
+    have room. Raises LrmRejectedError.
+    """
+    slot, queue = placeholders.slot, placeholders.queue
+    serving = [one for one in nodes if not queue or not one.queues or queue in one.queues]
+    featured = [one for one in serving if set(slot.features) <= set(one.features)]
+    room = min((slots_ever(one, slot, queue) for one in featured), default=0)
+    if not room:
+        message = f"Slurm chooses the nodes of a reservation, and not all of its partition have room for {slot}"
+        raise LrmRejectedError(message)
+    whole, rest = divmod(placeholders.count, room)
+    number = whole + bool(rest)
+    words = [f"NodeCnt={number}"]
+    if slot.features:
+        words.append(f"Features={'&'.join(slot.features)}")
+    single = all(one.grain_in(queue) == 1 for one in featured)
+    if single and needs_one_core(replace(slot, threads=1, features=())) and (cores_by_node or number == 1):
+        cores = [room * slot.threads] * whole + [rest * slot.threads] * bool(rest)
+        words.append(f"CoreCnt={','.join(map(str, cores))}")
+    return tuple(words)
 
 
 def parse_reservations(output: str, user: str) -> Mapping[str, str]:

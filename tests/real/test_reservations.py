@@ -18,12 +18,14 @@ def reserved(slurm: SlurmCluster, cell: GridEngineCell) -> tuple[bool, bool]:
 def test_one_job_in_reservations_of_slurm_and_grid_engine(
     slurm_a: SlurmCluster, new_grid_engine: NewGridEngine, new_user: NewUser
 ) -> None:
-    """The service is killed while both are reserved; the next one goes on, and leaves no reservation."""
+    """Each rank has two processors. The service is killed while both are reserved; the next one leaves nothing."""
     cell = new_grid_engine("reserving")
     cell.add_environment("spread", rule="$fill_up")
+    cell.add_environment("smp", rule="$pe_slots")
     user = new_user(slurm_a, cell)
     user.wait_available(8, 4)
-    file = user.job_file(part(slurm_a.name, 2, "hostname"), part(cell.name, 2, "hostname"), claiming="reserve")
+    parts = (part(cluster.name, 2, "hostname", threads=2) for cluster in (slurm_a, cell))
+    file = user.job_file(*parts, claiming="reserve")
     job = user.submit(file)
     wait_until(lambda: reserved(slurm_a, cell) == (True, True), seconds=PATIENCE, what="both reserve")
     user.kill()

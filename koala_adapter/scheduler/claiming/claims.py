@@ -435,10 +435,10 @@ def _fill(
         if len(pieces) > 1:
             at = next(number for number, one in enumerate(record.claims) if one is claim)
             record.claims[at : at + 1] = pieces
-    _submit(context, record, filled, life)
+    submit_claims(context, record, filled, life)
 
 
-def _submit(context: Context, record: JobRecord, claims: list[Claim], life: float) -> None:
+def submit_claims(context: Context, record: JobRecord, claims: list[Claim], life: float) -> None:
     """Submit what claims miss on their clusters; what is of no use yet, while files travel, is postponed."""
     stage(context, record)
     seconds = record.job.walltime + context.state.parameters.launch_margin + life
@@ -477,7 +477,7 @@ def submit_postponed(context: Context, record: JobRecord) -> None:
     _leave_kept(context, record, views)
     trouble = _reserve(record, due, views) if due else None
     if trouble is None:
-        _submit(context, record, due, context.state.parameters.placeholder_life)
+        submit_claims(context, record, due, context.state.parameters.placeholder_life)
         if not any(claim.cluster is None or (claim.missing and claim.postponed is None) for claim in record.claims):
             record.timers.pop(TimerKind.RECLAIM, None)
         return
@@ -524,7 +524,7 @@ def reclaim(context: Context, record: JobRecord, *, early: bool = False) -> None
         return
     life = context.state.parameters.placeholder_life
     _fill(context, record, homeless, placed, life)
-    _submit(context, record, settled, life)
+    submit_claims(context, record, settled, life)
 
 
 def _leave_kept(context: Context, record: JobRecord, views: Views) -> None:

@@ -56,7 +56,8 @@ def reassign_to_waiting(context: Context, giver: JobRecord, spares: list[Placeho
     state = context.state
     free: Free = {}
     for placeholder in spares:
-        free.setdefault(placeholder.cluster, []).append(placeholder)
+        if not state.is_reserved(placeholder):
+            free.setdefault(placeholder.cluster, []).append(placeholder)
     guard_position = None if state.guarded is None else position_of(state.jobs[state.guarded])
     barred = frozenset(state.kept_room)
 
@@ -367,6 +368,8 @@ def _suits(context: Context, held: PlaceholderRecord, pending: PlaceholderRecord
     state = context.state
     taker = state.jobs[pending.job_id].job
     if held.cluster != pending.cluster or not held.lasts(context.now, taker.walltime):
+        return False
+    if state.is_reserved(held) or state.is_reserved(pending):
         return False
     if state.slot_of(held) != state.slot_of(pending):
         return False

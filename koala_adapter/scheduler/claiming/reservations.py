@@ -30,6 +30,10 @@ SLACK = 180.0
 """Seconds by which a reservation is longer than its placeholders: batch systems start them late."""
 PATIENCE = 120.0
 """Seconds in which all clusters of a job must have answered whether they reserve."""
+LATE = 60.0
+"""Seconds by which input files may come after the start of a reservation; later, the reservation is moved."""
+MOST_MOVES = 3
+"""How often the reservations of a job are moved; then its processors are claimed by placeholders alone."""
 
 
 def wants_reservation(state: State, record: JobRecord, claim: Claim) -> bool:
@@ -77,10 +81,8 @@ def _obstacle(state: State, record: JobRecord, claims: Sequence[Claim]) -> str:
         return "only all processors of a job are reserved together, and it has some"
     for claim in claims:
         parameters = state.clusters[claim.cluster].parameters if claim.cluster else None
-        if parameters is None or not parameters.reserves:
+        if parameters is None or parameters.reserves is False:
             return f"{claim.cluster} takes no reservations by its plugin, or from this user"
-        if claim.cluster and not record.job.component(claim.component).slot_on(claim.cluster).is_plain:
-            return f"{claim.component!r} needs more than a processor for each rank"
     return ""
 
 
@@ -92,7 +94,7 @@ def _ask(context: Context, record: JobRecord, one: Reservation) -> None:
         count=one.count,
         start_at=one.start_at,
         seconds=one.seconds,
-        queue=record.job.component(one.component).slot_on(one.cluster).queue,
+        slot=record.job.component(one.component).slot_on(one.cluster),
     )
     context.effects.add(action)
 
@@ -113,11 +115,31 @@ def reservation_for(record: JobRecord, claim: Claim) -> Reservation | None:
     return next((one for one in there if one.handle and one.count == claim.missing), None)
 
 
+def is_late(context: Context, record: JobRecord) -> bool:
+    """Tell whether input files will come so long after reserved processors that these are not to be held for them."""
+    if not record.reservations or record.not_reserved or record.awaits_reservation:
+        return False
+    start = min(one.start_at for one in record.reservations)
+    if record.held or start <= context.now:  # they are held, or will be in a moment
+        return False
+    return start + LATE < ready_at(record, context.now) < inf
+
+
+def may_move(record: JobRecord) -> bool:
+    """Tell whether the reservations of a job may be made anew for another time."""
+    return record.reservations_asked <= MOST_MOVES * len(record.reservations)
+
+
+def leave_reservations(context: Context, record: JobRecord) -> None:
+    """Remove the reservations of a job; a batch system that is still ending placeholders there does so later."""
+    for one in record.reservations:
+        context.effects.add(EndReservation(name=one.name, cluster=one.cluster, handle=one.handle))
+    record.reservations = []
+    record.timers.pop(TimerKind.RESERVATION, None)
+
+
 def give_back_reservations(context: Context, record: JobRecord) -> None:
     """Remove the reservations of a job as soon as none of its placeholders can be in them any more."""
     gone = record.state.final or record.state is JobState.WAITING or record.not_reserved
     if record.reservations and gone and not record.live:
-        for one in record.reservations:
-            context.effects.add(EndReservation(name=one.name, cluster=one.cluster, handle=one.handle))
-        record.reservations = []
-        record.timers.pop(TimerKind.RESERVATION, None)
+        leave_reservations(context, record)

@@ -17,9 +17,15 @@ from koala_adapter.scheduler.claiming.claims import (
     end_placeholder,
     exclude_from_growth,
     forget_placeholder,
+    submit_claims,
     submit_postponed,
 )
-from koala_adapter.scheduler.claiming.reservations import give_back_reservations
+from koala_adapter.scheduler.claiming.reservations import (
+    give_back_reservations,
+    is_late,
+    leave_reservations,
+    may_move,
+)
 from koala_adapter.scheduler.claiming.staging import look
 from koala_adapter.scheduler.claiming.waiting import impossible, refuse
 from koala_adapter.scheduler.events import (
@@ -134,7 +140,10 @@ def staging_progressed(context: Context, event: StagingProgressed) -> None:
     if record is not None and staging is not None:
         staging.missing, staging.rate, staging.done = max(0, event.missing_bytes), event.rate, False
         staging.source = event.source
-        submit_postponed(context, record)
+        if is_late(context, record):
+            _move_reservations(context, record)
+        else:
+            submit_postponed(context, record)
 
 
 def files_staged(context: Context, event: FilesStaged) -> None:
@@ -189,7 +198,10 @@ def reservation_made(context: Context, event: ReservationMade) -> None:
             one.handle = event.handle
     if record is not None and record.state is JobState.CLAIMING and all(one.handle for one in record.reservations):
         record.timers.pop(TimerKind.RESERVATION, None)
-        submit_postponed(context, record)
+        if is_late(context, record):
+            _move_reservations(context, record)
+        else:
+            submit_postponed(context, record)
 
 
 def reservation_refused(context: Context, event: ReservationRefused) -> None:
@@ -204,6 +216,25 @@ def reservation_timer(context: Context, record: JobRecord) -> None:
     """Claim by placeholders where a cluster has not answered."""
     silent = ", ".join(dict.fromkeys(one.cluster for one in record.reservations if not one.handle))
     _claim_without(context, record, f"no answer from {silent}")
+
+
+def _move_reservations(context: Context, record: JobRecord) -> None:
+    """Have processors reserved for the time at which the input files are expected now, if that was not done too often.
+
+    Placeholders that wait in the former reservations are ended.
+    """
+    for claim in record.claims:
+        waiting = list(claim.placeholders)
+        record.unclaim(set(waiting))
+        for id_ in waiting:
+            end_placeholder(context, context.state.placeholders[id_])
+        claim.postponed = context.now
+    again = may_move(record)
+    leave_reservations(context, record)
+    if again:
+        submit_claims(context, record, record.claims, context.state.parameters.placeholder_life)
+    else:
+        _claim_without(context, record, "its input files took longer than expected, again and again")
 
 
 def _claim_without(context: Context, record: JobRecord, reason: str) -> None:

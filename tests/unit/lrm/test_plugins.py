@@ -183,7 +183,9 @@ class Bare(Lrm):
 
 JOB = LrmJobId("1")
 START = PinnedStart(job=JOB, nodes=("n1",))
-RESERVATION = ReservationRequest(name="r", count=1, starts_in=10.0, seconds=60.0)
+RESERVATION = ReservationRequest(
+    placeholders=Submission(key=BatchKey("r"), count=1, script="", walltime=60), starts_in=10.0
+)
 CALLS: dict[str, Callable[[Lrm], Any]] = {
     "history": lambda lrm: lrm.history([JOB]),
     "hold": lambda lrm: lrm.hold([JOB]),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm import Submission
 from koala_adapter.lrm.commands import CommandResult
-from koala_adapter.lrm.contract import Directives
+from koala_adapter.lrm.contract import Directives, ReservationRequest
 from koala_adapter.model import BatchKey, EndReason, LrmJob, Node, NodeState
 from koala_adapter.slots import Slot
 from koala_pbs import client as control
@@ -31,7 +31,7 @@ from koala_pbs.queues import (
     walltime_limit,
 )
 from koala_pbs.settings import PbsSettings
-from koala_pbs.submission import QSUB, pieces, qsub_command
+from koala_pbs.submission import QSUB, parse_confirmed, parse_reservations, pieces, qsub_command, rsub_command
 from koala_pbs.vnodes import parse_vnodes, placed, tied
 from koala_pbs.words import (
     array_index,
@@ -419,6 +419,49 @@ def test_command_lines() -> None:
 
 
 # Vnodes of PBS that serve some queues and chunks only, and what its scheduler says of jobs that wait.
+
+
+RESERVATIONS = """\
+Resv ID: R2.vm
+Reserve_Name = koala-x-r-12-1
+Reserve_Owner = ann@vm
+reserve_state = RESV_CONFIRMED
+queue = R2
+resv_nodes = (n1:ncpus=2:mem=102400kb)+(n1:ncpus=2:mem=102400kb)+(n1:ncpus=2:m
+\tem=102400kb)
+
+Resv ID: R3.vm
+Reserve_Name = koala-x-r-12-2
+Reserve_Owner = ann@vm
+reserve_state = RESV_BEING_DELETED
+
+Resv ID: R4.vm
+Reserve_Name = course
+Reserve_Owner = anna@vm
+reserve_state = RESV_RUNNING
+"""
+"""As pbs_rstat -f of 23.06.06 shows them, shortened."""
+
+
+def test_reservations_are_asked_for_and_read() -> None:
+    slot = Slot(threads=2, gpus=1, licenses=(("matlab", 2),))
+    placeholders = replace(SUBMISSION, slot=slot, memory_mib=100, queue="gpu")
+    request = ReservationRequest(placeholders=placeholders, starts_in=9.0)
+    defaults = {"ncpus": "1", "Qlist": "gpu"}
+    command = rsub_command(request, SETTINGS, EVERYTHING, begins_at=1_800_000_000.0, defaults=defaults)
+    assert command[:9] == ("pbs_rsub", "-I", "-20", "-N", "koala-1", "-R", "202701150800.00", "-D", "600")
+    assert command[9:] == (
+        *("-l", "select=3:ncpus=2:mem=100mb:ngpus=1:Qlist=gpu"),
+        *("-l", "place=free", "-l", "matlab=6"),
+    )
+    alone = replace(request, placeholders=replace(placeholders, slot=Slot(exclusive=True)))
+    assert "place=vscatter:excl" in rsub_command(alone, SETTINGS, EVERYTHING, begins_at=0.0, defaults={})
+    assert parse_confirmed("R2.vm CONFIRMED\n") == "R2"
+    assert not parse_confirmed("R3.vm DENIED\n") + parse_confirmed("R3.vm UNCONFIRMED\n")
+    assert parse_reservations(RESERVATIONS, "ann") == {"koala-x-r-12-1": "R2"}
+    assert parse_reservations("", "ann") == {}
+    # The queue of a reservation takes the place of the one that was named.
+    assert qsub(replace(placeholders, reservation="R2"))[qsub(placeholders).index("-q") + 1] == "R2"
 
 
 def vnode(*, partition: str = "", used: dict[str, object] | None = None, **resources: object) -> dict[str, object]:

@@ -37,7 +37,7 @@ from koala_sge.slots import (
     parse_complexes,
     shared,
 )
-from koala_sge.submission import native_options, parse_granted, parse_reservations, qrsub_command
+from koala_sge.submission import native_options, parse_granted, parse_reservations, qrsub_command, slots_granted
 
 # -- Slots in the words of Grid Engine: options, shares of each processor, and what qconf tells of a cell.
 
@@ -220,12 +220,18 @@ def test_a_cell_is_kept(tmp_path: Path) -> None:
 
 
 def test_reservations_are_asked_for_and_read() -> None:
-    request = ReservationRequest(name="koala-x-r-1-1", count=2, starts_in=0.0, seconds=3700.0, queue="all.q")
-    command = qrsub_command(request, "spread", 1_800_000_000.0)
+    slot = Slot(threads=2, memory_mib=100)
+    placeholders = replace(PLACEHOLDERS, slot=slot, queue="all.q", memory_mib=100, walltime=3700)
+    request = ReservationRequest(placeholders=placeholders, starts_in=0.0)
+    native = native_options(SETTINGS, placeholders, CELL, Directives())
+    command = qrsub_command(request, "spread", native, 1_800_000_000.0)
     assert command == (
-        *("qrsub", "-a", "202701150800.00", "-d", "1:1:40", "-pe", "spread", "2"),
-        *("-N", "koala-x-r-1-1", "-q", "all.q"),
+        *("qrsub", "-a", "202701150800.00", "-d", "1:1:40", "-pe", "spread", "6"),
+        *("-N", placeholders.key, "-l", "h_vmem=50M", "-q", "all.q"),
     )
+    granted = "id   3\ngranted_slots_list             all.q@n1=4,all.q@n2=1,all.q@n3=3\n"
+    assert slots_granted(granted, 2) == 3
+    assert slots_granted("", 2) == 0
     assert parse_granted("Your advance reservation 12 has been granted\n") == "12"
     assert parse_granted("advance_reservation: no suitable queues\n") == ""
     shown = "<ar_summary><id>12</id><name>koala-x-r-1-1</name><owner>ann</owner></ar_summary>"

@@ -19,12 +19,13 @@ from koala_adapter.errors import (
 from koala_adapter.lrm import ClusterContext, PinnedStart, Submission
 from koala_adapter.lrm.commands import CommandResult, child_environment
 from koala_adapter.lrm.contract import Directives, ReservationRequest
-from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
+from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState, Node, NodeState
+from koala_adapter.slots import Slot
 from koala_adapter.testing import RecordingRunner, eventually, new_context
 from koala_slurm import PLUGIN, SlurmSettings
 from koala_slurm.listing import parse_config
 from koala_slurm.lrm import SlurmLrm
-from koala_slurm.reserving import parse_reservations, reserve_ahead_command
+from koala_slurm.reserving import extent_on_nodes, parse_reservations, reserve_ahead_command
 from tests.fakes.slurm import FakeSlurm
 
 RESERVATIONS = """\
@@ -35,12 +36,33 @@ ReservationName=maintenance StartTime=2026-11-26T19:05:46 Nodes=n1 CoreCnt=2 Use
 
 
 def test_reservations_are_asked_for_and_read() -> None:
-    request = ReservationRequest(name="koala-x-r-1-1", count=2, starts_in=14.2, seconds=290.0, queue="main")
-    command = reserve_ahead_command(request, user="ann")
+    placeholders = Submission(key=BatchKey("koala-x-r-1-1"), count=2, script="", walltime=290, queue="main")
+    request = ReservationRequest(placeholders=placeholders, starts_in=14.2)
+    command = reserve_ahead_command(request, ("CoreCnt=2",), user="ann")
     assert {"StartTime=now+15", "Duration=5", "Users=ann", "PartitionName=main", "CoreCnt=2"} <= set(command)
     assert parse_reservations(RESERVATIONS, "ann") == {"koala-x-r-1-1": "koala-x-r-1-1"}
     with pytest.raises(LrmRejectedError, match="cannot reserve cores for user 'a b'"):
-        reserve_ahead_command(request, user="a b")
+        reserve_ahead_command(request, ("CoreCnt=2",), user="a b")
+
+
+@pytest.mark.parametrize(
+    ("slot", "cores_by_node", "extent"),
+    [
+        (Slot(threads=3), True, ("NodeCnt=3", "CoreCnt=6,6,3")),
+        (Slot(threads=3), False, ("NodeCnt=3",)),
+        (Slot(threads=3, memory_mib=3000), True, ("NodeCnt=5",)),
+        (Slot(features=("ssd",)), True, ("NodeCnt=1", "Features=ssd", "CoreCnt=5")),
+    ],
+)
+def test_slots_of_more_than_a_core_are_reserved_by_nodes(
+    slot: Slot, *, cores_by_node: bool, extent: tuple[str, ...]
+) -> None:
+    placeholders = Submission(key=BatchKey("k"), count=5, script="", walltime=290, queue="main", slot=slot)
+    small = Node(name="n1", state=NodeState.UP, processors=6, processors_used=6, memory_mib=4000, queues=("main",))
+    nodes = [small, replace(small, name="n2", processors=8, features=("ssd",)), replace(small, queues=("tiny",))]
+    assert extent_on_nodes(placeholders, nodes, cores_by_node=cores_by_node)[: len(extent)] == extent
+    with pytest.raises(LrmRejectedError, match="not all of its partition have room for 7 processors"):
+        extent_on_nodes(replace(placeholders, slot=Slot(threads=7)), nodes, cores_by_node=True)
 
 
 HELD = Submission(key=BatchKey("koala-unit"), count=3, script="#!/bin/sh\nexit 0\n", walltime=60, held=True)

@@ -33,9 +33,9 @@ from koala_adapter.parsl import KoalaProvider, block_state, through_koala
 from koala_adapter.python import description, taskworker
 from koala_adapter.python.description import SlotKeys
 from koala_adapter.python.executor import require_known_to_workers
-from koala_adapter.python.jobs import mimebundle, show_reports, text_of
+from koala_adapter.python.jobs import in_hold, mimebundle, show_reports, text_of
 from koala_adapter.python.localsite import local_site_text
-from koala_adapter.report.values import ComponentReport, JobReport
+from koala_adapter.report.values import ComponentReport, HoldReport, JobReport
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.platform import ClusterModel
 from koala_adapter.slots import Slot
@@ -198,6 +198,15 @@ def test_a_job_is_a_table_in_a_notebook() -> None:
     assert "n1, n2, n3, n4 …" in html
     assert "It waits for 5 &amp; holds 3." in html
     assert "n1 went down" in mimebundle(ENDED)["text/html"]
+
+
+def test_what_waits_for_something_else_than_processors_is_said() -> None:
+    holds = (
+        HoldReport(holder="user", reason="JobHeldUser", placeholders=2, since=0.0),
+        HoldReport(holder="unknown", reason="for their reservation", placeholders=3, since=0.0, in_hold=False),
+    )
+    said = in_hold(replace(COMPONENT, holds=holds))
+    assert said == " (2 in hold there: user JobHeldUser, 3 kept waiting there: for their reservation)"
 
 
 def test_each_change_is_a_line_without_a_notebook(capsys: pytest.CaptureFixture[str]) -> None:

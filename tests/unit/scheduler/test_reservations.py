@@ -7,16 +7,30 @@ from dataclasses import replace
 
 import pytest
 
-from koala_adapter.model import Claiming, EndReason, Job, JobId
+from koala_adapter.model import Claiming, EndReason, InputFile, Job, JobId
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.actions import Action, EndReservation, ReserveProcessors, SubmitPlaceholders
-from koala_adapter.scheduler.claiming.reservations import LEAD, PATIENCE
+from koala_adapter.scheduler.actions import (
+    Action,
+    EndPlaceholders,
+    EndReservation,
+    ReserveProcessors,
+    SubmitPlaceholders,
+)
+from koala_adapter.scheduler.claiming.reservations import LATE, LEAD, MOST_MOVES, PATIENCE
 from koala_adapter.scheduler.parameters import ClusterParameters
 from koala_adapter.slots import Slot
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, job, launches, of_kind, submissions
 
+MIB = 1024 * 1024
 NAMES = ["koala-k-r-1-1", "koala-k-r-1-2"]
+
+
+def with_file() -> Job:
+    """Return a job on a that waits for a file of 300 MiB, which has yet to travel."""
+    file = InputFile(source="/data/genome", target="genome", size=300 * MIB)
+    one = job("1", replace(component("x", 2, cluster="a"), input_files=(file,)))
+    return replace(one, claiming=Claiming.RESERVE)
 
 
 def two_clusters() -> Job:
@@ -27,16 +41,23 @@ def two_clusters() -> Job:
 class ReservingSite(Site):
     """Clusters a and b that reserve."""
 
-    def __init__(self, *, reserves: bool = True, claiming: Claiming = Claiming.PLACEHOLDERS) -> None:
+    def __init__(self, *, reserves: bool | None = True, claiming: Claiming = Claiming.PLACEHOLDERS) -> None:
         super().__init__(
             {"a": 4, "b": 4},
             None,
-            ClusterParameters(name=A, reserves=True, claiming=claiming),
+            ClusterParameters(name=A, reserves=True, claiming=claiming, stages=True, bandwidth=1.0),
             ClusterParameters(name=B, reserves=reserves, claiming=claiming),
         )
 
     def made(self, name: str) -> list[Action]:
         return self.post(ev.ReservationMade(time=self.now, job_id=JobId("1"), name=name, handle=f"at {name}"))
+
+    def come(self, mib: int) -> list[Action]:
+        """Have so much of an input file yet to come to a, at 1 MiB a second."""
+        rate, missing = float(MIB), mib * MIB
+        return self.post(
+            ev.StagingProgressed(time=self.now, job_id=JobId("1"), cluster=A, missing_bytes=missing, rate=rate)
+        )
 
     def refused(self, name: str, reason: str) -> list[Action]:
         return self.post(ev.ReservationRefused(time=self.now, job_id=JobId("1"), name=name, reason=reason))
@@ -86,22 +107,29 @@ def test_where_one_is_refused_all_are_given_back_and_placeholders_go_into_the_qu
     assert launches(site.hold_all("1")) == ["1"]
 
 
-@pytest.mark.parametrize("case", ["cannot", "slots", "not wanted"])
+@pytest.mark.parametrize("case", ["cannot", "not wanted"])
 def test_what_is_not_reserved_is_claimed_at_once(case: str) -> None:
     site = ReservingSite(reserves=case != "cannot")
     one = two_clusters()
-    if case == "slots":
-        one = replace(one, components=(replace(one.components[0], slot=Slot(threads=2)), one.components[1]))
     if case == "not wanted":
         one = replace(one, claiming=None)
     actions = site.submit(one)
     assert not of_kind(ReserveProcessors, actions)
     assert submissions(actions) == {"a": 2, "b": 1}
-    told = {
-        "cannot": "b takes no reservations by its plugin, or from this user",
-        "slots": "'x' needs more than a processor for each rank",
-    }
-    assert told.get(case, "") in site.record("1").not_reserved
+    why = "b takes no reservations by its plugin, or from this user" if case == "cannot" else ""
+    assert site.record("1").not_reserved == why
+
+
+def test_a_cluster_of_which_it_is_not_known_yet_is_asked() -> None:
+    site = ReservingSite(reserves=None)
+    assert [one.cluster for one in of_kind(ReserveProcessors, site.submit(two_clusters()))] == [A, B]
+
+
+def test_slots_are_told_to_the_batch_system() -> None:
+    one, slot = two_clusters(), Slot(threads=2, memory_mib=100, queue="q")
+    one = replace(one, components=(replace(one.components[0], slot=slot), one.components[1]))
+    asked = of_kind(ReserveProcessors, ReservingSite().submit(one))
+    assert [(ask.count, ask.slot) for ask in asked] == [(2, slot), (1, Slot())]
 
 
 def test_a_cluster_may_say_it_for_its_jobs() -> None:
@@ -147,3 +175,63 @@ def test_lost_processors_are_claimed_again_without_a_reservation() -> None:
     site.ended(site.claimed("1")[0].id, EndReason.NODE_LOST)
     again = of_kind(SubmitPlaceholders, site.pass_time(200.0))
     assert [(one.cluster, one.count, one.reservation) for one in again] == [(A, 1, "")]
+
+
+def test_reservations_are_moved_when_the_files_come_later() -> None:
+    site = ReservingSite()
+    (asked,) = of_kind(ReserveProcessors, site.submit(with_file()))
+    assert asked.start_at == site.now + 300
+    (first,) = of_kind(SubmitPlaceholders, site.made(NAMES[0]))
+    site.take_all()
+    site.pass_time(10.0)
+    assert not site.come(int(LATE) + 290)  # so late it may be
+    moved = site.come(int(LATE) + 291)
+    assert [one.name for one in of_kind(EndReservation, moved)] == NAMES[:1]
+    assert [len(one.placeholders) for one in of_kind(EndPlaceholders, moved)] == [2]
+    (again,) = of_kind(ReserveProcessors, moved)
+    assert (again.name, again.start_at) == (NAMES[1], site.now + LATE + 291)
+    (second,) = of_kind(SubmitPlaceholders, site.made(NAMES[1]))
+    assert (first.reservation, second.reservation) == (f"at {NAMES[0]}", f"at {NAMES[1]}")
+
+
+def test_news_that_come_before_the_answer_move_the_reservation_after_it() -> None:
+    site = ReservingSite()
+    site.submit(with_file())
+    assert not site.come(500)
+    moved = site.made(NAMES[0])
+    assert not submissions(moved)
+    assert [one.name for one in of_kind(ReserveProcessors, moved)] == NAMES[1:]
+
+
+def test_reservations_moved_too_often_are_given_up() -> None:
+    site = ReservingSite()
+    site.submit(with_file())
+    for number in range(MOST_MOVES + 1):
+        site.made(f"koala-k-r-1-{number + 1}")
+        site.take_all()
+        actions = site.come(500 + 100 * number)
+        site.end_ending()
+    assert not of_kind(ReserveProcessors, actions)
+    assert "not reserved: its input files took longer than expected, again and again." in site.explained()
+    assert not site.record("1").reservations
+    assert submissions(site.pass_time(500 + 100 * MOST_MOVES)) == {"a": 2}
+
+
+def test_processors_that_are_held_stay_in_their_reservation() -> None:
+    site = ReservingSite()
+    site.submit(with_file())
+    site.made(NAMES[0])
+    site.take_all()
+    site.hold(site.claimed("1")[0].id)
+    assert not site.come(900)
+
+
+def test_reserved_processors_are_not_handed_to_another_job() -> None:
+    """Some batch systems end what is in a reservation with it, and it ends with its job."""
+    site = ReservingSite()
+    site.submit(replace(two_clusters(), components=(component("x", 4, cluster="a"),)))
+    site.made(NAMES[0])
+    site.run("1")
+    site.submit(job("2", component("x", 4, cluster="a")))
+    assert not launches(site.complete("1"))
+    assert site.record("2").state is not JobState.LAUNCHING

@@ -21,7 +21,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.events import Event
 from koala_adapter.service.agents import leave_token
 from koala_adapter.service.clusters import ClusterDriver, ClusterReading, Poller
-from koala_adapter.service.listings import ClusterObservation, Judgement, ListingJudge
+from koala_adapter.service.listings import ClusterObservation, Judgement, ListingJudge, new_holds
 from koala_adapter.service.opening import make_lrm, request_window, token_path
 from tests.unit.scheduler.scheduler_site import A, Site, component, job
 from tests.unit.service.scripted_lrm import ScriptedLrm, config, node
@@ -212,6 +212,22 @@ async def test_holds_are_told_once(*, told: bool) -> None:
     assert isinstance(event, ev.HoldsSeen)
     assert [hold.holder for hold in event.holds] == [HoldOwner.OPERATOR if told else None] * 2
     assert [len(one.holds) for one in driven.heard if isinstance(one, ev.HoldsSeen)] == [2, 0]
+
+
+def test_placeholders_wait_for_their_reservation() -> None:
+    """Whatever a batch system calls that."""
+    site = Site({"a": 4})
+    site.submit(job("1", component("x", 1, cluster="a")))
+    site.take_all()
+    (one,) = site.claimed("1")
+    site.state.batches[one.id.batch].reserved_until = site.now + 60
+    listed = LrmJob(
+        id=one.lrm_id or LrmJobId(""), name=one.id.batch, state=LrmJobState.QUEUED, user="alice", processors=1,
+        blocked=True, reason="Reservation",
+    )  # fmt: skip
+    told = new_holds(site.state, one.cluster, [listed], now=site.now, told=True)
+    assert told is not None
+    assert [(hold.reason, hold.in_hold) for hold in told.holds] == [("for their reservation", False)]
 
 
 @pytest.mark.parametrize("capable", [True, False])
