@@ -466,8 +466,7 @@ class JobHeader(BaseModel, frozen=True, extra="forbid", defer_build=True):
         default=None,
         description="How processors are claimed. placeholders: by jobs that wait in the queues of batch systems. "
         "reserve: by reservations on all its clusters for the same time, its estimated start, in which placeholders "
-        "run; where one is refused, by placeholders alone. For slots of one processor. Default: as the site file says "
-        "of its clusters.",
+        "run; where one is refused, by placeholders alone. Default: as the site file says of its clusters.",
     )
     maximum_tries: Whole | None = Field(
         default=None,

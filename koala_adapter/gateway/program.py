@@ -120,11 +120,15 @@ class Watch:
 class Command:
     """A stream of a command: its input comes first, as a whole, then it is started and its output goes back.
 
-    One whose connection broke meanwhile would else take the first half of a job script for all of it.
+    One whose connection broke meanwhile would else take the first half of a job script for all of it. One that is
+    ``live`` is started at once, and gets its input as it comes.
     """
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", inlet: "Optional[int]" = None) -> None:
         self.process = process
+        self.inlet = inlet  # of one that is live: where its input goes, until that has ended
+        self.waiting = bytearray()  # for its input
+        self.ended = False  # no more input comes
         self.open: "Dict[int, Tuple[bytes, IO[bytes]]]" = {}
         """Output that has not ended, by descriptor, with the byte that marks its pieces."""
         for mark, output in ((b"1", process.stdout), (b"2", process.stderr)):
@@ -133,10 +137,17 @@ class Command:
                 self.open[output.fileno()] = (mark, output)
 
     def close(self) -> None:
-        """Close what is read of its output."""
+        """Close its input, and what is read of its output."""
+        self.close_input()
         for _, output in self.open.values():
             output.close()
         self.open.clear()
+
+    def close_input(self) -> None:
+        """Close its input, if that is open."""
+        if self.inlet is not None:
+            os.close(self.inlet)
+            self.inlet = None
 
     def kill(self) -> None:
         """End it and all that it has started."""
@@ -328,8 +339,8 @@ class Connection:
         left = self._killed
         for work in self._work.values():
             if isinstance(work, Command):
-                for descriptor in work.open:
-                    self._watch.stop(descriptor)
+                self._stop_watching(work)
+                work.close_input()
                 left.append(work)
             else:
                 self._agents.drop(work)
@@ -373,6 +384,10 @@ class Connection:
             work.waiting += event.data
             work.ended = work.ended or event.kind == END
             self._to_agent(number, work)
+        elif work is not None and event.kind in (DATA, END):
+            work.waiting += event.data
+            work.ended = work.ended or event.kind == END
+            self._feed(number, work)
         elif event.kind == DATA and number in self._content:
             self._keep(number, event.data)
         elif event.kind == DATA and number in self._arrivals:
@@ -384,6 +399,11 @@ class Connection:
 
     def _begin(self, number: int, request: "Dict[str, Any]") -> None:
         what = request.get("do")
+        if what == "run" and request.get("live"):
+            inward, inlet = os.pipe()
+            os.set_blocking(inlet, False)
+            self._start(number, request, os.fdopen(inward, "rb"), inlet)
+            return
         self._requests[number] = request
         if what in ("run", "write"):
             self._content[number] = unnamed_file()
@@ -515,8 +535,7 @@ class Connection:
             content.close()
         work = self._work.pop(number, None)
         if isinstance(work, Command):
-            for descriptor in work.open:
-                self._watch.stop(descriptor)
+            self._stop_watching(work)
             work.kill()
             self._killed.append(work)
         elif isinstance(work, Agent):
@@ -533,7 +552,10 @@ class Connection:
 
     # -- commands --
 
-    def _start(self, number: int, request: "Dict[str, Any]", content: "IO[bytes]") -> None:
+    def _start(
+        self, number: int, request: "Dict[str, Any]", content: "IO[bytes]", inlet: "Optional[int]" = None
+    ) -> None:
+        work = None
         try:
             process = subprocess.Popen(
                 [str(word) for word in request["argv"]],
@@ -544,6 +566,7 @@ class Connection:
                 start_new_session=True,
                 cwd="/",
             )
+            work = Command(process, inlet)
         except OSError as error:
             self._end(number, failure(error))
             return
@@ -552,9 +575,33 @@ class Connection:
             return
         finally:
             content.close()
-        work = Command(process)
+            if work is None and inlet is not None:
+                os.close(inlet)
         self._work[number] = work
         self._follow_command(number, work)
+
+    def _feed(self, number: int, work: Command) -> None:
+        """Write input of a live command as far as it takes it."""
+        if work.inlet is None:
+            return
+        self._watch.stop(work.inlet)
+        try:
+            while work.waiting:
+                written = os.write(work.inlet, bytes(work.waiting[:65536]))
+                del work.waiting[:written]
+                self._streams.grant(number, written)
+            if work.ended:
+                work.close_input()
+        except BlockingIOError:
+            self._watch.set(work.inlet, selectors.EVENT_WRITE, lambda _mask: self._feed(number, work))
+        except OSError:  # it reads no more
+            work.close_input()
+
+    def _stop_watching(self, work: Command) -> None:
+        for descriptor in work.open:
+            self._watch.stop(descriptor)
+        if work.inlet is not None:
+            self._watch.stop(work.inlet)
 
     def _follow_command(self, number: int, work: Command) -> None:
         """Read what a command prints as far as it can be sent."""
@@ -593,6 +640,8 @@ class Connection:
         """Tell how a command ended, when it has and all that it printed has been sent."""
         if not work.open and number in self._work and work.process.poll() is not None:
             del self._work[number]
+            self._stop_watching(work)
+            work.close_input()
             self._end(number, {"status": work.process.returncode})
 
     # -- agents --

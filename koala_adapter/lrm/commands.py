@@ -30,14 +30,14 @@ import anyio
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.host.privatedirectory import make_directory
-from koala_adapter.lrm.lrmhost import HostFacts, LrmHost
+from koala_adapter.lrm.lrmhost import HostFacts, HostProcess, LrmHost
 from koala_adapter.lrm.rate import SharedWindow
 
 if TYPE_CHECKING:
     import re
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from anyio.abc import ByteReceiveStream
+    from anyio.abc import ByteReceiveStream, Process
 
 
 # -- This host -----------------------------------------------------------------------------------------------
@@ -131,6 +131,53 @@ async def _communicate(argv: Sequence[str], stdin: bytes, environment: Mapping[s
     return process.returncode or 0, output["stdout"], output["stderr"]
 
 
+BURIAL_SECONDS = 0.1
+"""How long asyncio may take to notice that a process has died."""
+
+
+class LocalProcess(HostProcess):
+    """A process of this host with pipes."""
+
+    def __init__(self, process: Process, log: Path) -> None:
+        self._process, self._log = process, log
+        if process.stdin is None or process.stdout is None:
+            raise ValueError("a process that is asked needs pipes")
+        self._stdin, self._stdout = process.stdin, process.stdout
+        self.pid = process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.returncode is None
+
+    async def send(self, data: bytes) -> None:
+        await self._stdin.send(data)
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        return await self._stdout.receive(max_bytes)
+
+    async def end_input(self) -> None:
+        await self._stdin.aclose()
+
+    async def ended(self) -> None:
+        await self._process.wait()
+
+    async def kill(self) -> None:
+        # If it has just died, it must not be buried twice: by asyncio's watcher, and on the way of a signal to it.
+        with anyio.move_on_after(BURIAL_SECONDS):
+            await self._process.wait()
+        if self.running:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+        await self._process.wait()
+        await self._process.aclose()
+
+    def complaints(self) -> bytes:
+        try:
+            return self._log.read_bytes()
+        except OSError:
+            return b""
+
+
 class LocalHost(LrmHost):
     """This host as the place of a batch system's commands and files."""
 
@@ -157,6 +204,19 @@ class LocalHost(LrmHost):
         self, argv: Sequence[str], *, stdin: bytes = b"", environment: Mapping[str, str] | None = None
     ) -> tuple[int, bytes, bytes]:
         return await _communicate(argv, stdin, child_environment(environment))
+
+    async def start(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> HostProcess:
+        with log.open("wb") as stderr:
+            process = await anyio.open_process(
+                list(argv),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=child_environment(environment),
+                cwd="/",
+                start_new_session=True,
+            )
+        return LocalProcess(process, log)
 
     async def programs(self, names: Sequence[str], directory: str = "") -> Mapping[str, str]:
         path = directory or child_environment()["PATH"]

@@ -142,8 +142,8 @@ class ReservationRequest:
     """What is to be kept for placeholders of one submission."""
 
     placeholders: Submission
-    """What is to have room there: ``key`` is the name of the reservation, ``walltime`` how long it lasts. Without a
-    script."""
+    """What is to have room there: ``key`` is the name of the reservation, ``walltime`` how long it lasts. Its
+    script does nothing."""
     starts_in: float
     """Seconds from now."""
 

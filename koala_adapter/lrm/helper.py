@@ -9,13 +9,11 @@ keeps dying. What the lines say is the business of a client's subclass.
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
-from anyio.streams.buffered import BufferedByteReceiveStream
 
 from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError, ProtocolError
 
@@ -23,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
-    from anyio.abc import Process
-
     from koala_adapter.lrm import ClusterContext
+    from koala_adapter.lrm.lrmhost import HostProcess
 
 LONGEST_LINE = 64 * 1024 * 1024
 """Bytes of one request or result."""
@@ -37,9 +34,6 @@ LONGEST_LINE = 64 * 1024 * 1024
 FAREWELL_SECONDS = 5.0
 """How long a helper may take to end its session when its stdin is closed."""
 
-BURIAL_SECONDS = 0.1
-"""How long asyncio may take to notice that a process has died."""
-
 LOG_TAIL = 2000
 """Bytes of the helper's stderr that go into an error message, at most."""
 
@@ -47,93 +41,67 @@ LOG_TAIL = 2000
 class HelperProcess:
     """One running helper."""
 
-    def __init__(self, process: Process, log: Path, *, called: str) -> None:
-        """Take over a process; use :meth:`start`. ``called``: its name in messages."""
+    def __init__(self, process: HostProcess, log: Path, *, called: str) -> None:
+        """Take over a process. ``called``: its name in messages."""
         self._called = called
         self._process = process
         self._log = log
-        if process.stdin is None or process.stdout is None:
-            message = "a helper needs pipes for its stdin and stdout"
-            raise ValueError(message)
-        self._stdin = process.stdin
-        self._lines = BufferedByteReceiveStream(process.stdout)
-
-    @classmethod
-    async def start(
-        cls, argv: Sequence[str], environment: Mapping[str, str], log: Path, *, called: str
-    ) -> HelperProcess:
-        """Start a helper; its stderr goes to ``log``, which begins anew. Raises LrmUnavailableError."""
-        try:
-            with log.open("wb") as stderr:
-                process = await anyio.open_process(
-                    list(argv),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=stderr,
-                    env=dict(environment),
-                    cwd="/",
-                    start_new_session=True,
-                )
-        except OSError as error:
-            message = f"cannot start the {called} helper: {error.strerror or error}"
-            raise LrmUnavailableError(message, hint=f"look at {log}") from error
-        return cls(process, log, called=called)
+        self._rest = bytearray()
 
     @property
-    def pid(self) -> int:
-        """Process id."""
+    def pid(self) -> int | None:
+        """Process id, of one on this host."""
         return self._process.pid
 
     def is_running(self) -> bool:
         """Tell whether it has not ended."""
-        return self._process.returncode is None
+        return self._process.running
 
     async def send(self, line: bytes) -> None:
         """Write one line. Raises LrmUnavailableError when the helper has died."""
         try:
-            await self._stdin.send(line)
+            await self._process.send(line)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             raise self._died() from None
 
     async def receive(self) -> bytes:
         """Return the next line. Raises LrmUnavailableError when the helper has died."""
+        looked = 0
         try:
-            return await self._lines.receive_until(b"\n", LONGEST_LINE)
-        except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while (end := self._rest.find(b"\n", looked)) < 0:
+                looked = len(self._rest)
+                if looked > LONGEST_LINE:
+                    raise self._died()
+                self._rest += await self._process.receive()
+        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             raise self._died() from None
+        line = bytes(self._rest[:end])
+        del self._rest[: end + 1]
+        return line
 
     async def stop(self) -> None:
         """Close its stdin, wait a little, kill it if need be; return when it is gone."""
         with anyio.CancelScope(shield=True):
             with contextlib.suppress(anyio.BrokenResourceError, OSError):
-                await self._stdin.aclose()
+                await self._process.end_input()
             with anyio.move_on_after(FAREWELL_SECONDS):
-                await self._process.wait()
+                await self._process.ended()
             await self.kill()
 
     async def kill(self) -> None:
         """Kill it at once; return when it is gone. It may hang in a library call, so nothing else is sure."""
         with anyio.CancelScope(shield=True):
-            # If it has just died, it must not be buried twice: by asyncio's watcher, and on the way of a signal to it.
-            with anyio.move_on_after(BURIAL_SECONDS):
-                await self._process.wait()
-            if self.is_running():
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
-            await self._process.wait()
-            await self._process.aclose()
+            await self._process.kill()
 
     def _died(self) -> LrmUnavailableError:
         said = self.last_words()
         message = f"the {self._called} helper died" + (f": {said}" if said else "")
-        return LrmUnavailableError(message, hint=f"it is started again; its log is {self._log}")
+        where = "" if self._process.pid is None else f"; its log is {self._log}"
+        return LrmUnavailableError(message, hint=f"it is started again{where}")
 
     def last_words(self) -> str:
         """Return the last line on its stderr."""
-        try:
-            text = self._log.read_bytes()[-LOG_TAIL:].decode("utf-8", "replace")
-        except OSError:
-            return ""
+        text = self._process.complaints()[-LOG_TAIL:].decode("utf-8", "replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1] if lines else ""
 
@@ -160,6 +128,7 @@ class HelperClient(ABC, Generic[RequestT, ResultT]):
     def __init__(self, context: ClusterContext, *, log: str, request_timeout: float) -> None:
         """Nothing is started yet. ``log``: name of the file in the state directory that gets the helper's stderr."""
         self._commands = context.commands
+        self._host = context.host
         self._log = context.state_directory / log
         self._timeout = request_timeout
         self._lock = anyio.Lock()
@@ -192,8 +161,12 @@ class HelperClient(ABC, Generic[RequestT, ResultT]):
     # -- what a subclass says ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _launched(self) -> tuple[Sequence[str], Mapping[str, str]]:
-        """Return command line and environment of the helper."""
+    async def _launched(self) -> tuple[Sequence[str], Mapping[str, str]]:
+        """Return command line of the helper, and the variables that its environment has in addition."""
+
+    def _first_words(self) -> bytes:
+        """Return what the helper is to read before any request."""
+        return b""
 
     @abstractmethod
     def _encode(self, number: int, request: RequestT) -> bytes:
@@ -254,8 +227,15 @@ class HelperClient(ABC, Generic[RequestT, ResultT]):
                 f"the {self.called} helper died {self._deaths} times in a row; it is started again in {wait:.0f} s"
             )
             raise LrmUnavailableError(message, hint=f"its log is {self._log}")
-        argv, environment = self._launched()
-        self._helper = await HelperProcess.start(argv, environment, self._log, called=self.called)
+        argv, environment = await self._launched()
+        try:
+            process = await self._host.start(argv, environment, self._log)
+        except OSError as error:
+            message = f"cannot start the {self.called} helper: {error.strerror or error}"
+            raise LrmUnavailableError(message, hint=f"look at {self._log}") from error
+        self._helper = HelperProcess(process, self._log, called=self.called)
+        if first := self._first_words():
+            await self._helper.send(first)
 
     async def _exchange(self, request: RequestT) -> ResultT:
         """Send one request and return its result. A helper that dies or stays silent is given up."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,45 @@ class Measurement:
     def __str__(self) -> str:
         """Result in words."""
         return f"{self.size / self.seconds / 1024**2:.3g} MiB/s, round trip {1000 * self.latency:.1f} ms"
+
+
+class HostProcess(ABC):
+    """A process that is written to and read from while it runs.
+
+    Where the way to it is lost, it has ended: its standard input has.
+    """
+
+    pid: int | None
+    """Process id, where it runs on this host."""
+
+    @property
+    @abstractmethod
+    def running(self) -> bool:
+        """Whether it has not ended."""
+
+    @abstractmethod
+    async def send(self, data: bytes) -> None:
+        """Write to its standard input. Raises OSError or an error of a broken stream of anyio when it has ended."""
+
+    @abstractmethod
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """Return what it has printed next. Raises EndOfStream, or an error of a broken stream, when it has ended."""
+
+    @abstractmethod
+    async def end_input(self) -> None:
+        """Close its standard input."""
+
+    @abstractmethod
+    async def ended(self) -> None:
+        """Return when it has ended."""
+
+    @abstractmethod
+    async def kill(self) -> None:
+        """End it at once, and release what it has here."""
+
+    @abstractmethod
+    def complaints(self) -> bytes:
+        """Return the end of what it has written to its standard error."""
 
 
 class LrmHost(ABC):
@@ -108,6 +148,13 @@ class LrmHost(ABC):
 
         Its environment is built, with the variables of ``environment`` added. It is killed, with all that it started,
         when the wait for it is cancelled. Raises OSError when it cannot be started.
+        """
+
+    @abstractmethod
+    async def start(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> HostProcess:
+        """Start a process that is asked while it runs, in an environment as that of ``run``. Raises OSError.
+
+        ``log``: of this host, for its standard error where it is a process of this host.
         """
 
     @abstractmethod

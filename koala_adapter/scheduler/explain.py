@@ -379,11 +379,11 @@ def reservations(record: JobRecord, now: float) -> str:
     if not record.reservations or record.not_reserved:
         return ""
     begins = max(one.start_at for one in record.reservations) - now
-    when = f"from in {duration(begins)} on" if begins > 0 else "now"
+    when = f", beginning in {duration(begins)}" if begins > 0 else " now"
     where = _joined(
         f"{one.count} on {one.cluster}{'' if one.handle else ' (asked for)'}" for one in record.reservations
     )
-    return f" Processors are reserved for it {when}: {where}."
+    return f" Processors are reserved for it{when}: {where}."
 
 
 def _transfer(name: ClusterName, one: Staging, now: float) -> str:

@@ -359,7 +359,7 @@ class ClusterParameters:
             "How processors are claimed where a job does not say it. placeholders: by jobs that wait in the queue. "
             "reserve: by a reservation of the batch system for the estimated start, in which placeholders run; by "
             "placeholders alone where it does not reserve for you. Slurm reserves for operators, Grid Engine for users "
-            "in arusers.",
+            "in arusers, PBS for all users.",
         ),
     ] = Claiming.PLACEHOLDERS
     bandwidth_from: tuple[tuple[ClusterName, float], ...] = ()

@@ -83,7 +83,7 @@ class Reservations:
                         placeholders=Submission(
                             key=BatchKey(name),
                             count=action.count,
-                            script="",
+                            script="#!/bin/sh\n",
                             walltime=ceil(action.seconds),
                             queue=action.slot.queue or self._config.queue,
                             memory_mib=action.slot.memory_mib or self._config.memory_mib,

@@ -156,6 +156,8 @@ MOST_SILENT = 100
 """Connections of agents that have said nothing yet: with one more, the oldest of them has to go."""
 SILENCE = 10.0
 """Seconds for an agent to say something."""
+COMPLAINTS_KEPT = 64 * 1024
+"""Bytes of what a command complains that is asked while it runs."""
 COMPLAINT_SECONDS = 1.0
 """Seconds for ssh to say why it ends."""
 LONGEST_NOISE = 64 * 1024
@@ -169,18 +171,22 @@ _ASKING_FOR = re.compile(ASKING + rb"([0-9]{1,5})\n")
 CLOSED = "the connection was closed"
 
 
-class _Call:
+class Call:
     """A request of ours that the gateway has not answered yet."""
 
-    def __init__(self, heard: Callable[[bytes], None] | None = None) -> None:
-        """``heard``: called with the output as it comes, which is then not kept."""
-        self.heard = heard
+    def __init__(self, heard: Callable[[bytes], None] | None = None, *, live: bool = False) -> None:
+        """``heard``: called with the output as it comes, which is then not kept.
+
+        ``live``: it is of a command that is asked while it runs, and may run for as long as the connection.
+        """
+        self.heard, self.live = heard, live
         self.output = {b"1": bytearray(), b"2": bytearray()}
         self.result: dict[str, Any] | None = None
         self.lost = ""
         self.changed = anyio.Event()
 
     def change(self) -> None:
+        """Wake what waits for news."""
         self.changed.set()
         self.changed = anyio.Event()
 
@@ -257,7 +263,7 @@ class Link:
         """Where the connections of agents go; None: they are refused."""
         self._argv = argv
         self._streams = Streams(gateway=False, spare=SPARE)
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, Call] = {}
         self._relays: dict[int, _Relay] = {}
         self._silent: dict[int, _Relay] = {}
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -427,12 +433,14 @@ class Link:
         elif number in self._calls:
             self._take_answer(event, self._calls[number])
 
-    def _take_answer(self, event: Event, call: _Call) -> None:
+    def _take_answer(self, event: Event, call: Call) -> None:
         if event.kind == DATA:
             if call.heard is not None:
                 call.heard(event.data[1:])
             elif (output := call.output.get(event.data[:1])) is not None:
                 output += event.data[1:]
+                if call.live:
+                    del call.output[b"2"][:-COMPLAINTS_KEPT]
                 if len(output) > MOST_OUTPUT:
                     call.lost = f"more than {MOST_OUTPUT} bytes were printed"
             self._streams.grant(event.stream, len(event.data))
@@ -461,7 +469,7 @@ class Link:
     @property
     def quiet(self) -> bool:
         """Whether no answer is awaited, and nothing waits to be sent."""
-        return not self._calls and not self._streams.outgoing
+        return all(call.live for call in self._calls.values()) and not self._streams.outgoing
 
     async def ask(
         self,
@@ -478,7 +486,7 @@ class Link:
         if self._lost:
             raise LrmUnreachableError(f"site {self.site} is away: {self._lost}")
         number = self._streams.open(dict(request))
-        self._calls[number] = call = _Call(heard)
+        self._calls[number] = call = Call(heard)
         if request["do"] == "run":
             self._streams.widen(number, OUTPUT_AHEAD)
         try:
@@ -506,7 +514,33 @@ class Link:
             raise OSError(number, str(found.get("error")), str(found.get("path")) or None)
         return call.result, bytes(call.output[b"1"]), bytes(call.output[b"2"])
 
-    async def _send_content(self, number: int, call: _Call, content: bytes) -> None:
+    def start(self, request: Mapping[str, Any]) -> tuple[int, Call]:
+        """Have the gateway start a command that is asked while it runs. Raises LrmUnreachableError."""
+        if self._lost:
+            raise LrmUnreachableError(f"site {self.site} is away: {self._lost}")
+        number = self._streams.open({**request, "do": "run", "live": True})
+        self._calls[number] = call = Call(live=True)
+        self._to_send.set()
+        return number, call
+
+    async def send_to(self, number: int, call: Call, data: bytes) -> None:
+        """Send input to a command that runs."""
+        await self._send_content(number, call, data)
+        self._to_send.set()
+
+    def end_input(self, number: int) -> None:
+        """Send a command that runs nothing more."""
+        self._streams.end(number)
+        self._to_send.set()
+
+    def give_up(self, number: int, call: Call) -> None:
+        """End a command that runs, if it does."""
+        self._calls.pop(number, None)
+        if call.result is None and not self._lost:
+            self._streams.reset(number, "not wanted any more")
+            self._to_send.set()
+
+    async def _send_content(self, number: int, call: Call, content: bytes) -> None:
         left = memoryview(content)
         while left and call.result is None and not call.lost:
             size = min(self._streams.credit(number), len(left), PIECE)

@@ -20,8 +20,8 @@ import structlog
 
 from koala_adapter.errors import LoginNeededError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.host.containment import report_defect
-from koala_adapter.lrm.lrmhost import HostFacts, LrmHost, Measurement
-from koala_adapter.sites.link import Link, Stay, ssh_command
+from koala_adapter.lrm.lrmhost import HostFacts, HostProcess, LrmHost, Measurement
+from koala_adapter.sites.link import Call, Link, Stay, ssh_command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -64,6 +64,48 @@ class SiteAddress:
     """Address of the login node for agents; empty: all, and agents look for it by its name."""
     lease: float = 3600.0
     """Seconds without a connection for which a gateway that stays, and agents, wait."""
+
+
+class Conversation(HostProcess):
+    """A command at a site that is written to and read from while it runs."""
+
+    pid = None
+
+    def __init__(self, link: Link, number: int, call: Call) -> None:
+        self._link, self._number, self._call = link, number, call
+
+    @property
+    def running(self) -> bool:
+        return self._call.result is None and not self._call.lost
+
+    async def send(self, data: bytes) -> None:
+        if not self.running:
+            raise anyio.BrokenResourceError
+        await self._link.send_to(self._number, self._call, data)
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        output = self._call.output[b"1"]
+        while not output:
+            if not self.running:
+                raise anyio.EndOfStream
+            await self._call.changed.wait()
+        data = bytes(output[:max_bytes])
+        del output[:max_bytes]
+        return data
+
+    async def end_input(self) -> None:
+        self._link.end_input(self._number)
+
+    async def ended(self) -> None:
+        while self.running:
+            await self._call.changed.wait()
+
+    async def kill(self) -> None:
+        self._link.give_up(self._number, self._call)
+
+    def complaints(self) -> bytes:
+        failed = str((self._call.result or {}).get("error") or self._call.lost)
+        return bytes(self._call.output[b"2"]) or failed.encode()
 
 
 class RemoteSite(LrmHost):
@@ -316,6 +358,10 @@ class RemoteSite(LrmHost):
         found, output, complaint = await link.ask(request, stdin)
         with self._understood():
             return _whole(found["status"]), output, complaint
+
+    async def start(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> HostProcess:  # noqa: ARG002 - a site has no log here
+        link = await self._connected()
+        return Conversation(link, *link.start({"argv": list(argv), "environment": dict(environment)}))
 
     async def programs(self, names: Sequence[str], directory: str = "") -> Mapping[str, str]:
         found = await self.ask({"do": "programs", "names": list(names), "directory": directory})

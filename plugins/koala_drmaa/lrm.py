@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from koala_adapter.errors import LrmRejectedError, LrmUnsupportedError
 from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition
-from koala_adapter.lrm.commands import login_name
 from koala_adapter.lrm.contract import oldest_first
 from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch
 from koala_adapter.lrm.drmaa.libraries import INDEX_VARIABLE, LIBRARIES
@@ -216,7 +215,6 @@ CAPABILITIES = Capabilities(
     suspend=True,
     slots=frozenset().union(*map(slot_keys, LIBRARIES)),
 )
-LEDGER_NAME = "drmaa-ledger.sqlite"
 DEFAULT_QUEUE = "default"
 
 
@@ -229,12 +227,11 @@ class DrmaaLrm(Lrm):
     def __init__(self, context: ClusterContext, settings: DrmaaSettings) -> None:
         self._context = context
         self._settings = settings
-        self._user = context.user or login_name()
         self.client = DrmaaClient(
             context,
             HelperLaunch(library=settings.library, variables=settings.environment),
             contact=settings.contact,
-            ledger=context.state_directory / LEDGER_NAME,
+            keeps_ledger=True,
             request_timeout=settings.request_timeout,
         )
         scripts = ScriptStore(script_folder(settings.script_directory, context), context.host)
@@ -295,7 +292,7 @@ class DrmaaLrm(Lrm):
         jobs = [
             job
             for batch in batches
-            for job in jobs_of_batch(batch, user=self._user, node=self._context.cluster, queue=self._queue)
+            for job in jobs_of_batch(batch, user=self._context.submitter, node=self._context.cluster, queue=self._queue)
         ]
         live = {job.name for job in jobs if job.state is not LrmJobState.ENDED}
         await self._transport.sweep(live, time.monotonic())
@@ -373,4 +370,5 @@ PLUGIN = PluginDefinition(
     settings=DrmaaSettings,
     capabilities=CAPABILITIES,
     factory=DrmaaLrm,
+    sites=True,
 )

@@ -78,6 +78,7 @@ CAPABILITIES = Capabilities(
     requeue=True,
     signal=True,
     modify=True,
+    reserve=True,
     slots=OPENPBS_SLOTS | TORQUE_SLOTS,
     accounting=True,
 )

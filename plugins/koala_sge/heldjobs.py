@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmNotFoundError, LrmUnavailableError
-from koala_adapter.lrm.drmaa.libraries import FailureKind, kind_of_text
+from koala_adapter.lrm.drmaa.complaints import FailureKind, kind_of_text
 from koala_adapter.model import ACTIVE, LrmJobState
 from koala_sge.explained import ExplainedJob, parse_explained
 from koala_sge.listing import has_access_lists, listed_jobs, parse_limits, seconds_of, text_of

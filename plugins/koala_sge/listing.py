@@ -16,14 +16,14 @@ from lxml import etree
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm.commands import CommandSystem, ComplaintTable, complaints, utc
-from koala_adapter.lrm.drmaa.libraries import (
+from koala_adapter.lrm.drmaa.complaints import (
     NOT_FOUND_PHRASES,
     REJECTED_PHRASES,
     UNAVAILABLE_PHRASES,
     FailureKind,
-    error_of,
     kind_of_text,
 )
+from koala_adapter.lrm.drmaa.libraries import error_of
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from koala_adapter.lrm.commandplugin import CommandPlugin
 from koala_adapter.lrm.commands import portions
 from koala_adapter.lrm.contract import oldest_first
 from koala_adapter.lrm.drmaa.choice import Submitter
-from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, FailureKind, error_of, kind_of_text
+from koala_adapter.lrm.drmaa.complaints import FailureKind, kind_of_text
+from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, error_of
 from koala_adapter.lrm.drmaa.protocol import ControlAction
 from koala_adapter.lrm.drmaa.scripts import check_scripts
 from koala_adapter.lrm.drmaa.transport import job_template, raise_for

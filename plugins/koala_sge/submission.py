@@ -12,7 +12,8 @@ from dataclasses import replace
 from html import unescape
 from typing import TYPE_CHECKING
 
-from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, FailureKind, error_of, is_ending, kind_of_text
+from koala_adapter.lrm.drmaa.complaints import FailureKind, is_ending, kind_of_text
+from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, error_of
 from koala_adapter.lrm.drmaa.protocol import ControlAction, Refusal
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery
 from koala_adapter.lrm.drmaa.transport import apply_directives

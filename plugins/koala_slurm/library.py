@@ -20,7 +20,6 @@ import structlog
 
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, ProtocolError
 from koala_adapter.lrm import CheckResult
-from koala_adapter.lrm.commands import child_environment
 from koala_adapter.lrm.helper import HelperClient, HelperDiedError
 from koala_adapter.wire.hostlists import expand
 from koala_slurm.listing import ENVIRONMENT, release_of
@@ -50,6 +49,11 @@ Result: TypeAlias = "Mapping[str, Any]"
 
 class LibraryError(LrmUnavailableError):
     """The library cannot be used: it is not there, cannot be loaded, or is of another release."""
+
+
+def _import_path() -> str:
+    """Return where modules are found: what can be imported here can be imported by the helper."""
+    return os.pathsep.join(str(Path(root).resolve()) for root in sys.path if root)
 
 
 class LibraryClient(HelperClient[Request, Result]):
@@ -95,12 +99,10 @@ class LibraryClient(HelperClient[Request, Result]):
             with self._commands.timed("pyslurm open"):
                 self.version = _expect(await self._exchange(self._open_request), action="opening pyslurm")["version"]
 
-    def _launched(self) -> tuple[Sequence[str], Mapping[str, str]]:
-        # What can be imported here can be imported there.
-        path = os.pathsep.join(str(Path(root).resolve()) for root in sys.path if root)
-        own = {"PYTHONPATH": path, "PYSLURM_DISABLE_AUTO_INIT": "1", **ENVIRONMENT}
+    async def _launched(self) -> tuple[Sequence[str], Mapping[str, str]]:
+        own = {"PYTHONPATH": _import_path(), "PYSLURM_DISABLE_AUTO_INIT": "1", **ENVIRONMENT}
         # Without -P the directory of its file, which has modules of common names, would come first.
-        return (sys.executable, "-P", str(HELPER)), child_environment({**self._variables, **own})
+        return (sys.executable, "-P", str(HELPER)), {**self._variables, **own}
 
     def _encode(self, number: int, request: Request) -> bytes:
         return json.dumps({"number": number, **request}, separators=(",", ":")).encode() + b"\n"

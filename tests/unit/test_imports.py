@@ -39,7 +39,8 @@ SCHEMA = f"{NEGOTIATION}.schema"
 CONNECTION, LAUNCHER = _in("tasks.connection", "tasks.launcher")
 TASKWORKER, LEAVE = _in("python.taskworker", "dask.leave")
 WORKER, STEPPER = f"{EXPERIMENTS}.worker", f"{EXPERIMENTS}.stepper"
-STANDALONE = (AGENT, GATEWAY, *APPLICATION, NEGOTIATION, CONNECTION, LAUNCHER, WORKER)
+HELPER = _in(*(f"lrm.drmaa.{name}" for name in ("complaints", "helper", "ledger")))
+STANDALONE = (AGENT, GATEWAY, *APPLICATION, NEGOTIATION, CONNECTION, LAUNCHER, WORKER, *HELPER)
 """Modules that run alone, with whatever Python a node has."""
 
 NOUNS = _in("__version__", "on_demand", "errors", "outcome", "model", "slots")
@@ -156,7 +157,7 @@ IMPORTED_ONLY_BY = {
 }
 """The rooms on top, and what is installed for one of them alone: whatever lies below does not know them."""
 
-SERVING_SITES = ("koala_pbs", "koala_sge", "koala_slurm")
+SERVING_SITES = ("koala_drmaa", "koala_pbs", "koala_sge", "koala_slurm")
 """Plugins whose clusters may be at other sites: ``sites`` in their definitions."""
 RUNNING_HERE = ("koala_slurm.library", "koala_slurm.library_helper")
 """What they use on this host alone: the helper process of pyslurm."""
@@ -366,8 +367,9 @@ def agent_violations(module: Module) -> list[str]:
     for item in imports(module):
         top = item.target.partition(".")[0]
         newer = top in STDLIB_SINCE_36 or item.target == "__future__.annotations" or within(item.target, [SCHEMA])
-        own = next((part for part in (AGENT, GATEWAY) if within(module.name, [part])), None)
-        travels_along = [own] if own else [*APPLICATION, NEGOTIATION, CONNECTION]
+        alone: tuple[Sequence[str], ...] = ([AGENT], [GATEWAY], HELPER)
+        own = next((parts for parts in alone if within(module.name, parts)), None)
+        travels_along = own or [*APPLICATION, NEGOTIATION, CONNECTION]
         if newer or not (top in sys.stdlib_module_names or within(item.target, travels_along)):
             found.append(f"{module.path}:{item.line}: what runs alone may not import {item.target}")
     return found

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmUnavailableError
-from koala_adapter.lrm.drmaa.libraries import FailureKind, kind_of_text
+from koala_adapter.lrm.drmaa.complaints import FailureKind, kind_of_text
 from koala_adapter.model import EndReason, LrmJobState, NodeState
 from koala_sge.accounting import parse_accounting
 from koala_sge.explained import parse_explained

@@ -8,11 +8,15 @@ results, how to start a helper, the client.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import sys
-from dataclasses import dataclass, field
+import zipfile
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -21,8 +25,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 import koala_adapter
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError
-from koala_adapter.lrm.commands import child_environment
-from koala_adapter.lrm.drmaa.libraries import FailureKind, error_of, library_of
+from koala_adapter.lrm.drmaa.complaints import FailureKind
+from koala_adapter.lrm.drmaa.libraries import error_of, library_of
 from koala_adapter.lrm.drmaa.protocol import (
     AbandonBatches,
     ControlAction,
@@ -44,6 +48,7 @@ from koala_adapter.lrm.drmaa.protocol import (
     encode,
     not_understood,
 )
+from koala_adapter.lrm.drmaa.scripts import folder_there
 from koala_adapter.lrm.helper import HelperClient, HelperDiedError
 from koala_adapter.model import LrmJobId
 
@@ -108,13 +113,9 @@ class HelperLaunch:
     loading: Loading = Loading.TUNABLES
     preload: str = "libjemalloc.so.2"
 
-    def argv(self) -> tuple[str, ...]:
-        """Return the command line."""
-        return (sys.executable, "-m", HELPER_MODULE)
-
-    def environment(self) -> dict[str, str]:
-        """Return the whole environment of the helper: built, not inherited."""
-        environment = child_environment(self.variables)
+    def variables_added(self) -> dict[str, str]:
+        """Return what the environment of the helper has in addition to that of any command."""
+        environment = dict(self.variables)
         if self.library is not None:
             environment["DRMAA_LIBRARY_PATH"] = str(self.library)
         match self.loading:
@@ -124,8 +125,6 @@ class HelperLaunch:
                 environment["LD_PRELOAD"] = self.preload
             case Loading.PLAIN:
                 pass
-        roots = [environment.get("PYTHONPATH", ""), *_module_roots()]
-        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(root for root in roots if root))
         # The drmaa library takes its encoding from the locale.
         environment["LC_ALL"] = "C.UTF-8"
         return environment
@@ -143,9 +142,58 @@ class HelperLaunch:
         )
 
 
-def _module_roots() -> list[str]:
-    """Directories from which the helper imports us: the same from which we were imported ourselves."""
-    return [str(Path(koala_adapter.__file__).resolve().parents[1])]
+def command_here(variables: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return command line and variables of a helper on this host, which imports us from where we were imported."""
+    roots = (variables.get("PYTHONPATH", ""), str(Path(koala_adapter.__file__).resolve().parents[1]))
+    path = os.pathsep.join(filter(None, roots))
+    return (sys.executable, "-m", HELPER_MODULE), {**variables, "PYTHONPATH": path}
+
+
+# -- At a site -----------------------------------------------------------------------------------------------
+# Nothing of koala is installed there. The helper and the drmaa library, which is pure Python, go as a zip on standard
+# input before the first request, and are kept in an unnamed file for as long as the helper runs.
+
+LEDGER_NAME = "drmaa-ledger.sqlite"
+UNPACK = """\
+import os, sys, tempfile
+with tempfile.TemporaryFile() as file:
+    left = int(sys.argv[1])
+    while left:
+        piece = sys.stdin.buffer.read(min(left, 65536))
+        if not piece:
+            sys.exit("the helper did not arrive whole")
+        left -= len(piece)
+        file.write(piece)
+    file.flush()
+    sys.path.insert(0, "/proc/self/fd/%d" % file.fileno())
+    from {module} import main
+    sys.exit(main())
+"""
+
+
+@cache
+def parcel() -> bytes:
+    """Return the helper with the drmaa library as a zip. Raises LrmUnavailableError where there is no such library."""
+    here = Path(__file__).parent
+    packages = HELPER_MODULE.split(".")[:-1]
+    files = {"/".join([*packages[:depth], "__init__.py"]): b"" for depth in range(1, len(packages) + 1)}
+    own = (here / f"{name}.py" for name in ("complaints", "ledger", "helper"))
+    files |= {"/".join([*packages, path.name]): path.read_bytes() for path in own}
+    found = find_spec("drmaa")
+    for place in () if found is None else found.submodule_search_locations or ():
+        files |= {f"drmaa/{path.name}": path.read_bytes() for path in Path(place).glob("*.py")}
+    if "drmaa/__init__.py" not in files:
+        raise LrmUnavailableError("the drmaa library is missing", hint="pip install 'koala-adapter[drmaa]'")
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return packed.getvalue()
+
+
+def command_there(interpreter: str) -> tuple[str, ...]:
+    """Return the command line of a helper at a site, which reads :func:`parcel` first."""
+    return (interpreter, "-I", "-S", "-c", UNPACK.format(module=HELPER_MODULE), str(len(parcel())))
 
 
 # -- The client ----------------------------------------------------------------------------------------------
@@ -170,12 +218,15 @@ class DrmaaClient(HelperClient["Request", "Result"]):
         launch: HelperLaunch,
         *,
         contact: str = "",
-        ledger: Path | None = None,
+        keeps_ledger: bool = False,
         request_timeout: float = 20.0,
     ) -> None:
         super().__init__(context, log=LOG_NAME, request_timeout=request_timeout)
         self._launch = launch
-        self._open_request = OpenSession(contact=contact, ledger=str(ledger) if ledger else None)
+        self._open_request = OpenSession(contact=contact)
+        if keeps_ledger:
+            folder = context.state_directory if self._host.here else folder_there("drmaa", context)
+            self._open_request = replace(self._open_request, ledger=str(folder / LEDGER_NAME))
         self._opened: Opened | None = None
         self.library = library_of(str(launch.library or ""))
         """Which library it is: by what it says of itself, and by where it lies until it was loaded."""
@@ -231,12 +282,16 @@ class DrmaaClient(HelperClient["Request", "Result"]):
 
     async def batches(self, prefix: str) -> tuple[ListedBatch, ...]:
         """Return the batches of the ledger whose name begins with ``prefix``."""
-        request = ListBatches(prefix=prefix)
         try:
-            return (await self._ask(request, Listed)).batches
+            return await self._batches(prefix)
         except HelperDiedError:
             # Reading twice does no harm, and its death may only have come to light by the first attempt.
-            return (await self._ask(request, Listed)).batches
+            return await self._batches(prefix)
+
+    async def _batches(self, prefix: str) -> tuple[ListedBatch, ...]:
+        await self.open()
+        request = ListBatches(prefix=prefix, tells_success=self.library.tells_success)
+        return (await self._ask(request, Listed)).batches
 
     async def reach(self) -> None:
         """Return once the LRM has answered a request without effect."""
@@ -279,8 +334,18 @@ class DrmaaClient(HelperClient["Request", "Result"]):
 
     # -- what HelperClient asks of its subclasses ----------------------------------------------------------------
 
-    def _launched(self) -> tuple[Sequence[str], Mapping[str, str]]:
-        return self._launch.argv(), self._launch.environment()
+    async def _launched(self) -> tuple[Sequence[str], Mapping[str, str]]:
+        added = self._launch.variables_added()
+        if self._host.here:
+            return command_here(added)
+        facts = await self._host.facts()
+        if (ledger := self._open_request.ledger) is not None:
+            folder, _ = await self._host.make_directory(str(Path(ledger).parent))
+            self._open_request = replace(self._open_request, ledger=str(Path(folder) / LEDGER_NAME))
+        return command_there(facts.interpreter), added
+
+    def _first_words(self) -> bytes:
+        return b"" if self._host.here else parcel()
 
     def _encode(self, number: int, request: Request) -> bytes:
         return encode(NumberedRequest(number=number, request=request))

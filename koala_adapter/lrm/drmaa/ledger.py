@@ -3,19 +3,16 @@
 
 The intent (the key) is on disk before the jobs go to the LRM, their ids right after. Jobs of a batch that has fewer ids
 than jobs are *unknown*: they may be in the LRM. Several helpers may use one ledger, one after another or at the same
-time. The module is loaded by the helper process alone.
+time. The module is loaded by the helper process alone. Python 3.6 or newer.
 """
-
-from __future__ import annotations
 
 import os
 import sqlite3
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
+    from typing import Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
 KEEP_SECONDS = 24 * 3600.0
 """How long batches are kept after their last job has ended."""
@@ -42,37 +39,36 @@ CREATE TABLE IF NOT EXISTS slots (
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobEnd:
+class JobEnd(NamedTuple):
     """Recorded end of a job."""
 
     at: float
     """Time at which we saw that it had ended."""
     failed: bool = False
-    exit_code: int | None = None
-    signal: int | None = None
+    exit_code: "Optional[int]" = None
+    signal: "Optional[int]" = None
     aborted: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerBatch:
+class LedgerBatch(NamedTuple):
     """A recorded submission with its jobs."""
 
     key: str
-    count: int
+    size: int
+    """Jobs that were to be submitted."""
     submitted_at: float
-    processors: int = 1
+    processors: int
     """Of each job."""
-    ids: tuple[str, ...] = ()
-    ends: Mapping[str, JobEnd] = field(default_factory=dict)
+    ids: "Tuple[str, ...]"
+    ends: "Mapping[str, JobEnd]"
 
-    def live(self) -> tuple[str, ...]:
+    def live(self) -> "Tuple[str, ...]":
         """Ids of jobs whose end has not been seen."""
         return tuple(id_ for id_ in self.ids if id_ not in self.ends)
 
     def forgettable(self, now: float) -> bool:
         """Return whether the batch is complete and no longer of use."""
-        if len(self.ids) < self.count:
+        if len(self.ids) < self.size:
             return now - self.submitted_at > KEEP_UNKNOWN_SECONDS
         return not self.live() and all(now - end.at > KEEP_SECONDS for end in self.ends.values())
 
@@ -80,11 +76,11 @@ class LedgerBatch:
 class Ledger:
     """The ledger of one cluster. Each change is on disk when its method returns. Raises sqlite3.Error."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: "Union[str, os.PathLike[str]]") -> None:
         """``path`` need not exist; its directory must."""
-        self._tidied_at: float | None = None
+        self._tidied_at: "Optional[float]" = None
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        self._database = sqlite3.connect(path, timeout=LOCKED_SECONDS, isolation_level=None)
+        self._database = sqlite3.connect(os.fspath(path), timeout=LOCKED_SECONDS, isolation_level=None)
         self._database.execute("PRAGMA synchronous = FULL")
         self._database.execute("PRAGMA foreign_keys = ON")
         self._database.executescript(TABLES)
@@ -101,7 +97,7 @@ class Ledger:
             if processors > 1:
                 self._database.execute("INSERT INTO slots VALUES (?, ?)", (key, processors))
 
-    def add(self, key: str, ids: Iterable[str]) -> None:
+    def add(self, key: str, ids: "Iterable[str]") -> None:
         """Record the ids of the next jobs of a batch that the LRM took."""
         with self._database:
             self._database.execute("BEGIN IMMEDIATE")
@@ -109,7 +105,7 @@ class Ledger:
             rows = [(key, position, id_) for position, id_ in enumerate(ids, start=first)]
             self._database.executemany("INSERT INTO jobs (key, position, id) VALUES (?, ?, ?)", rows)
 
-    def settle(self, keys: Iterable[str]) -> None:
+    def settle(self, keys: "Iterable[str]") -> None:
         """Mark batches as complete: they have no further jobs. One without jobs is dropped."""
         with self._database:
             self._database.execute("BEGIN IMMEDIATE")
@@ -120,7 +116,7 @@ class Ledger:
                 else:
                     self._database.execute("DELETE FROM batches WHERE key = ?", (key,))
 
-    def end(self, ends: Mapping[str, JobEnd]) -> None:
+    def end(self, ends: "Mapping[str, JobEnd]") -> None:
         """Record the ends of jobs, by id."""
         rows = [(end.at, end.failed, end.exit_code, end.signal, end.aborted, id_) for id_, end in ends.items()]
         with self._database:
@@ -129,10 +125,10 @@ class Ledger:
                 "UPDATE jobs SET ended_at = ?, failed = ?, exit_code = ?, signal = ?, aborted = ? WHERE id = ?", rows
             )
 
-    def batches(self, prefix: str = "") -> dict[str, LedgerBatch]:
+    def batches(self, prefix: str = "") -> "Dict[str, LedgerBatch]":
         """Return the batches whose key begins with ``prefix``, by key, in the order of their submission."""
-        found = {
-            key: (count, submitted_at, list[str](), dict[str, JobEnd]())
+        found: "Dict[str, Tuple[int, float, List[str], Dict[str, JobEnd]]]" = {
+            key: (count, submitted_at, [], {})
             for key, count, submitted_at in self._database.execute("SELECT * FROM batches ORDER BY rowid")
             if key.startswith(prefix)
         }
@@ -149,7 +145,7 @@ class Ledger:
         return {
             key: LedgerBatch(
                 key=key,
-                count=count,
+                size=count,
                 submitted_at=submitted_at,
                 processors=processors.get(key, 1),
                 ids=tuple(ids),

@@ -2,29 +2,26 @@
 """Messages between a plugin and its DRMAA helper process, as values and as lines of JSON. Pure.
 
 One request is one line, its answer is one line with the same number. The helper is a separate process because libdrmaa
-allows one session and one library per process, may abort its process, and may hang. In order: requests, results, lines,
-and reading requests. The helper reads requests by this module and so starts without pydantic; its parent reads results
-by :mod:`koala_adapter.lrm.drmaa.client`.
+allows one session and one library per process, may abort its process, and may hang. In order: requests, results, lines.
+The helper, which may run at a site with an old Python, knows the fields alone; results are read by
+:mod:`koala_adapter.lrm.drmaa.client`.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from koala_adapter.errors import ProtocolError
-from koala_adapter.lrm.drmaa.libraries import FailureKind  # noqa: TC001 - may be read at run time
+from koala_adapter.lrm.drmaa.complaints import FailureKind  # noqa: TC001 - may be read at run time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 
 # -- Requests and results, and writing them as lines ---------------------------------------------------------
-
-LONGEST_LINE = 64 * 1024 * 1024
-"""Bytes; 100,000 jobs in one listing are about 20 MiB."""
 
 
 class ControlAction(StrEnum):
@@ -116,6 +113,8 @@ class ListBatches(_Message):
 
     op: Literal["list"] = "list"
     prefix: str = ""
+    tells_success: bool = False
+    """Exit code 0 is a success; else the exit codes of jobs that may be cancelled ones are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,55 +251,3 @@ def not_understood(what: str) -> ProtocolError:
     """Return the error for a malformed line."""
     message = f"line of the DRMAA helper not understood: {what}"
     return ProtocolError(message, hint="plugin and helper must be of one version")
-
-
-# -- Reading requests, in the helper process -----------------------------------------------------------------
-# Without pydantic, whose import takes long.
-
-T = TypeVar("T")
-
-REQUESTS: Mapping[str, type[Request]] = {
-    "open": OpenSession,
-    "submit": SubmitJobs,
-    "control": ControlJobs,
-    "list": ListBatches,
-    "abandon": AbandonBatches,
-    "reach": ReachLrm,
-}
-
-
-def decode_request(line: bytes) -> NumberedRequest:
-    """Parse the request in a line. Raises ProtocolError."""
-    try:
-        found = _of_type(dict, json.loads(line))
-        request = dict(_of_type(dict, found.pop("request")))
-        kind = REQUESTS[_of_type(str, request.pop("op"))]
-        number = _of_type(int, found.pop("number"))
-        if found:
-            raise not_understood(f"{next(iter(found))} beside number and request")
-        return NumberedRequest(number=number, request=_made(kind, request))
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise not_understood(f"{type(error).__name__}: {error}") from error
-
-
-def _made(kind: type[T], values: Mapping[str, object]) -> T:
-    types = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]  # they are dataclasses
-    return kind(**{name: _READERS[types[name]](value) for name, value in values.items()})
-
-
-def _of_type(kind: type[T], value: object) -> T:
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise TypeError(f"found a {type(value).__name__} for a {kind.__name__}")
-    return value
-
-
-_READERS: Mapping[str, Callable[[object], object]] = {
-    "str": lambda value: _of_type(str, value),
-    "str | None": lambda value: None if value is None else _of_type(str, value),
-    "int": lambda value: _of_type(int, value),
-    "bool": lambda value: _of_type(bool, value),
-    "tuple[str, ...]": lambda value: tuple(_of_type(str, one) for one in _of_type(list, value)),
-    "ControlAction": lambda value: ControlAction(_of_type(str, value)),
-    "Template": lambda value: _made(Template, _of_type(dict, value)),
-}
-"""What reads a field, by its type as it is written."""

@@ -50,9 +50,14 @@ def script_folder(given: Path | None, context: ClusterContext) -> Path:
     """
     if given is None and context.host.here:
         return context.state_directory / "scripts"
+    return folder_there(given or "scripts", context)
+
+
+def folder_there(parent: str | Path, context: ClusterContext) -> Path:
+    """Return the folder of a cluster in a directory that other clusters, services and hosts may use, too."""
     owner = f"{socket.gethostname()}:{context.state_directory.absolute()}"
     name = f"{context.cluster}-{hashlib.sha256(owner.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}"
-    return (given or Path("scripts")) / name
+    return Path(parent) / name
 
 
 class ScriptStore:

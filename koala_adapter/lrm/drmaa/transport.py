@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import CheckResult, RenderedSubmission
-from koala_adapter.lrm.drmaa.libraries import OTHER, FailureKind, error_of
+from koala_adapter.lrm.drmaa.complaints import FailureKind
+from koala_adapter.lrm.drmaa.libraries import OTHER, error_of
 from koala_adapter.lrm.drmaa.protocol import Template
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery, check_scripts
 
@@ -187,9 +188,9 @@ class DrmaaTransport:
         ``index_variable``: where each placeholder finds its number, as a job of its own; None: they go as one bulk.
         Raises LrmRejectedError, too, when the library is that of another system.
         """
-        template = self.template(submission, native)
         self.require(await self.client.open())
         async with self.scripts.submitted(submission.key, submission.script, self._delivery):
+            template = self.template(submission, native)  # where scripts are at a site is known when one is there
             try:
                 return await self.client.submit(template, submission.count, index_variable=index_variable)
             except LrmUnavailableError:

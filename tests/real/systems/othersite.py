@@ -19,9 +19,10 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tests.real.systems.gridengine import GridEngineCell
+from tests.real.systems.pbs import PbsServer
 from tests.real.systems.processes import PATIENCE, SystemDirectory, base_environment, find_processes, run_command
 from tests.real.systems.slurm import SlurmCluster
 
@@ -81,7 +82,7 @@ SYSTEMS: Mapping[str, Callable[[str], SlurmCluster | GridEngineCell]] = {
     "slurm": partial(SlurmCluster, nodes=1),
     "sge": GridEngineCell,
 }
-"""What can be at a site."""
+"""What can be at a site, beside ``pbs``: the server that PBS_CONF_FILE names, in the network of the tests."""
 
 TABLES = """\
 [[sites]]
@@ -118,7 +119,7 @@ class OtherSite:
         """Of a process in its namespace."""
         self.conf = Path()
         """slurm.conf of its cluster, if that is of Slurm."""
-        self.settings: dict[str, str | int] = {}
+        self.settings: dict[str, Any] = {}
         """Settings by which the plugin of its system uses the cluster."""
         self.ssh_config = Path()
         """For ``ssh -F``."""
@@ -140,6 +141,25 @@ class OtherSite:
         (directory / "check_code").chmod(0o755)
         (directory / "codes").mkdir()
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        told = self._beside_pbs() if self.system == "pbs" else self._started(directory)
+        self.settings = told["settings"]
+        self.conf = Path(str(self.settings.get("conf", "")))
+        with (directory / "sshd_config").open("a") as config:
+            config.write(f"SetEnv {' '.join(f'{name}={value}' for name, value in told['variables'].items())}\n")
+        self.ssh_config = directory / "ssh_config"
+        delay = f"{sys.executable} {DELAY} {self._delay} " if self._delay else ""
+        spaces = f"--net=/proc/{self._pid}/ns/net --mount=/proc/{self._pid}/ns/mnt"
+        sshd = f"setsid {delay}nsenter {spaces} /usr/sbin/sshd -i -f {directory}/sshd_config"
+        self.ssh_config.write_text(SSH.format(name=self.name, directory=directory, sshd=sshd))
+        return self
+
+    def _beside_pbs(self) -> dict[str, Any]:
+        """Take the PBS server that runs already: this site has the network of this process."""
+        self._pid, server = os.getpid(), PbsServer()
+        return {"settings": server.plugin_settings, "variables": {"PBS_CONF_FILE": server.conf}}
+
+    def _started(self, directory: Path) -> dict[str, Any]:
+        """Start a cluster in a network of its own; return its settings and variables."""
         here = f"ip link set lo up && ip address add {ADDRESS}/32 dev lo && mount --bind {directory}/pam.d /etc/pam.d"
         run = f'{here} && exec "$0" -m tests.real.systems.othersite {self.system} {self.name}'
         process = subprocess.Popen(
@@ -152,17 +172,8 @@ class OtherSite:
         self._pid = process.pid
         self._stack.callback(process.communicate, timeout=PATIENCE)
         line = process.stdout.readline() if process.stdout is not None else b""
-        told = json.loads(line)
-        self.settings = told["settings"]
-        self.conf = Path(str(self.settings.get("conf", "")))
-        with (directory / "sshd_config").open("a") as config:
-            config.write(f"SetEnv {' '.join(f'{name}={value}' for name, value in told['variables'].items())}\n")
-        self.ssh_config = directory / "ssh_config"
-        delay = f"{sys.executable} {DELAY} {self._delay} " if self._delay else ""
-        spaces = f"--net=/proc/{process.pid}/ns/net --mount=/proc/{process.pid}/ns/mnt"
-        sshd = f"setsid {delay}nsenter {spaces} /usr/sbin/sshd -i -f {directory}/sshd_config"
-        self.ssh_config.write_text(SSH.format(name=self.name, directory=directory, sshd=sshd))
-        return self
+        told: dict[str, Any] = json.loads(line)
+        return told
 
     def tables(self, directory: Path, *, site: str = "there", cluster: str = "far") -> str:
         """Return what a site file says of it and of its Slurm, under these names. ``directory``: for files there."""

@@ -390,8 +390,9 @@ settings.processors = 1
 
 
 def test_sites_and_their_clusters_fit(ours: dict[str, PluginDefinition]) -> None:
+    plugins = {**ours, "drmaa": replace(ours["drmaa"], sites=False)}  # as one of others may be
     with pytest.raises(ConfigurationError) as refusal:
-        load_site_text(AT_SITES, ours, source="site.toml")
+        load_site_text(AT_SITES, plugins, source="site.toml")
     expected = (
         'site.toml:6: sites[1].name: found "delft" twice',
         "site.toml:7: sites[1].ssh: ",

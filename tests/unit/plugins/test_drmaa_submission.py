@@ -3,36 +3,48 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from pydantic import ValidationError
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnsupportedError
 from koala_adapter.lrm import Submission
-from koala_adapter.lrm.commands import THIS_HOST
+from koala_adapter.lrm.commands import THIS_HOST, child_environment
 from koala_adapter.lrm.contract import Directives
+from koala_adapter.lrm.drmaa import complaints, helper, ledger
 from koala_adapter.lrm.drmaa.choice import one_text
-from koala_adapter.lrm.drmaa.client import HelperLaunch, Loading
+from koala_adapter.lrm.drmaa.client import HelperLaunch, Loading, command_there, decode_result, parcel
+from koala_adapter.lrm.drmaa.complaints import FailureKind, is_ending, kind_of_exception, kind_of_text
 from koala_adapter.lrm.drmaa.libraries import (
     GRID_ENGINE,
     LIBRARIES,
     OTHER,
     PBS,
     SLURM,
-    FailureKind,
     Library,
     LibraryLoadError,
     error_of,
-    is_ending,
-    kind_of_exception,
-    kind_of_text,
     library_of,
 )
-from koala_adapter.lrm.drmaa.protocol import JobStatus, ListedBatch, ListedJob, Refusal
+from koala_adapter.lrm.drmaa.protocol import (
+    Failure,
+    JobStatus,
+    ListedBatch,
+    ListedJob,
+    NumberedRequest,
+    OpenSession,
+    Refusal,
+    encode,
+)
 from koala_adapter.lrm.drmaa.scripts import KEEP_SECONDS, ScriptDelivery, ScriptStore, script_folder
 from koala_adapter.lrm.drmaa.transport import apply_directives, job_template, raise_for, render_template
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
@@ -53,6 +65,9 @@ from koala_pbs.settings import PbsSettings
 from koala_slurm import submission as slurm
 from koala_slurm.lrm import SlurmLrm
 from koala_slurm.settings import SlurmSettings
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 # The pure parts of the DRMAA plugin: templates, native options, complaints, states; and the files of scripts.
 
@@ -333,7 +348,7 @@ class TestEnvironment:
         monkeypatch.setenv("SGE_ROOT", "/wrong")
         monkeypatch.setenv("SECRET", "s")
         launch = HelperLaunch(library=Path("/l/libdrmaa.so"), variables={"SGE_CELL": "c"})
-        environment = launch.environment()
+        environment = child_environment(launch.variables_added())
         assert environment["DRMAA_LIBRARY_PATH"] == "/l/libdrmaa.so"
         assert environment["LC_ALL"] == "C.UTF-8"
         assert environment["SGE_CELL"] == "c"
@@ -342,16 +357,43 @@ class TestEnvironment:
     def test_cures_for_static_tls(self) -> None:
         first = HelperLaunch(library=None)
         assert first.loading is Loading.TUNABLES
-        assert "optional_static_tls" in first.environment()["GLIBC_TUNABLES"]
+        assert "optional_static_tls" in first.variables_added()["GLIBC_TUNABLES"]
         second = first.after("/lib/x/libjemalloc.so.2: cannot allocate memory in static TLS block")
         assert second is not None
-        assert second.environment()["LD_PRELOAD"] == "/lib/x/libjemalloc.so.2"
+        assert second.variables_added()["LD_PRELOAD"] == "/lib/x/libjemalloc.so.2"
         assert second.after("/lib/x/libjemalloc.so.2: cannot allocate memory in static TLS block") is None
         assert first.after("No such file or directory") is None
 
     def test_plain(self) -> None:
-        environment = HelperLaunch(library=None, loading=Loading.PLAIN).environment()
+        environment = HelperLaunch(library=None, loading=Loading.PLAIN).variables_added()
         assert not {"GLIBC_TUNABLES", "LD_PRELOAD"} & set(environment)
+
+
+class TestParcel:
+    """What a site gets of the helper."""
+
+    def test_nothing_else_of_ours_is_needed(self) -> None:
+        """It runs without the packages of this Python, in which it finds no libdrmaa to load."""
+        request = NumberedRequest(number=1, request=OpenSession())
+        environment = {"DRMAA_LIBRARY_PATH": "/nowhere/libdrmaa.so"}
+        command = command_there(sys.executable)
+        done = subprocess.run(
+            command, input=parcel() + encode(request), capture_output=True, check=False, env=environment
+        )
+        answer = decode_result(done.stdout).result
+        assert isinstance(answer, Failure), done.stderr
+        assert (answer.kind, "/nowhere/libdrmaa.so" in answer.message) == (FailureKind.LIBRARY, True)
+
+    def test_half_of_it_is_not_run(self) -> None:
+        half = parcel()[:1000]
+        done = subprocess.run(command_there(sys.executable), input=half, capture_output=True, check=False)
+        assert b"did not arrive whole" in done.stderr
+
+    @pytest.mark.parametrize("module", [complaints, helper, ledger])
+    def test_python_36(self, module: ModuleType) -> None:
+        tree = ast.parse(inspect.getsource(module), feature_version=(3, 6))
+        newer = ast.NamedExpr | ast.Match | ast.AsyncFunctionDef
+        assert not [node for node in ast.walk(tree) if isinstance(node, newer)]
 
 
 class TestScripts:

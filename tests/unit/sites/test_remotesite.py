@@ -22,6 +22,7 @@ from structlog.testing import capture_logs
 
 from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm.commands import THIS_HOST, CommandRunner
+from koala_adapter.lrm.lrmhost import HostProcess
 from koala_adapter.sites.link import gateway_file, login_command, may_ask, ssh_command
 from koala_adapter.sites.remotesite import FIRST_SIZE, LARGEST_SIZE, RemoteSite, SiteAddress
 from koala_adapter.testing.trial import eventually
@@ -127,6 +128,53 @@ async def test_more_than_a_window_comes_through_beside_other_commands(place: Pla
         for number in range(20):
             assert (await place.site.run(["echo", str(number)]))[1] == f"{number}\n".encode()
     assert sizes == {"much": 20_000_000}
+
+
+async def received(process: HostProcess, size: int) -> bytes:
+    """Return what a process prints, up to a size."""
+    found = b""
+    while len(found) < size:
+        found += await process.receive()
+    return found
+
+
+@pytest.mark.parametrize("where", ["here", "there"])
+async def test_a_process_is_asked_while_it_runs(place: Place, tmp_path: Path, where: str) -> None:
+    host = THIS_HOST if where == "here" else place.site
+    script = "echo $ADDED >&2; exec cat"
+    process = await host.start(["sh", "-c", script], {"ADDED": "x"}, tmp_path / "log")
+    for size in (5, 2_000_000):  # more than windows and pipes hold
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(process.send, os.urandom(size))
+            assert len(await received(process, size)) == size
+    assert process.running
+    await process.end_input()
+    await process.ended()
+    assert process.complaints() == b"x\n"
+    with pytest.raises(anyio.EndOfStream):
+        await process.receive()
+    await process.kill()
+
+
+@pytest.mark.parametrize("how", ["it is killed", "its connection is lost"])
+async def test_a_process_that_is_asked_ends_with_its_asker(place: Place, tmp_path: Path, how: str) -> None:
+    process = await place.site.start(["sh", "-c", "echo $$; exec cat"], {}, tmp_path / "log")
+    pid = int(await process.receive())
+    if how == "it is killed":
+        await process.kill()
+    else:
+        await place.break_connection()
+        with pytest.raises(anyio.EndOfStream):
+            await process.receive()
+    await gone(pid)
+
+
+async def test_a_process_that_cannot_be_started_has_ended(place: Place, tmp_path: Path) -> None:
+    process = await place.site.start(["/nonexistent/python3"], {}, tmp_path / "log")
+    await process.ended()
+    assert b"No such file" in process.complaints()
+    with pytest.raises(anyio.BrokenResourceError):
+        await process.send(b"x")
 
 
 async def test_what_cannot_be_started_is_said_as_here(place: Place) -> None:
