@@ -13,6 +13,7 @@ import gc
 import os
 import shutil
 import signal
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -99,11 +100,8 @@ def koala(tmp_path: Path) -> Iterator[Koala]:
     """Give a site of two local clusters of four processors, and end all of it afterwards."""
     from tests.local_koala import Koala  # noqa: PLC0415 - tests that need no service do not import one
 
-    one = Koala(tmp_path)
-    try:
+    with closing(Koala(tmp_path)) as one:
         yield one
-    finally:
-        one.close()
 
 
 @pytest.fixture(autouse=True)

@@ -101,8 +101,13 @@ class Koala:
 
     @property
     def site_file(self) -> Path:
-        """The site file."""
         return self.directory / "site.toml"
+
+    def change_site(self, old: str, new: str) -> None:
+        """Replace a text of the site file, which must be there."""
+        text = self.site_file.read_text(encoding="utf-8")
+        assert old in text
+        self.site_file.write_text(text.replace(old, new), encoding="utf-8")
 
     @property
     def state(self) -> Path:
@@ -179,6 +184,13 @@ class Koala:
         if self.forks:
             return self._fork(*arguments, output=stdout)
         return self.start_anew(*arguments, stdout=subprocess.PIPE if stdout is None else stdout)
+
+    def start_said(self, word: str, *arguments: str) -> Running:
+        """Start one command, and return it when its first line of output has come, which must have a word."""
+        process = self.start(*arguments)
+        assert process.stdout is not None
+        assert word in process.stdout.readline()
+        return process
 
     def _fork(self, *arguments: str, output: int | None = None, keep: int | None = None) -> Forked:
         process = forkserver.start_heard(

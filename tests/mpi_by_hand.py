@@ -123,7 +123,6 @@ class HandLauncher:
             self._mpiexec.stdout.close()
 
     def __enter__(self) -> Self:
-        """Return self."""
         return self
 
     def __exit__(self, *_: object) -> None:

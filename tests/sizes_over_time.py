@@ -78,7 +78,6 @@ which started last, gives two processors up for it, and has them back when it ha
 
 
 def workload() -> list[SimulatedJob]:
-    """Return the jobs."""
 
     def job(number: int, *, malleable: bool) -> SimulatedJob:
         curve = Interpolated(((2, LONG), (4, LONG)))

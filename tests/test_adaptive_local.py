@@ -84,8 +84,7 @@ def said(koala: Koala, job: str) -> list[list[Any]]:
 
 def without_approach(koala: Koala) -> None:
     """Let sizes change only when somebody asks for it."""
-    text = koala.site_file.read_text()
-    koala.site_file.write_text(text.replace("[scheduler]\n", '[scheduler]\napproach = "none"\n'))
+    koala.change_site("[scheduler]\n", '[scheduler]\napproach = "none"\n')
 
 
 def end(koala: Koala, *names: str) -> None:
@@ -151,8 +150,7 @@ def expect_negotiations(koala: Koala, service: Running) -> None:
 
 def test_an_application_that_never_answers(koala: Koala) -> None:
     """Its processes do not even take part: it keeps its size, others are not kept waiting, and it ends as it would."""
-    text = koala.site_file.read_text()
-    koala.site_file.write_text(text.replace("[scheduler]\n", "[scheduler]\nanswer_timeout = 3\n"))
+    koala.change_site("[scheduler]\n", "[scheduler]\nanswer_timeout = 3\n")
     koala.serve()
     path, gate = koala.directory / "deaf.toml", koala.directory / "gate"
     command = json.dumps(["sh", "-c", UNTIL.format(gate)])
@@ -197,8 +195,7 @@ def mpi_size(koala: Koala, job: str = "1") -> int:
 def submit(koala: Koala, mpich: Mpich, command: Sequence[str], **component: int) -> Running:
     """Submit a job of launcher mpi, on clusters whose MPI can do what it can; return the service."""
     method = "spawn" if mpich.spawns else "restart"
-    site = koala.site_file.read_text()
-    koala.site_file.write_text(site.replace('plugin = "local"', f'plugin = "local"\nmpi_resize = "{method}"'))
+    koala.change_site('plugin = "local"', f'plugin = "local"\nmpi_resize = "{method}"')
     path = f"{mpich.commands}:{os.environ['PATH']}"
     keys = "".join(f"{name} = {value}\n" for name, value in component.items())
     file = koala.directory / "mpi.toml"

@@ -41,7 +41,6 @@ class Numberless(LocalLrm):
 
 
 def has_ended(jobs: Sequence[LrmJob]) -> bool:
-    """Tell whether all jobs have ended."""
     return all(job.state is LrmJobState.ENDED for job in jobs)
 
 
@@ -74,7 +73,6 @@ class Staying(Leaving):
     shown: tuple[LrmJob, ...] = ()
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
-        """Return the jobs."""
         if not self.told:
             self.shown = await super().jobs(name_prefix=name_prefix)
         return self.shown

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,12 +39,9 @@ class UsedKoala(Koala):
 @pytest.fixture(scope="module")
 def used(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UsedKoala]:
     """Give such a site."""
-    one = UsedKoala(tmp_path_factory.mktemp("used"))
-    try:
+    with closing(UsedKoala(tmp_path_factory.mktemp("used"))) as one:
         one.reported = one.run("run", one.job("true"), "--json").stdout
         yield one
-    finally:
-        one.close()
 
 
 def output(process: Running) -> tuple[str, str]:
@@ -127,9 +125,7 @@ def test_run_as_json_keeps_what_placeholders_were(used: UsedKoala) -> None:
 )
 def test_interrupted_run_cancels_and_leaves_nothing(koala: Koala, number: signal.Signals) -> None:
     """Ctrl-C, or the end of the terminal, cancels the job; the exit code says so, and the clusters are empty."""
-    process = koala.start("run", koala.job("echo started; sleep 300"))
-    assert process.stdout is not None
-    assert "started" in process.stdout.readline()
+    process = koala.start_said("started", "run", koala.job("echo started; sleep 300"))
     process.send_signal(number)
     written, _ = output(process)
     assert process.returncode == 243
@@ -234,9 +230,7 @@ def test_two_runs_share_one_service(koala: Koala) -> None:
 
 
 def test_second_interrupt_does_not_wait(koala: Koala) -> None:
-    process = koala.start("run", koala.job("trap '' TERM; echo started; sleep 300"))
-    assert process.stdout is not None
-    assert "started" in process.stdout.readline()
+    process = koala.start_said("started", "run", koala.job("trap '' TERM; echo started; sleep 300"))
     process.send_signal(signal.SIGINT)
     eventually(lambda: koala.state_of("1") == "cancelled")
     process.send_signal(signal.SIGINT)
@@ -383,9 +377,7 @@ def test_status_without_a_service_reads_the_journal(koala: Koala) -> None:
 def test_run_survives_the_death_of_the_service(koala: Koala) -> None:
     service = koala.serve()
     script = f"echo started; until [ -e {koala.directory}/go ]; do sleep 0.1; done; exit 5"
-    process = koala.start("run", koala.job(script))
-    assert process.stdout is not None
-    assert "started" in process.stdout.readline()
+    process = koala.start_said("started", "run", koala.job(script))
     service.kill()
     service.wait()
     koala.serve()
@@ -397,9 +389,7 @@ def test_run_survives_the_death_of_the_service(koala: Koala) -> None:
 
 def test_cancel_ends_a_run_of_somebody_else(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be gone, its service with it, before the command comes to watch: the journal says it all."""
-    process = koala.start("run", koala.job("echo started; sleep 300"))
-    assert process.stdout is not None
-    assert "started" in process.stdout.readline()
+    process = koala.start_said("started", "run", koala.job("echo started; sleep 300"))
     watch = Client.watch
 
     def come_late(client: Client, job_id: str) -> Iterator[JobReport]:
@@ -436,9 +426,7 @@ def test_several_jobs_are_chosen(koala: Koala) -> None:
 
 
 def test_stopping_the_service_inside_a_run(koala: Koala) -> None:
-    process = koala.start("run", koala.job("echo started; sleep 300"))
-    assert process.stdout is not None
-    assert "started" in process.stdout.readline()
+    process = koala.start_said("started", "run", koala.job("echo started; sleep 300"))
     assert "unfinished jobs: 1" in koala.inside("serve", "--stop").stdout
     _, said = output(process)
     assert process.returncode == 246
@@ -541,8 +529,7 @@ def test_check_proves_that_nodes_reach_us(koala: Koala, served: bool) -> None:  
 
 def test_check_tells_which_address_is_out_of_reach(koala: Koala) -> None:
     """A control center that nodes cannot reach is a FAIL that names address and port; nothing stays behind."""
-    text = koala.site_file.read_text()
-    koala.site_file.write_text(text.replace("lease = 120", 'lease = 120\naddress = "127.0.0.9"'))
+    koala.change_site("lease = 120", 'lease = 120\naddress = "127.0.0.9"')
     done = koala.run("check", "--timeout", "4", check=1)
     assert done.stdout.count("FAIL") == 2 + 1
     assert "it was told to go to 127.0.0.9:" in done.stdout
@@ -554,8 +541,7 @@ def test_files_are_found_by_a_catalogue(koala: Koala) -> None:
     """It is checked, and jobs go where it has their files and find them, with a service and without."""
     catalogue, data = koala.directory / "catalogue", koala.directory / "data"
     data.write_text("a genome\n")
-    text = koala.site_file.read_text()
-    koala.site_file.write_text(text.replace('name = "beta"', f'name = "beta"\ncatalogue = "{catalogue}"'))
+    koala.change_site('name = "beta"', f'name = "beta"\ncatalogue = "{catalogue}"')
     assert f"FAIL catalogue: catalogue {catalogue}: " in koala.run("check", "--no-submit", check=1).stdout
     catalogue.write_text(f"genome {data}\n{data}\n")
     job = koala.directory / "files.toml"
@@ -578,8 +564,7 @@ def test_files_are_found_by_a_catalogue(koala: Koala) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)])
 def test_interrupted_check_leaves_no_placeholder(koala: Koala, number: signal.Signals) -> None:
     """Ctrl-C, or the end of the terminal, while a placeholder is awaited takes it away, and temporary files, too."""
-    text = koala.site_file.read_text()
-    koala.site_file.write_text(text.replace("lease = 120", 'lease = 120\naddress = "127.0.0.9"'))
+    koala.change_site("lease = 120", 'lease = 120\naddress = "127.0.0.9"')
     process = koala.start("check", "--timeout", "600")
     eventually(lambda: len(koala.placeholders()) == 2 * 2)
     process.send_signal(number)

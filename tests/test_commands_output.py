@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -27,16 +28,13 @@ ROUND = 5.0
 @pytest.fixture(scope="module")
 def queued(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Koala]:
     """Give a site with a service on which a job and a sweep have run, and one job waits."""
-    one = Koala(tmp_path_factory.mktemp("q"))
-    try:
+    with closing(Koala(tmp_path_factory.mktemp("q"))) as one:
         one.serve()
         one.run("run", one.job("echo hello", name="first"))
         one.run("sweep", "--", "echo", "{a}", ":::", "a=1,2")
         one.run("submit", one.job("true", name="large", processors=4), one.job("true", name="larger", processors=4))
         one.submit_orphan("koala-00000000-1")
         yield one
-    finally:
-        one.close()
 
 
 @pytest.mark.parametrize(
@@ -107,15 +105,12 @@ ALONE = frozenset({"click", "koala_adapter"})
 @pytest.fixture(scope="module")
 def imports_koala(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Koala]:
     """Give a site with a service; beside its state directory, the job was run when there was none: `ended`."""
-    one = Koala(tmp_path_factory.mktemp("q"))
-    try:
+    with closing(Koala(tmp_path_factory.mktemp("q"))) as one:
         one.run("run", one.job("echo hello"))
         (one.directory / ENDED).mkdir(mode=0o700)
         shutil.copy(one.state / JOURNAL_NAME, one.directory / ENDED)
         one.serve()
         yield one
-    finally:
-        one.close()
 
 
 EXPECTED = {

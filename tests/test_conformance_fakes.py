@@ -25,7 +25,7 @@ from koala_slurm import PLUGIN as SLURM
 from tests.fakes.pbs import FakePbs
 from tests.fakes.slurm import PYSLURM, FakeSlurm
 from tests.fakes.slurm.state import Store
-from tests.undertest import queued_job, started_plugin
+from tests.undertest import StartsByOperator, queued_job, started_plugin
 
 # The conformance kit on the plugin ``slurm`` with a fake Slurm: runs on every machine. With an older release, and on
 # Grid Engine, the kit runs on real daemons.
@@ -196,7 +196,7 @@ class TestPbsAsUser(PbsConformance):
     )
 
 
-class TestPbsAsOperator(PbsConformance):
+class TestPbsAsOperator(StartsByOperator, PbsConformance):
     """As an operator, who starts jobs by qrun."""
 
     operator = True
@@ -209,24 +209,6 @@ class TestPbsAsOperator(PbsConformance):
         await live_trial.wait_states(batch, LrmJobState.SUSPENDED)
         await live_trial.lrm.cancel(batch.ids)
         await live_trial.wait_ended(batch)
-
-    async def test_start_on_a_busy_node_is_accepted(self, live_trial: Trial) -> None:
-        """It is refused: qrun would put more onto the node than it has. The job is held as before, and starts later."""
-        trial = live_trial
-        full = await trial.submit(count=trial.under_test.processors)
-        await trial.wait_running(full)
-        node = (await trial.jobs(full))[full.ids[0]].nodes[0]
-        batch = await trial.submit(held=True)
-        await trial.wait_states(batch, LrmJobState.HELD)
-        with pytest.raises(LrmRejectedError, match="where 0 are idle"):
-            await begin_start(trial.lrm, batch.ids[0], [node])
-        for _ in range(2):
-            await trial.lrm.undo_start(PinnedStart(job=batch.ids[0], nodes=(node,)))
-            await trial.wait_states(batch, LrmJobState.HELD)
-        full.go()
-        await trial.wait_ended(full)
-        await begin_start(trial.lrm, batch.ids[0], [node])
-        await trial.wait_running(batch)
 
 
 # -- Starting held jobs on chosen nodes of a fake Slurm, of a release before and one after reservations changed.
@@ -245,7 +227,6 @@ def fake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeSlurm]:
 
 
 def settings_of(fake: FakeSlurm) -> SlurmSettings:
-    """Return settings of the plugin for a fake."""
     return SlurmSettings(conf=fake.conf, bin_directory=fake.bin_directory, submit_by="commands", command_timeout=40)
 
 
@@ -277,7 +258,6 @@ async def run(lrm: Lrm, job: LrmJobId, **counts: int) -> None:
 
 
 def state_of(jobs: Sequence[LrmJob], id_: LrmJobId) -> LrmJobState:
-    """Return the state of a job of a listing."""
     return next(job.state for job in jobs if job.id == id_)
 
 

@@ -27,7 +27,7 @@ from koala_adapter.lrm import Submission
 from koala_adapter.lrm.commands import THIS_HOST
 from koala_adapter.lrm.drmaa.client import SINGLE_AT_ONCE, DrmaaClient, HelperLaunch, Loading
 from koala_adapter.lrm.drmaa.libraries import PBS, SLURM, Library
-from koala_adapter.lrm.drmaa.scripts import ScriptDelivery, ScriptStore
+from koala_adapter.lrm.drmaa.scripts import ScriptStore
 from koala_adapter.lrm.drmaa.transport import DrmaaTransport
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
 from koala_adapter.sitesetup.checks import ClusterCheck
@@ -53,32 +53,34 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeCell]:
     cell.close()
 
 
-def settings_of(cell: FakeCell, delivery: ScriptDelivery = ScriptDelivery.PRIVATE) -> DrmaaSettings:
+def settings_of(cell: FakeCell) -> DrmaaSettings:
     """Return settings for the fake library."""
     return DrmaaSettings(
         processors=SLOTS,
         environment=cell.helper_variables,
-        native_specification="-b n" if delivery is ScriptDelivery.COPIED else "-shell n",
-        script_delivery=delivery,
+        native_specification="-shell n",
         request_timeout=PATIENT,
     )
 
 
-class TestDrmaaOnFake(LrmConformance):
-    """The conformance kit."""
+class DrmaaConformance(LrmConformance):
+    """The conformance kit on a fake library."""
 
-    @pytest.fixture(params=[ScriptDelivery.PRIVATE])
-    async def under_test(
-        self, cell: FakeCell, tmp_path: Path, request: pytest.FixtureRequest
-    ) -> AsyncIterator[LrmUnderTest]:
-        """Give the plugin on the fake library, with either way of delivering scripts."""
-        settings = settings_of(cell, request.param)
+    unknown = "999999.1"
+
+    def settings(self, cell: FakeCell) -> DrmaaSettings:
+        """Return settings for the library."""
+        return settings_of(cell)
+
+    @pytest.fixture
+    async def under_test(self, cell: FakeCell, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
+        """Give the plugin on the library."""
         async with started_plugin(
             PLUGIN,
-            settings,
+            self.settings(cell),
             tmp_path,
             processors=SLOTS,
-            unknown_id=LrmJobId("999999.1"),
+            unknown_id=LrmJobId(self.unknown),
             real=False,
             namesake_job=cell.namesake_job,
             stop_lrm=cell.stop,
@@ -87,6 +89,12 @@ class TestDrmaaOnFake(LrmConformance):
             walltime_precision=120,
         ) as under:
             yield under
+            left = [job.id for job in await under.lrm.jobs() if job.state is not LrmJobState.ENDED]
+            await under.lrm.cancel(left)
+
+
+class TestDrmaaOnFake(DrmaaConformance):
+    """On one that does all that is asked for."""
 
     async def test_script_file_is_private(self, trial: Trial) -> None:
         trial.lrm.render(trial.prepare().submission)
@@ -361,12 +369,11 @@ async def test_helper_does_not_outlive_its_parent(cell: FakeCell, tmp_path: Path
 # The conformance kit on the plugin ``drmaa`` with libraries as odd as slurm-drmaa and pbs-drmaa.
 
 
-class OddLibraryConformance(LrmConformance):
+class OddLibraryConformance(DrmaaConformance):
     """The conformance kit; what a library must not be asked is refused, and skipped."""
 
     kind: str
     library: Library
-    unknown: str
     # What goes through a library in a way of its own.
     BY_DAY = frozenset(
         {
@@ -391,26 +398,9 @@ class OddLibraryConformance(LrmConformance):
         }
     )
 
-    @pytest.fixture
-    async def under_test(self, cell: FakeCell, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
-        """Give the plugin with the options that it knows for the library."""
-        settings = DrmaaSettings(processors=SLOTS, environment=cell.variables_of(self.kind), request_timeout=60)
-        async with started_plugin(
-            PLUGIN,
-            settings,
-            tmp_path,
-            processors=SLOTS,
-            unknown_id=LrmJobId(self.unknown),
-            real=False,
-            namesake_job=cell.namesake_job,
-            stop_lrm=cell.stop,
-            start_lrm=cell.start,
-            patience=120,
-            walltime_precision=120,
-        ) as under:
-            yield under
-            left = [job.id for job in await under.lrm.jobs() if job.state is not LrmJobState.ENDED]
-            await under.lrm.cancel(left)
+    def settings(self, cell: FakeCell) -> DrmaaSettings:
+        """Return settings with the options that the plugin knows for the library."""
+        return DrmaaSettings(processors=SLOTS, environment=cell.variables_of(self.kind), request_timeout=60)
 
     async def test_what_crashes_or_lies_is_not_offered(self, trial: Trial) -> None:
         assert not trial.lrm.capabilities.suspend
@@ -487,7 +477,6 @@ async def crashing(library: Path, tmp_path: Path) -> AsyncIterator[Crashing]:
 
 
 def crashes_submission(key: str, count: int = 2) -> Submission:
-    """Return a submission."""
     return Submission(key=BatchKey(key), count=count, script="#!/bin/sh\n", walltime=60)
 
 

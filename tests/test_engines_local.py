@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -368,13 +369,10 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "malleable" / "parsl_primes.p
 @pytest.fixture
 def parsl_koala(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Koala]:
     """Give a site of two local clusters of four processors, and end all of it afterwards."""
-    one = Koala(tmp_path)
-    for name, value in one.environment.items():
-        monkeypatch.setenv(name, value)
-    try:
+    with closing(Koala(tmp_path)) as one:
+        for name, value in one.environment.items():
+            monkeypatch.setenv(name, value)
         yield one
-    finally:
-        one.close()
 
 
 def provider(koala: Koala, **more: object) -> KoalaProvider:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,10 @@ class SetKoala(Koala):
 
 
 @pytest.fixture
-def clock_is_set_koala(tmp_path: Path) -> Iterator[SetKoala]:
+def clocked(tmp_path: Path) -> Iterator[SetKoala]:
     """Give a site of two local clusters, and end all of it afterwards."""
-    one = SetKoala(tmp_path)
-    try:
+    with closing(SetKoala(tmp_path)) as one:
         yield one
-    finally:
-        one.close()
 
 
 def polled_again(koala: SetKoala) -> None:
@@ -80,65 +78,61 @@ def polled_again(koala: SetKoala) -> None:
 
 
 @pytest.mark.parametrize("step", [pytest.param(HOURS, marks=pytest.mark.nightly), -HOURS])
-def test_a_running_job_goes_on_and_its_times_are_right(clock_is_set_koala: SetKoala, step: float) -> None:
+def test_a_running_job_goes_on_and_its_times_are_right(clocked: SetKoala, step: float) -> None:
     """A job of ten minutes is not over because the clock says so, and a second one starts as ever."""
-    clock_is_set_koala.serve()
-    job = clock_is_set_koala.job(UNTIL.format(clock_is_set_koala.directory, "go"))
-    running = clock_is_set_koala.start("run", job)
-    assert running.stdout is not None
-    assert "started" in running.stdout.readline()
-    clock_is_set_koala.set_clock(step)
-    clock_is_set_koala.run("run", clock_is_set_koala.job("true", name="second"))
-    polled_again(clock_is_set_koala)
-    report = clock_is_set_koala.json("status", "1")
+    clocked.serve()
+    job = clocked.job(UNTIL.format(clocked.directory, "go"))
+    running = clocked.start_said("started", "run", job)
+    clocked.set_clock(step)
+    clocked.run("run", clocked.job("true", name="second"))
+    polled_again(clocked)
+    report = clocked.json("status", "1")
     assert report["state"] == "running"
     assert 0 <= report["launched_at"] - report["submitted_at"] < LIVENESS
     assert abs(report["reported_at"] - (time.time() + step)) < LIVENESS, "what is shown agrees with the clock as it is"
     assert all(0 <= component["waited"] < LIVENESS for component in report["components"])
-    assert [one["id"] for one in clock_is_set_koala.json("status")] == ["1", "2"]
-    (clock_is_set_koala.directory / "go").touch()
+    assert [one["id"] for one in clocked.json("status")] == ["1", "2"]
+    (clocked.directory / "go").touch()
     running.communicate(timeout=LIVENESS)
     assert running.returncode == 0
-    ended = clock_is_set_koala.json("status", "1")
+    ended = clocked.json("status", "1")
     assert 0 <= ended["finished_at"] - ended["launched_at"] < LIVENESS
 
 
 @pytest.mark.parametrize("step", [pytest.param(HOURS, marks=pytest.mark.nightly), -HOURS])
-def test_a_service_that_is_killed_before_the_step_goes_on_after_it(clock_is_set_koala: SetKoala, step: float) -> None:
-    first = clock_is_set_koala.serve()
-    running = clock_is_set_koala.start("run", clock_is_set_koala.job(UNTIL.format(clock_is_set_koala.directory, "go")))
-    assert running.stdout is not None
-    assert "started" in running.stdout.readline()
-    launched_at = clock_is_set_koala.json("status", "1")["launched_at"]
+def test_a_service_that_is_killed_before_the_step_goes_on_after_it(clocked: SetKoala, step: float) -> None:
+    first = clocked.serve()
+    running = clocked.start_said("started", "run", clocked.job(UNTIL.format(clocked.directory, "go")))
+    launched_at = clocked.json("status", "1")["launched_at"]
     running.send_signal(signal.SIGKILL)
     first.send_signal(signal.SIGKILL)
     first.wait()
-    clock_is_set_koala.set_clock(step)
-    report = clock_is_set_koala.json("status", "1", check=None)
+    clocked.set_clock(step)
+    report = clocked.json("status", "1", check=None)
     assert abs(report["launched_at"] - launched_at - step) < LIVENESS, "also what is read from the journal alone"
-    clock_is_set_koala.serve()
-    polled_again(clock_is_set_koala)
-    report = clock_is_set_koala.json("status", "1")
+    clocked.serve()
+    polled_again(clocked)
+    report = clocked.json("status", "1")
     assert report["state"] == "running"
     assert abs(report["launched_at"] - launched_at - step) < LIVENESS
-    (clock_is_set_koala.directory / "go").touch()
-    eventually(lambda: clock_is_set_koala.state_of("1") == "completed")
+    (clocked.directory / "go").touch()
+    eventually(lambda: clocked.state_of("1") == "completed")
 
 
-def test_a_job_that_waits_is_not_put_off(clock_is_set_koala: SetKoala) -> None:
-    clock_is_set_koala.serve()
-    busy = clock_is_set_koala.submit_foreign("others", 4, "beta")
-    waiting = clock_is_set_koala.start("run", clock_is_set_koala.job("echo $KOALA_RANK", processors=2))
-    eventually(lambda: clock_is_set_koala.has("1"))
-    eventually(lambda: clock_is_set_koala.report("1").components[0].held == 2)
-    clock_is_set_koala.set_clock(-HOURS)
-    eventually(lambda: clock_is_set_koala.report("1").hand_backs > 0)
-    clock_is_set_koala.set_clock(HOURS)
-    clock_is_set_koala.cancel_foreign(busy, "beta")
+def test_a_job_that_waits_is_not_put_off(clocked: SetKoala) -> None:
+    clocked.serve()
+    busy = clocked.submit_foreign("others", 4, "beta")
+    waiting = clocked.start("run", clocked.job("echo $KOALA_RANK", processors=2))
+    eventually(lambda: clocked.has("1"))
+    eventually(lambda: clocked.report("1").components[0].held == 2)
+    clocked.set_clock(-HOURS)
+    eventually(lambda: clocked.report("1").hand_backs > 0)
+    clocked.set_clock(HOURS)
+    clocked.cancel_foreign(busy, "beta")
     written, said = waiting.communicate(timeout=LIVENESS)
     assert waiting.returncode == 0, said
     assert len(written.splitlines()) == 4
-    assert clock_is_set_koala.json("status", "1")["hand_backs"] < 5
+    assert clocked.json("status", "1")["hand_backs"] < 5
 
 
 # -- A limit on the size of files stands for a full disk: output and journal wait, and everybody is told why.
@@ -203,9 +197,7 @@ def test_a_job_that_is_cancelled_meanwhile_ends_and_says_what_is_missing(koala: 
 
 def test_a_journal_that_cannot_be_written_stops_decisions_and_nothing_else(koala: Koala) -> None:
     service = koala.serve()
-    running = koala.start("run", koala.job(UNTIL.format(koala.directory, "go")))
-    assert running.stdout is not None
-    assert "started" in running.stdout.readline()
+    running = koala.start_said("started", "run", koala.job(UNTIL.format(koala.directory, "go")))
     eventually(lambda: koala.state_of("1") == "running")  # output comes before the word that a process has started
     limit(service, 0)
     refused = koala.inside("submit", koala.job("true", name="other"), check=246)

@@ -175,7 +175,7 @@ def test_an_interrupted_experiment_leaves_nothing(koala: Koala) -> None:
 @pytest.mark.nightly
 def test_on_the_clusters_of_a_site_file(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(koala.directory))
-    koala.site_file.write_text(koala.site_file.read_text().replace("[scheduler]", '[scheduler]\napproach = "none"'))
+    koala.change_site("[scheduler]", '[scheduler]\napproach = "none"')
     jobs = workload_in_small("W'm", 0, jobs=2, divisor=8)
     ended: list[int] = []
     outcome = run_live(
@@ -290,7 +290,7 @@ def decisions(journal: Sequence[Event]) -> list[str]:
 
 
 @pytest.fixture
-def equals_simulated_koala(tmp_path: Path) -> Iterator[Koala]:
+def uneven(tmp_path: Path) -> Iterator[Koala]:
     """Give the command on two local clusters of 4 and 3 processors, which look at themselves twice a second."""
     with closing(Koala(tmp_path)) as made:
         text = made.site_file.read_text(encoding="utf-8")
@@ -343,19 +343,19 @@ def simulated(directory: Path, site: SiteConfig, scale: float) -> list[Event]:
 
 
 @pytest.mark.nightly  # it goes by the clock; tests/test_malleable_local.py compares step by step
-def test_live_service_decides_as_the_simulator_does(equals_simulated_koala: Koala) -> None:
+def test_live_service_decides_as_the_simulator_does(uneven: Koala) -> None:
     """Claims, launches and ends come in the same order, on the same clusters, with the same processors."""
-    site = load_site(equals_simulated_koala.site_file, load_plugins())
-    quick, slow = (decisions(simulated(equals_simulated_koala.directory, site, scale)) for scale in SCALES)
+    site = load_site(uneven.site_file, load_plugins())
+    quick, slow = (decisions(simulated(uneven.directory, site, scale)) for scale in SCALES)
     assert quick == slow
     expected = quick
     assert sum(one.startswith("launch") for one in expected) == len(WORKLOAD)
     assert expected.index("claim 1 on beta for c1 of job 4") < expected.index("claim 3 on beta for c1 of job 3")
-    found = decisions(live(equals_simulated_koala, site, SCALES[0]))
+    found = decisions(live(uneven, site, SCALES[0]))
     if found != expected:
-        equals_simulated_koala.close()
-        shutil.rmtree(equals_simulated_koala.state)
-        found = decisions(live(equals_simulated_koala, site, SCALES[1]))
+        uneven.close()
+        shutil.rmtree(uneven.state)
+        found = decisions(live(uneven, site, SCALES[1]))
     assert found == expected
 
 
@@ -385,7 +385,7 @@ CASES = [
 
 
 @pytest.fixture
-def journal_replayed_koala(tmp_path: Path) -> Iterator[Koala]:
+def local(tmp_path: Path) -> Iterator[Koala]:
     """Give a site of two local clusters of four processors, and end all of it afterwards."""
     with closing(Koala(tmp_path)) as made:
         yield made
@@ -423,20 +423,18 @@ def replayed(events: Sequence[Event]) -> list[Action]:
 
 
 @pytest.mark.parametrize(("approach", "policy"), CASES)
-def test_a_fresh_scheduler_wants_what_was_done(journal_replayed_koala: Koala, approach: str, policy: str) -> None:
+def test_a_fresh_scheduler_wants_what_was_done(local: Koala, approach: str, policy: str) -> None:
     """Two jobs of workers and a rigid one: offers, requests, submissions, ends, all of them and in the same order."""
     steered = f'[scheduler]\napproach = "{approach}"\nmalleability = "{policy}"'
-    journal_replayed_koala.site_file.write_text(
-        journal_replayed_koala.site_file.read_text().replace("[scheduler]", steered)
-    )
-    site = load_site(journal_replayed_koala.site_file, load_plugins())
-    with service_inside(site, journal_replayed_koala.state) as done:
+    local.change_site("[scheduler]", steered)
+    site = load_site(local.site_file, load_plugins())
+    with service_inside(site, local.state) as done:
         run_workload(
-            journal_replayed_koala,
+            local,
             site,
             lambda: approach == "pra" or any(isinstance(one, act.RequestProcessors) for one in [*done]),
         )
-    with closing(Journal(journal_replayed_koala.state / "journal.sqlite", read_only=True)) as journal:
+    with closing(Journal(local.state / "journal.sqlite", read_only=True)) as journal:
         state, numbered = journal.recover()
         assert state is None, "a snapshot stands for events that are no longer there"
         events = [event for _, event in numbered]
@@ -479,38 +477,33 @@ command = ["sh", "-c", "echo narrow $KOALA_RANK on $KOALA_CLUSTER"]
 
 
 @pytest.fixture
-def reorganization_koala(tmp_path: Path) -> Iterator[Koala]:
+def brief(tmp_path: Path) -> Iterator[Koala]:
     """Give two local clusters of 4 processors where what is held is exchanged after fifteen seconds."""
     with closing(Koala(tmp_path)) as made:
-        text = made.site_file.read_text(encoding="utf-8")
-        made.site_file.write_text(text.replace("placeholder_life = 30", "placeholder_life = 15"), encoding="utf-8")
+        made.change_site("placeholder_life = 30", "placeholder_life = 15")
         yield made
 
 
-def test_exchanged_placeholders_run_their_new_jobs(reorganization_koala: Koala) -> None:
+def test_exchanged_placeholders_run_their_new_jobs(brief: Koala) -> None:
     for name, text in (("wide", WIDE), ("narrow", NARROW)):
-        (reorganization_koala.directory / f"{name}.toml").write_text(text, encoding="utf-8")
+        (brief.directory / f"{name}.toml").write_text(text, encoding="utf-8")
     # There is room for one of them on alpha, and both are there from the first: whenever the wide one gives back what
     # it holds, the narrow one waits for it.
-    on_beta, on_alpha = (
-        reorganization_koala.submit_foreign("local-users", 4, "beta"),
-        reorganization_koala.submit_foreign("local-users", 2, "alpha"),
-    )
-    service = reorganization_koala.serve()
-    reorganization_koala.inside(
-        "submit", *(str(reorganization_koala.directory / f"{name}.toml") for name in ("wide", "narrow"))
-    )
-    eventually(lambda: reorganization_koala.state_of("2") == "completed")
-    assert reorganization_koala.state_of("1") == "claiming"
-    assert "exchanged for places in the queue" in reorganization_koala.inside("explain", "1").stdout
+    on_beta = brief.submit_foreign("local-users", 4, "beta")
+    on_alpha = brief.submit_foreign("local-users", 2, "alpha")
+    service = brief.serve()
+    brief.inside("submit", *(str(brief.directory / f"{name}.toml") for name in ("wide", "narrow")))
+    eventually(lambda: brief.state_of("2") == "completed")
+    assert brief.state_of("1") == "claiming"
+    assert "exchanged for places in the queue" in brief.inside("explain", "1").stdout
     os.killpg(service.pid, signal.SIGKILL)
     service.communicate()
-    reorganization_koala.serve()
+    brief.serve()
     for ids, cluster in ((on_alpha, "alpha"), (on_beta, "beta")):
-        reorganization_koala.cancel_foreign(ids, cluster)
-    eventually(lambda: reorganization_koala.state_of("1") == "completed")
-    eventually(lambda: not reorganization_koala.placeholders())
-    said = reorganization_koala.run("logs", "1").stdout + reorganization_koala.run("logs", "2").stdout
+        brief.cancel_foreign(ids, cluster)
+    eventually(lambda: brief.state_of("1") == "completed")
+    eventually(lambda: not brief.placeholders())
+    said = brief.run("logs", "1").stdout + brief.run("logs", "2").stdout
     lines = sorted(line.partition(": ")[2] for line in said.splitlines())
     assert lines == [
         *(f"narrow {rank} on alpha" for rank in (0, 1)),

@@ -85,7 +85,6 @@ async def kill(trial: Trial) -> None:
 
 
 async def job_of(trial: Trial, batch: Batch, index: int = 1) -> LrmJob:
-    """Return one job of a batch as it is listed."""
     return (await trial.jobs(batch))[batch.ids[index - 1]]
 
 

@@ -158,12 +158,8 @@ def test_sizes_by_a_rule_that_is_installed(koala: Koala, tmp_path: Path) -> None
 
 def test_a_wish_for_more_has_the_clusters_looked_at(koala: Koala) -> None:
     """What others have given up since the last poll is had at once, not only after the next one, ten minutes later."""
-    text = koala.site_file.read_text()
-    koala.site_file.write_text(
-        text.replace("poll_interval = 0.5", "poll_interval = 600").replace(
-            "[scheduler]", '[scheduler]\napproach = "none"'
-        )
-    )
+    koala.change_site("poll_interval = 0.5", "poll_interval = 600")
+    koala.change_site("[scheduler]", '[scheduler]\napproach = "none"')
     foreign = koala.submit_foreign("busy", 3, "alpha")
     koala.serve()
     path = koala.directory / "patient.toml"
@@ -211,8 +207,7 @@ def ranks_printed(koala: Koala, component: str) -> list[list[str]]:
 
 def serving(koala: Koala) -> Running:
     """Return a service under which sizes change only when somebody asks for it."""
-    site = koala.site_file.read_text()
-    koala.site_file.write_text(site.replace("[scheduler]\n", '[scheduler]\napproach = "none"\n'))
+    koala.change_site("[scheduler]\n", '[scheduler]\napproach = "none"\n')
     return koala.serve()
 
 

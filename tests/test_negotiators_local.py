@@ -40,13 +40,9 @@ cluster = "alpha"
 @pytest.fixture
 def koala(tmp_path: Path) -> Iterator[Koala]:
     """Give a site of two local clusters of four processors on which sizes change when somebody asks, and end it."""
-    one = Koala(tmp_path)
-    text = one.site_file.read_text()
-    one.site_file.write_text(text.replace("[scheduler]\n", '[scheduler]\napproach = "none"\n'))
-    try:
+    with closing(Koala(tmp_path)) as one:
+        one.change_site("[scheduler]\n", '[scheduler]\napproach = "none"\n')
         yield one
-    finally:
-        one.close()
 
 
 def size(koala: Koala) -> int:
@@ -202,8 +198,7 @@ def as_user(user: int) -> Iterator[None]:
 
 @pytest.mark.nightly
 def test_offers_and_requests_go_to_the_program(koala: Koala) -> None:
-    text = koala.site_file.read_text()
-    koala.site_file.write_text(text.replace('approach = "none"', 'approach = "pwa"'))
+    koala.change_site('approach = "none"', 'approach = "pwa"')
     koala.serve()
     blocker = koala.job("sleep 500", name="blocker", processors=3)
     koala.inside("submit", blocker)

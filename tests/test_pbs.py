@@ -500,7 +500,7 @@ def slurm(tmp_path: Path) -> Iterator[FakeSlurm]:
 
 
 @pytest.fixture
-def side_by_side_koala(tmp_path: Path, servers: tuple[FakePbs, FakePbs], slurm: FakeSlurm) -> Iterator[Koala]:
+def mixed(tmp_path: Path, servers: tuple[FakePbs, FakePbs], slurm: FakeSlurm) -> Iterator[Koala]:
     """Give a user whose site has all four."""
     koala = Koala(tmp_path)
     systems: dict[str, tuple[str, FakePbs | FakeSlurm]] = {
@@ -519,13 +519,13 @@ def side_by_side_koala(tmp_path: Path, servers: tuple[FakePbs, FakePbs], slurm: 
     koala.close()
 
 
-def test_one_job_over_all_of_them(side_by_side_koala: Koala, servers: tuple[FakePbs, FakePbs], tmp_path: Path) -> None:
+def test_one_job_over_all_of_them(mixed: Koala, servers: tuple[FakePbs, FakePbs], tmp_path: Path) -> None:
     """Placeholders as an array on one PBS, singly on the other, and on Slurm and local: all ranks start together."""
     sizes = {"p": 3, "q": 2, "r": 2, "alpha": 1}
     job = tmp_path / "job.toml"
     parts = (PART.format(cluster=cluster, processors=count) for cluster, count in sizes.items())
     job.write_text('name = "wide"\nwalltime = 600\n' + "".join(parts))
-    done = side_by_side_koala.run("run", str(job))
+    done = mixed.run("run", str(job))
     lines = sorted(line.partition(": ")[2] for line in done.stdout.splitlines())
     places = [cluster for cluster, count in sizes.items() for _ in range(count)]
     assert lines == [f"rank {rank} of 8 on {cluster}" for rank, cluster in enumerate(places)]

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -36,26 +37,22 @@ TRICKY = ("a b", "it's", '"$HOME"', "", "*", "--help")
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Koala]:
     """Give two clusters, of which one has software and containers, and a service."""
-    one = Koala(tmp_path_factory.mktemp("site"))
-    (one.directory / "bin").mkdir()
-    (one.directory / "bin" / "apptainer").write_text(APPTAINER)
-    (one.directory / "bin" / "apptainer").chmod(0o755)
-    (one.directory / "modules.sh").write_text(MODULE)
-    keys = (
-        'name = "alpha"\ncontainer_runtime = "apptainer"\n'
-        f"setup = ['export BASH_ENV={one.directory}/modules.sh SAID={one.directory}/said', '. \"$BASH_ENV\"']\n"
-        f"software = {{ gromacs = ['module load gromacs'], bin = ['PATH={one.directory}/bin:$PATH'] }}\n"
-    )
-    one.site_file.write_text(SITE.format(directory=one.directory).replace('name = "alpha"\n', keys, 1))
-    one.serve()
-    try:
+    with closing(Koala(tmp_path_factory.mktemp("site"))) as one:
+        (one.directory / "bin").mkdir()
+        (one.directory / "bin" / "apptainer").write_text(APPTAINER)
+        (one.directory / "bin" / "apptainer").chmod(0o755)
+        (one.directory / "modules.sh").write_text(MODULE)
+        keys = (
+            'name = "alpha"\ncontainer_runtime = "apptainer"\n'
+            f"setup = ['export BASH_ENV={one.directory}/modules.sh SAID={one.directory}/said', '. \"$BASH_ENV\"']\n"
+            f"software = {{ gromacs = ['module load gromacs'], bin = ['PATH={one.directory}/bin:$PATH'] }}\n"
+        )
+        one.site_file.write_text(SITE.format(directory=one.directory).replace('name = "alpha"\n', keys, 1))
+        one.serve()
         yield one
-    finally:
-        one.close()
 
 
 def job_file(site: Koala, text: str, name: str = "job") -> str:
-    """Return the path of a job file."""
     path = site.directory / f"{name}.toml"
     path.write_text(text)
     return str(path)

@@ -325,7 +325,6 @@ def site() -> Iterator[koala.Site]:
 
 
 def square(number: int) -> int:
-    """Return the square of a number."""
     return number * number
 
 

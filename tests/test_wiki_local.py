@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,10 @@ from tests.wiki_server import KEY, SECONDS, Scheduler, WikiServer
 @pytest.fixture
 def koala(tmp_path: Path) -> Iterator[Koala]:
     """Give a site of two local clusters and a key, and end all of it afterwards."""
-    one = Koala(tmp_path)
-    (tmp_path / "key").write_text("77\n")
-    (tmp_path / "key").chmod(0o600)
-    try:
+    with closing(Koala(tmp_path)) as one:
+        (tmp_path / "key").write_text("77\n")
+        (tmp_path / "key").chmod(0o600)
         yield one
-    finally:
-        one.close()
 
 
 PATIENT = ("--reply-within", "120", "--start-reply-within", "120")

@@ -76,7 +76,6 @@ async def run(site: Site, order: Launch, index: int = 1) -> TaskEnd:
 
 
 async def end_of(site: Site, task: str) -> TaskEnd:
-    """Return how a task ended."""
     return (await site.wait_for(TaskEnded, lambda event: event.task == task)).end
 
 

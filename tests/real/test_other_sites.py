@@ -84,7 +84,6 @@ class Home:
                 service.terminate()
 
     def answers(self) -> bool:
-        """Tell whether a service answers."""
         with suppress(CommandError):
             self.run("metrics")
             return True
@@ -152,7 +151,6 @@ class Home:
         wait_until(lambda: not left(), seconds=PATIENCE, what="nothing is left there", details=lambda: str(left()))
 
     def state_of(self, job: str) -> str:
-        """Return the state of a job."""
         return str(json.loads(self.run("status", job, "--json"))["state"])
 
     def network(self) -> str:

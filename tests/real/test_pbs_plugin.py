@@ -6,18 +6,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import anyio
 import pytest
 
 from koala_adapter.errors import LrmRejectedError
-from koala_adapter.lrm import PinnedStart
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial
 from koala_adapter.testing.trial import begin_start
 from koala_pbs import PLUGIN, PbsSettings
 from tests.real.systems.pbs import PbsServer, missing_for_pbs
 from tests.real.systems.requirements import require
-from tests.undertest import started_plugin
+from tests.undertest import StartsByOperator, started_plugin
 
 pytestmark = pytest.mark.never_required
 
@@ -73,30 +71,10 @@ class TestAsUser(PbsConformance):
     """As an ordinary user, whose jobs PBS's scheduler starts."""
 
 
-class TestAsOperator(PbsConformance):
+class TestAsOperator(StartsByOperator, PbsConformance):
     """As an operator, who starts jobs by qrun."""
 
     operator = True
-
-    async def test_start_on_a_busy_node_is_accepted(self, live_trial: Trial) -> None:
-        """It is refused: qrun would put more onto the node than it has. The job is held as before, and starts later."""
-        trial = live_trial
-        full = await trial.submit(count=trial.under_test.processors)
-        await trial.wait_running(full)
-        node = (await trial.jobs(full))[full.ids[0]].nodes[0]
-        batch = await trial.submit(held=True)
-        await trial.wait_states(batch, LrmJobState.HELD)
-        with pytest.raises(LrmRejectedError):
-            await begin_start(trial.lrm, batch.ids[0], [node])
-        for _ in range(2):
-            await trial.lrm.undo_start(PinnedStart(job=batch.ids[0], nodes=(node,)))
-            await trial.wait_states(batch, LrmJobState.HELD)
-        full.go()
-        await trial.wait_ended(full)
-        await anyio.sleep(2)
-        assert await trial.states(batch) == [LrmJobState.HELD]
-        await begin_start(trial.lrm, batch.ids[0], [node])
-        await trial.wait_running(batch)
 
     async def test_elements_start_one_by_one(self, live_trial: Trial, server: PbsServer) -> None:
         """Of an array in hold, such as another user's, the elements that are named start on their vnodes."""

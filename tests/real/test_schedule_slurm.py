@@ -214,7 +214,6 @@ def node_state(cluster: SlurmCluster, node: str) -> str:
 
 
 def details(cluster: SlurmCluster, job: str) -> dict[str, str]:
-    """Return what scontrol tells of a job."""
     text = cluster.run("scontrol", "--oneliner", "show", "job", job)
     return {name: value for name, _, value in (word.partition("=") for word in text.split())}
 

@@ -39,7 +39,6 @@ def settings_of(
     queue: str | None = None,
     request_timeout: float = 60.0,
 ) -> SgeSettings:
-    """Return the settings of a private cell."""
     return SgeSettings(
         bin_directory=GRID_ENGINE_PROGRAMS,
         root=cell.root,

@@ -103,12 +103,10 @@ def cluster(module_cluster: SlurmCluster) -> Iterator[SlurmCluster]:
 
 
 def settings_of(cluster: SlurmCluster, access: str) -> SlurmSettings:
-    """Return settings of the cluster."""
     return SlurmSettings.model_validate({**cluster.plugin_settings, "access": access})
 
 
 def new_lrm(cluster: SlurmCluster, directory: Path, access: str) -> SlurmLrm:
-    """Return an LRM of the cluster."""
     directory.mkdir(exist_ok=True)
     return SlurmLrm(new_context(directory), settings_of(cluster, access))
 

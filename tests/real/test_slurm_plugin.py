@@ -162,7 +162,6 @@ def submission(key: str, count: int = 1, *, script: str = SLEEP, held: bool = Fa
 
 
 async def plugin(cluster: SlurmCluster, directory: Path, **settings: object) -> SlurmLrm:
-    """Return a started plugin on a cluster."""
     lrm = SlurmLrm(new_context(directory), SlurmSettings.model_validate({**cluster.plugin_settings, **settings}))
     await lrm.start()
     return lrm
@@ -316,7 +315,6 @@ async def test_busy_node(lrm: SlurmLrm, slurm_a: SlurmCluster) -> None:
 
 
 async def running(lrm: SlurmLrm) -> dict[LrmJobId, dict[str, int]]:
-    """Return where the running jobs are."""
     return {job.id: dict(job.layout) for job in await lrm.jobs() if job.state is LrmJobState.RUNNING}
 
 

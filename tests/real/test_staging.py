@@ -71,7 +71,6 @@ class Staging(Home):
         return str(json.loads(self.run("submit", "--json", str(job)))["id"])
 
     def report(self, job: str) -> dict[str, object]:
-        """Return the report of a job."""
         return dict(json.loads(self.run("status", job, "--json")))
 
     def told(self, job: str, what: str) -> None:

@@ -13,14 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from koala_adapter.errors import LrmRejectedError
-from koala_adapter.lrm import PinnedStart
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.testing import LrmConformance, LrmUnderTest, RecordingRunner, Trial
-from koala_adapter.testing.trial import begin_start
 from koala_pbs import PLUGIN, PbsSettings
 from tests.real.systems.requirements import require
-from tests.undertest import started_plugin
+from tests.undertest import StartsByOperator, started_plugin
 
 pytestmark = pytest.mark.never_required
 
@@ -102,20 +99,7 @@ class TestAsUser(TorqueConformance):
     """As an ordinary user."""
 
 
-class TestAsOperator(TorqueConformance):
+class TestAsOperator(StartsByOperator, TorqueConformance):
     """As an operator, who starts, suspends and requeues jobs. The user of the tests must be one."""
 
     operator = True
-
-    async def test_start_on_a_busy_node_is_accepted(self, live_trial: Trial) -> None:
-        """It is refused where no slot is idle; the job is held as before."""
-        trial = live_trial
-        full = await trial.submit(count=trial.under_test.processors)
-        await trial.wait_running(full)
-        node = (await trial.jobs(full))[full.ids[0]].nodes[0]
-        batch = await trial.submit(held=True)
-        await trial.wait_states(batch, LrmJobState.HELD)
-        with pytest.raises(LrmRejectedError):
-            await begin_start(trial.lrm, batch.ids[0], [node])
-        await trial.lrm.undo_start(PinnedStart(job=batch.ids[0], nodes=(node,)))
-        await trial.wait_states(batch, LrmJobState.HELD)

@@ -109,7 +109,6 @@ def toml_blocks(table: str) -> list[Piece]:
 
 
 def places(pieces: list[Piece]) -> list[ParameterSet]:
-    """Return pieces as parameters of a test, called by their places."""
     number: Counter[str] = Counter()
     found = []
     for piece in pieces:

@@ -67,7 +67,6 @@ def as_grid_engine_prints(content: bytes) -> bytes:
 
 
 def others(jobs: tuple[LrmJob, ...], number: str) -> list[LrmJob]:
-    """Return the jobs but for those of one number."""
     return [job for job in jobs if job.id.partition(".")[0] != number]
 
 
@@ -122,7 +121,6 @@ def test_a_job_of_pbs_that_cannot_be_read_hides_no_other() -> None:
 
 
 def texts_of(value: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Return the paths of all texts in a document."""
     if isinstance(value, dict):
         return [inner for key, one in value.items() for inner in texts_of(one, (*path, key))]
     return [path] if isinstance(value, str) else []

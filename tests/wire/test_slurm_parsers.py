@@ -53,7 +53,6 @@ class Samples:
         return self.results[name].text
 
     def jobs(self, name: str = "jobs") -> dict[str, list[LrmJob]]:
-        """Return the jobs of a listing by their names."""
         found: dict[str, list[LrmJob]] = {}
         for job in parse_jobs(self.text(name)):
             found.setdefault(job.name, []).append(job)

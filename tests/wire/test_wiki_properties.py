@@ -84,7 +84,6 @@ def optional(attribute: Attribute) -> st.SearchStrategy[object]:
 
 
 def wanted(attributes: tuple[Attribute, ...], dialect: Dialect) -> dict[str, st.SearchStrategy[object]]:
-    """Return a strategy for each field that the dialect has."""
     return {item.field: optional(item) for item in attributes if dialect in item.dialects}
 
 
@@ -188,7 +187,6 @@ CHANGES = st.dictionaries(
 
 
 def all_requests(dialect: Dialect) -> st.SearchStrategy[requests.Request]:
-    """Return requests that a dialect has."""
     comments = st.just("")
     if dialect is Dialect.WIKI2:
         comments = TEXTS.map(lambda text: text.replace("'", "").replace("=", ""))

@@ -89,7 +89,6 @@ class State:
         return next((task for task in self.tasks if task.id == id_ and not task.ended_at), None)
 
     def ended(self, id_: str) -> Task | None:
-        """Return a task that has ended."""
         return next((task for task in self.tasks if task.id == id_ and task.ended_at), None)
 
 

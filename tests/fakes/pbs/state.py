@@ -257,7 +257,6 @@ def whole(store: Store, state: State, text: str) -> Job:
 
 
 def is_over(job: Job) -> bool:
-    """Tell whether a job has ended."""
     return job.letter in OVER
 
 

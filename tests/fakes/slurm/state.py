@@ -148,7 +148,6 @@ LIST_IS_A_CHOICE_SINCE = (23, 11)
 
 
 def used_processors(state: State, node: str) -> int:
-    """Return the processors of a node that jobs have."""
     return sum(job.places.get(node, 0) for job in state.jobs if job.alive)
 
 

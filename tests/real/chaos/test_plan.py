@@ -102,7 +102,6 @@ def planned(end: End = End.EXITS, number: int = 7) -> PlannedJob:
 
 
 def outcome(state: JobState, code: int) -> JobOutcome:
-    """Return an outcome."""
     return JobOutcome(state=state, reason=EndReason.EXITED, exit_code=code)
 
 

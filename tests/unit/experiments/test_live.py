@@ -404,7 +404,6 @@ class Refusing:
         self.cancelled.append(job_id)
 
     def job(self, job_id: str) -> JobReport:
-        """Return the report of a job."""
         ended = JobOutcome(state=JobState.CANCELLED, reason=EndReason.CANCELLED, exit_code=243)
         return job_report(id=job_id, state=JobState.CANCELLED, outcome=ended)
 

@@ -75,7 +75,6 @@ NO_DEFINITION = {"name": "sample"}
 
 
 def entry(attribute: str, *, name: str = "sample", module: str = __name__) -> EntryPoint:
-    """Return an entry point that names something of this module."""
     return EntryPoint(name=name, value=f"{module}:{attribute}", group=ENTRY_POINT_GROUP)
 
 

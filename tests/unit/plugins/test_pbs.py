@@ -367,7 +367,6 @@ def test_routing_queues() -> None:
 
 
 def route(name: str, *destinations: str, walltime_limit: int | None = None) -> QueueConfig:
-    """Return a routing queue."""
     return QueueConfig(
         name=name,
         executes=False,

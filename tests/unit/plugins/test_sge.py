@@ -434,7 +434,6 @@ def test_why_a_job_never_runs(said: str, why: str) -> None:
 
 
 def job(id_: str, state: LrmJobState, letters: str) -> LrmJob:
-    """Return a job."""
     return LrmJob(id=LrmJobId(id_), name="x", state=state, user="u", processors=1, raw_state=letters)
 
 

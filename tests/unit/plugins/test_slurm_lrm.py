@@ -83,13 +83,11 @@ def context(tmp_path: Path) -> ClusterContext:
 
 
 def settings_of(fake: FakeSlurm, **changes: object) -> SlurmSettings:
-    """Return settings that choose the fake."""
     usual = {"conf": fake.conf, "bin_directory": fake.bin_directory, "submit_by": "commands"}
     return SlurmSettings.model_validate({**usual, **changes})
 
 
 async def started(fake: FakeSlurm, context: ClusterContext, **changes: object) -> SlurmLrm:
-    """Return a started plugin on the fake."""
     lrm = SlurmLrm(context, settings_of(fake, **changes))
     await lrm.start()
     return lrm

@@ -36,14 +36,12 @@ NOW = 1_795_000_000.0
 
 
 def job(id_: str, state: LrmJobState = LrmJobState.HELD, **more: object) -> LrmJob:
-    """Return a job."""
     element = id_.partition("_")[2]
     index = int(element) if element else None
     return LrmJob(id=LrmJobId(id_), name="j", state=state, user="u", processors=1, array_index=index, **more)  # type: ignore[arg-type]
 
 
 def ended(id_: str, code: int = 0) -> LrmJob:
-    """Return a job that has ended by itself."""
     return job(id_, LrmJobState.ENDED, end=EndReason.EXITED, exit_code=code, started_at=NOW - 90, ends_at=NOW - 60)
 
 

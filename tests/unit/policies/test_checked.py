@@ -71,7 +71,6 @@ class Scripted(PlacementPolicy):
 
 
 def on(cluster: object, processors: object, name: object = "c0", piece: object = None) -> PlacedComponent:
-    """Return a component that is placed, somehow."""
     made: Any = PlacedComponent
     placed: PlacedComponent = made(component=name, cluster=cluster, processors=processors, piece=piece)
     return placed

@@ -215,7 +215,6 @@ def test_ft_takes_powers_of_two() -> None:
 
 
 def measured(work: Workload, policy: str = "easy", processors: int = PROCESSORS) -> JobMetrics:
-    """Return the measures of the jobs on one cluster."""
     return job_metrics(replay(work, Policy(name=policy), [Site(name="here", processors=processors)]))
 
 
@@ -317,7 +316,6 @@ def square(number: int) -> int:
 
 
 def refuse(number: int) -> int:
-    """Refuse one number."""
     if number == 1:
         raise SimulationError(f"not {number}", hint="another")
     return number

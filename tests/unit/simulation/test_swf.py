@@ -47,7 +47,6 @@ def found(trace: Trace) -> dict[str, tuple[int, int | None]]:
 
 
 def parsed(text: str) -> Trace:
-    """Return the trace in a text."""
     return parse_trace(text, name="t", source="t.swf")
 
 

@@ -509,7 +509,6 @@ def slow_server(path: Path, *, oldest: float = LONG, reply_within: float = LONG)
 
 
 def source_of(server: Server) -> SlowSource:
-    """Return the source of a slow server."""
     assert isinstance(server.source, SlowSource)
     return server.source
 

@@ -448,7 +448,6 @@ class EmptyQueue(Client):
     """A service without jobs."""
 
     def jobs(self, limit: int = 50, selection: JobSelection | None = None) -> list[JobReport]:  # noqa: ARG002 - as its base
-        """Return none."""
         return []
 
 

@@ -26,7 +26,6 @@ NOW = 1_795_000_000.0
 
 
 def node(name: str, *, processors: int = 8, used: int = 0, state: NodeState = NodeState.UP) -> Node:
-    """Return a node."""
     return Node(name=name, state=state, processors=processors, processors_used=used, queues=("main",))
 
 
@@ -102,7 +101,6 @@ class MemorySource(Lrm):
         return tuple(found for found in self.job_list.values() if found.name.startswith(name_prefix))
 
     async def nodes(self) -> tuple[Node, ...]:
-        """Return all."""
         if self.failure:
             raise self.failure
         nodes = []
@@ -240,7 +238,6 @@ class Server:
         self.set_by += seconds
 
     async def frame(self, message: str | bytes, *, timestamp: float | None = None) -> bytes | None:
-        """Return the frame of the reply to a message."""
         text = message.encode() if isinstance(message, str) else message
         sealed = seal(text, key=self.key, timestamp=int(timestamp or self.now), user="maui")
         return await self.resource.answer(sealed[9:], "127.0.0.1")

@@ -85,7 +85,6 @@ class Job:
             raise RPCError(refusal.text) from None
 
     def release(self) -> None:
-        """Release it."""
         self._run("scontrol", "release", "JOB")
 
     def requeue(self) -> None:
