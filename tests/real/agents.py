@@ -20,7 +20,7 @@ from koala_adapter.vjm.center import ControlCenter
 from koala_adapter.vjm.certificate import digest, load_or_create, matches, new_token, server_context
 from koala_adapter.vjm.channel import FileAck, FilePiece, TaskFiles
 from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
-from koala_adapter.vjm.listener import AgentEvent, AgentListener, AgentReport
+from koala_adapter.vjm.listener import AgentEvent, AgentListener, AgentRegistered, AgentReport
 
 E = TypeVar("E")
 
@@ -111,6 +111,14 @@ class Site(AgentListener):
             self.port = await tasks.start(self.center.serve, "127.0.0.1", self.port)
             yield
             tasks.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def serving_agent(self) -> AsyncIterator[subprocess.Popen[bytes]]:
+        """Run the control center during the block, with one agent that has registered; give its process."""
+        async with self.serving():
+            process = self.start_agent()
+            await self.wait_for(AgentRegistered)
+            yield process
 
     def script(self, **changes: object) -> str:
         """Return the job script of the batch."""

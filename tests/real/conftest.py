@@ -9,12 +9,13 @@ test gets them empty. A test that destroys a daemon for good, or needs other set
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
+from tests.real.agents import Site
 from tests.real.lrms import Served, System
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import SystemDirectory, compile_program
@@ -208,3 +209,10 @@ def new_user(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewUser
             return user
 
         yield make
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """Return a control center without agents, for tests of agents that need no batch system."""
+    with closing(Site(tmp_path)) as made:
+        yield made

@@ -73,9 +73,7 @@ def size(report: JobReport) -> int:
 def expect_right(user: KoalaUser, job: str) -> list[int]:
     """Have a program end: its result is right, nothing is left in any batch system; return its sizes."""
     enough(user).touch()
-    report = user.wait_over(job)
-    assert report.outcome is not None
-    assert (report.state, report.outcome.exit_code) == (JobState.COMPLETED, 0), report.outcome
+    user.wait_completed(job)
     steps, sizes, result = user.output_of(job, "sum", 0).decode().splitlines()[-3:]
     assert result == expected_result(int(steps.split()[1]))
     assert all(not placeholders(system) for system in user.systems.values())
@@ -168,7 +166,7 @@ def shrink_through_kills(user: KoalaUser, job: str, *parts: str) -> None:
             rigid = user.submit(user.job_file(*parts, name="rigid"))
             kill_while(user, job, "giving up")
         kill_while(user, job, "at its point")
-    assert user.wait_over(rigid).state is JobState.COMPLETED
+    user.wait_completed(rigid)
 
 
 def test_the_service_is_killed_in_each_phase_of_growing_and_of_shrinking(
@@ -279,8 +277,7 @@ def test_wishes_on_both_systems(new_user: NewUser, slurm_a: SlurmCluster, sge_ce
     for directory in user.directory.glob("*-*/"):
         (directory / "stop").touch()
     for job in (*rich.values(), *poor.values()):
-        report = user.wait_over(job)
-        assert report.state is JobState.COMPLETED, report.outcome
+        user.wait_completed(job)
     assert all(not placeholders(system) for system in systems)
 
 
@@ -347,8 +344,7 @@ def losses_submit(user: KoalaUser, system: str, *, maximum: int, more: str = "")
 def stop(user: KoalaUser, job: str) -> None:
     """Have the program end: it completes, and nothing of it is left."""
     (user.directory / "program" / "stop").touch()
-    report = user.wait_over(job)
-    assert report.state is JobState.COMPLETED, report.outcome
+    user.wait_completed(job)
     assert all(not placeholders(system) for system in user.systems.values())
 
 
@@ -477,5 +473,5 @@ def test_an_application_that_never_answers(new_user: NewUser, slurm_a: SlurmClus
         user.wait(job, lambda report: "asked to give up" in report.explanation, what="is asked")
         user.wait(job, lambda report: "asked to give up" not in report.explanation, what="has been given time")
         assert user.report(job).state is JobState.RUNNING
-    assert user.wait_over(rigid).state is JobState.COMPLETED
+    user.wait_completed(rigid)
     stop(user, job)

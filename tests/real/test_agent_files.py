@@ -65,9 +65,7 @@ def deliveries(tmp_path: Path) -> Iterator[Deliveries]:
 
 async def test_wanted_files_arrive_before_the_end_is_told(deliveries: Deliveries) -> None:
     """Patterns, directories as a whole, names of any bytes; private files, of which programs stay programs."""
-    async with deliveries.site.serving():
-        deliveries.site.start_agent()
-        await deliveries.site.wait_for(AgentRegistered)
+    async with deliveries.site.serving_agent():
         text = (
             "echo one >result-1; echo two >result-2; echo no >other; echo h >.hidden;"
             "mkdir -p out/deep/er logs/a/b; echo x >out/deep/er/.x; : >out/empty; chmod 755 out/empty;"
@@ -91,9 +89,7 @@ async def test_wanted_files_arrive_before_the_end_is_told(deliveries: Deliveries
 
 async def test_files_of_a_rank_that_failed_or_was_killed(deliveries: Deliveries) -> None:
     """They arrive as those of others do, but its end is told at once, since it ends the other ranks."""
-    async with deliveries.site.serving():
-        process = deliveries.site.start_agent()
-        await deliveries.site.wait_for(AgentRegistered)
+    async with deliveries.site.serving_agent() as process:
         assert (await deliveries.run("echo 3 >result; exit 3", "*")).exit_code == 3
         assert (await deliveries.said()).arrived == 1
         assert (await deliveries.run("echo 9 >result; kill -9 $$", "*", task="1")).signal == 9
@@ -112,9 +108,7 @@ async def test_files_of_a_rank_that_failed_or_was_killed(deliveries: Deliveries)
 async def test_what_is_left_is_named(deliveries: Deliveries) -> None:
     """Files that nobody asked for are counted and named; input files are none of them, unless they were changed."""
     files = tuple(LaunchFile(target=name, mode=0o644, content=b"data") for name in ("in/same", "in/changed"))
-    async with deliveries.site.serving():
-        deliveries.site.start_agent()
-        await deliveries.site.wait_for(AgentRegistered)
+    async with deliveries.site.serving_agent():
         text = "echo more >>in/changed; echo r >result.txt; mkdir out; for i in $(seq 30); do : >out/$i; done"
         assert await deliveries.run(text, files=files) == EXITED
         said = await deliveries.said()
@@ -135,9 +129,7 @@ async def test_files_of_the_node_are_linked(deliveries: Deliveries) -> None:
     links = {"in/one": there / "one", "sets": there}
     files = tuple(LaunchFile(target=target, mode=0, link=str(path)) for target, path in links.items())
     missing = LaunchFile(target="one", mode=0, link=f"{there}/none")
-    async with deliveries.site.serving():
-        deliveries.site.start_agent()
-        await deliveries.site.wait_for(AgentRegistered)
+    async with deliveries.site.serving_agent():
         assert await deliveries.run("cat in/one sets/one > out", "**", files=files) == EXITED
         said = await deliveries.said()
         end = await deliveries.run("true", files=(missing,), task="1")
@@ -149,9 +141,7 @@ async def test_files_of_the_node_are_linked(deliveries: Deliveries) -> None:
 
 async def test_links_are_not_followed_out(deliveries: Deliveries) -> None:
     """A link to a file of the rank is that file; all others are refused by name, and nothing foreign is read."""
-    async with deliveries.site.serving():
-        deliveries.site.start_agent()
-        await deliveries.site.wait_for(AgentRegistered)
+    async with deliveries.site.serving_agent():
         text = (
             "mkdir d; echo i >d/inner; ln -s d/inner latest; ln -s /etc/passwd out; ln -s /etc etc; ln -s ../.. up;"
             "ln -s nowhere dangling; ln -s d directory; mkfifo fifo; ln -s /etc d/etc"
@@ -169,9 +159,7 @@ async def test_files_beyond_the_bounds_are_named(tmp_path: Path) -> None:
     """Each bound is kept, also by what was there before a restart; what is too large is told with size and bound."""
     deliveries = Deliveries(tmp_path, per_rank=1000, per_job=1500)
     try:
-        async with deliveries.site.serving():
-            deliveries.site.start_agent()
-            await deliveries.site.wait_for(AgentRegistered)
+        async with deliveries.site.serving_agent():
             text = "head -c 900 /dev/zero >a; head -c 200 /dev/zero >b; head -c 2000000 /dev/zero >c; echo x >d"
             assert await deliveries.run(text, "*") == EXITED
             said = await deliveries.said()
@@ -200,9 +188,7 @@ async def test_what_is_said_of_files_and_cannot_be_written_is_waited_for(deliver
     """The agent stays connected, and is told as soon as it is kept; until then its task has not ended."""
     site, ledger = deliveries.site, deliveries.job / LEDGER_NAME
     ledger.mkdir(parents=True)
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         order = Launch(task="0", argv=("/bin/sh", "-c", "echo x >a"), output_files=("a",))
         assert site.center.tell(placeholder(), order)
         with anyio.fail_after(LIVENESS):
@@ -223,9 +209,7 @@ async def test_files_survive_restarts_of_the_center(deliveries: Deliveries) -> N
     site.heartbeat = (
         10.0  # a busy machine may need seconds for so long an order, and silence must not end the connection
     )
-    async with site.serving():
-        process = site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent() as process:
         files = (LaunchFile(target="in", mode=0o600, content=content),)
         text = "for i in 1 2; do cp in big-$i; done; for i in 1 2 3; do echo $i >small-$i; done; exit 4"
         order = Launch(task="0", argv=("/bin/sh", "-c", text), output_files=("big-*", "small-*"), files=files)
@@ -262,9 +246,7 @@ async def some_arrived(deliveries: Deliveries, size: int) -> None:
 
 async def test_a_tree_without_bottom_costs_nobody_anything(deliveries: Deliveries) -> None:
     """Deeper than any path may be long, and locked: the rank ends as it did, and the tree is removed."""
-    async with deliveries.site.serving():
-        process = deliveries.site.start_agent()
-        await deliveries.site.wait_for(AgentRegistered)
+    async with deliveries.site.serving_agent() as process:
         program = (
             "import os\nfor depth in range(1500):\n    os.mkdir('deep')\n    os.chdir('deep')\n"
             "open('bottom', 'w').close()\nos.chdir('..')\nos.chmod('deep', 0o500)\nos.chmod('.', 0)\n"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,14 +24,6 @@ from tests.real.test_agent_local import EXITED, PYTHONS, end_of, run
 SHARE = "koala-" + "a" * 32
 SIZE = 3 * FETCHES * INPUT_PIECE + 12345
 PIECES = -(-SIZE // INPUT_PIECE)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    """Return a site without agents; none is left at the end."""
-    made = Site(tmp_path)
-    yield made
-    made.close()
 
 
 class Content:
@@ -89,9 +81,7 @@ async def test_a_large_file_that_the_node_sees_is_not_sent(site: Site) -> None:
     """It is looked for by its digest and by its path; another content of the same size is not taken for it."""
     content, place = Content(site), site.directory / "place"
     place.mkdir()
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         content.file = replace(content.file, source=str(content.path))
         assert await run(site, content.launch("path", places=(str(place),))) == EXITED
         content.path.rename(place / content.digest)
@@ -154,9 +144,7 @@ async def test_a_large_file_that_cannot_be_had_whole_fails_its_task(site: Site, 
         os.truncate(content.path, SIZE // 2)
     else:
         content.path.write_bytes(bytes(SIZE))
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         end = await run(site, content.launch("t", "touch", str(site.directory / "started")))
     said = {"gone": "No such file or directory", "shorter": "it has become shorter", "changed": "another content"}
     assert end.reason is EndReason.LAUNCH_FAILED
@@ -168,9 +156,7 @@ async def test_a_large_file_that_cannot_be_had_whole_fails_its_task(site: Site, 
 async def test_a_release_does_not_wait_for_a_large_file(site: Site) -> None:
     """What has come of it is removed."""
     content = Content(site)
-    async with site.serving():
-        process = site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent() as process:
         site.after_piece = 1, lambda: site.center.tell(placeholder(), Release(grace=1.0))
         end = await run(site, content.launch("t"))
         assert (end.reason, end.detail) == (EndReason.CANCELLED, "released")
@@ -182,9 +168,7 @@ async def test_a_large_file_is_copied_where_it_cannot_be_linked(site: Site) -> N
     """The directory of the rank is on another file system, and has the file already the second time."""
     content = Content(site)
     with TemporaryDirectory(dir="/dev/shm") as there:
-        async with site.serving():
-            site.start_agent()
-            await site.wait_for(AgentRegistered)
+        async with site.serving_agent():
             for task in ("first", "second"):
                 assert await run(site, content.launch(task, working_directory=there)) == EXITED
                 assert site.output(task) == content.listed

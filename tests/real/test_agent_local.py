@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -34,14 +33,6 @@ PYTHONS = [
 """Every Python on this machine that works; a name in the PATH alone is none (pyenv has one for each)."""
 
 EXITED = TaskEnd(reason=EndReason.EXITED, exit_code=0)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    """Return a site without agents; none is left at the end."""
-    made = Site(tmp_path)
-    yield made
-    made.close()
 
 
 def shell(task: str, text: str) -> Launch:
@@ -122,9 +113,7 @@ async def test_tasks_are_scrubbed_of_their_surroundings(site: Site) -> None:
 
 async def test_secrets_are_not_in_the_process_listing(site: Site) -> None:
     """Neither command line nor environment of the agent holds the token, and its task cannot read it from stdin."""
-    async with site.serving():
-        process = site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent() as process:
         for name in ("cmdline", "environ"):
             text = (await anyio.Path(f"/proc/{process.pid}/{name}").read_bytes()).decode()
             assert site.token not in text
@@ -134,9 +123,7 @@ async def test_secrets_are_not_in_the_process_listing(site: Site) -> None:
 
 async def test_output_by_way_of_the_named_pipes(site: Site) -> None:
     """A grandchild whose standard output is captured elsewhere can still write to its own rank's streams."""
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         text = 'sh -c "echo one >$KOALA_STDOUT; echo two >$KOALA_STDERR; echo three >$KOALA_STDOUT" >/dev/null 2>&1'
         assert await run(site, shell("t", text)) == EXITED
         assert site.output("t") == b"one\nthree\n"
@@ -145,9 +132,7 @@ async def test_output_by_way_of_the_named_pipes(site: Site) -> None:
 
 async def test_working_directory_and_input_files(site: Site) -> None:
     """Files are there before the program starts, a program may itself be one, and a private directory goes away."""
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         program = b"#!/bin/sh\ncat data/in.txt; pwd; stat -c %a .\n"
         files = (
             LaunchFile(target="data/in.txt", mode=0o644, content=b"input\n"),
@@ -188,9 +173,7 @@ async def test_working_directory_and_input_files(site: Site) -> None:
 )
 async def test_launch_failures_say_why(site: Site, order: Launch, code: int, told: str) -> None:
     """What cannot be started ends with the code that a shell would give and a text for the user; the agent lives on."""
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         end = await run(site, order)
         assert (end.reason, end.exit_code) == (EndReason.LAUNCH_FAILED, code)
         assert told in end.detail
@@ -199,9 +182,7 @@ async def test_launch_failures_say_why(site: Site, order: Launch, code: int, tol
 
 async def test_a_launch_is_carried_out_once(site: Site) -> None:
     """Repeated orders, during the run and after it, start nothing, but the state is told again."""
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         order = shell("t", f"echo x >>{site.directory}/count; read line <{site.directory}/go")
         os.mkfifo(site.directory / "go")
         for _ in range(3):
@@ -219,9 +200,7 @@ async def test_a_launch_is_carried_out_once(site: Site) -> None:
 
 async def test_several_tasks_at_once_and_in_turn(site: Site) -> None:
     """One placeholder can serve several tasks, each with its own output and end."""
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         for number in range(5):
             site.center.tell(placeholder(), shell(f"t{number}", f"echo {number}; exit {number}"))
         for number in range(5):
@@ -231,9 +210,7 @@ async def test_several_tasks_at_once_and_in_turn(site: Site) -> None:
 
 async def test_large_output_is_complete_before_the_end_is_told(site: Site) -> None:
     """Megabytes on both streams arrive byte for byte, and the files are whole when the end is told."""
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         assert await run(site, shell("t", "seq 1 700000; seq 1 300000 >&2")) == EXITED
         assert site.output("t") == "".join(f"{i}\n" for i in range(1, 700001)).encode()
         assert site.output("t", "err") == "".join(f"{i}\n" for i in range(1, 300001)).encode()
@@ -241,10 +218,7 @@ async def test_large_output_is_complete_before_the_end_is_told(site: Site) -> No
 
 async def test_a_restart_of_the_center_changes_nothing(site: Site) -> None:
     """Through two restarts during the run every byte arrives once, the end is told, and told again afterwards."""
-    process = None
-    async with site.serving():
-        process = site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent() as process:
         os.mkfifo(site.directory / "go")
         text = f"i=0; while [ $i -lt 300 ]; do seq 1 1000; i=$((i+1)); done; read line <{site.directory}/go"
         site.center.tell(placeholder(), shell("t", text))
@@ -270,9 +244,7 @@ async def test_a_restart_of_the_center_changes_nothing(site: Site) -> None:
 
 async def test_output_waits_while_the_center_is_away(site: Site) -> None:
     """What is not acknowledged is kept to a bound, then the program waits; nothing is lost, the agent stays small."""
-    async with site.serving():
-        process = site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent() as process:
         site.center.tell(placeholder(), shell("t", f"read line <{site.directory}/go; head -c 20000000 /dev/zero"))
         os.mkfifo(site.directory / "go")
         await site.wait_for(TaskStarted)
@@ -290,9 +262,7 @@ async def test_output_waits_while_the_center_is_away(site: Site) -> None:
 
 async def test_a_signal_from_the_center(site: Site) -> None:
     """It reaches the process group, and the end names it."""
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         site.center.tell(placeholder(), shell("t", "sleep 61234; true"))
         await site.wait_for(TaskStarted)
         assert site.center.tell(placeholder(), Signal(task="t", signal=signal.SIGUSR2))
@@ -303,9 +273,7 @@ async def test_a_signal_from_the_center(site: Site) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 async def test_a_signal_ends_the_lines_before_a_task(site: Site, number: int) -> None:
     """As it would end the task; that is no failure of a line."""
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         order = replace(shell("t", "echo ran"), setup=("echo here; sleep 1000",))
         assert site.center.tell(placeholder(1), order)
         await site.wait_for_output("t", b"here\n")
@@ -316,9 +284,7 @@ async def test_a_signal_ends_the_lines_before_a_task(site: Site, number: int) ->
 
 async def test_nothing_of_a_task_outlives_it(site: Site) -> None:
     """What a task leaves in the background is killed, also in process groups and sessions of its own."""
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         text = "sleep 61235 & set -m; sleep 61235 >/dev/null 2>&1 & setsid sleep 61235 >/dev/null 2>&1 & echo started"
         assert await run(site, shell("t", text)) == EXITED
         assert site.output("t") == b"started\n"
@@ -327,9 +293,7 @@ async def test_nothing_of_a_task_outlives_it(site: Site) -> None:
 
 async def test_a_daemon_without_the_environment_of_its_task_does_not_outlive_it(site: Site, tmp_path: Path) -> None:
     """The agent is its parent by then. What another task runs meanwhile is spared, and ends with the last of them."""
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         begun = tmp_path / "begun"
         daemon = f"setsid env -i /bin/sh -c '>{begun}; exec /bin/sleep 61245' >/dev/null 2>&1 &"
         until = f"until [ -e {begun} ]; do sleep 0.02; done"
@@ -356,9 +320,7 @@ print(koala.recv(13), flush=True)
 
 async def test_a_process_hears_that_its_agent_has_lost_koala(site: Site) -> None:
     """At once, so that it does not stop for a change that nobody can make for now."""
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         order = Launch(task="t", argv=(sys.executable, "-c", SPEAKER), application=True)
         site.center.tell(placeholder(), order)
         await site.wait_for_output("t", b"said\n")
@@ -369,9 +331,7 @@ async def test_a_process_hears_that_its_agent_has_lost_koala(site: Site) -> None
 
 async def test_release_reaches_ranks_in_sessions_of_their_own(site: Site) -> None:
     """A starter that ignores SIGTERM, as hydra's proxy does, does not keep its rank from hearing of the end."""
-    async with site.serving():
-        process = site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent() as process:
         rank = "trap 'echo asked >$KOALA_STDOUT; exit' TERM; echo ready >$KOALA_STDOUT; while :; do sleep 0.05; done"
         starter = "trap : TERM; setsid /bin/sh ./rank >/dev/null & while kill -0 $!; do wait; done 2>/dev/null"
         files = (LaunchFile(target="rank", mode=0o644, content=rank.encode()),)
@@ -404,9 +364,7 @@ async def turned_away(site: Site, *, times: int) -> None:
 
 async def test_a_released_agent_comes_back_soon_with_what_it_has_to_say(site: Site) -> None:
     """Released and then cut off, it has little time left: it does not let the pauses between its tries grow."""
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         site.center.tell(
             placeholder(), shell("t", "trap 'echo asked; sleep 20' TERM; echo ready; while :; do sleep 0.1; done")
         )
@@ -420,9 +378,7 @@ async def test_an_agent_whose_process_speaks_with_koala_comes_back_soon(tmp_path
     """Its whole program may wait: the pauses between its tries do not grow."""
     site = Site(tmp_path, lease=25.0)
     try:
-        async with site.serving():
-            site.start_agent()
-            await site.wait_for(AgentRegistered)
+        async with site.serving_agent():
             site.center.tell(placeholder(), replace(shell("t", "echo ready; sleep 60"), application=True))
             await site.wait_for_output("t", b"ready\n")
         await turned_away(site, times=10)  # if the pauses grew, its lease would have ended it before
@@ -432,9 +388,7 @@ async def test_an_agent_whose_process_speaks_with_koala_comes_back_soon(tmp_path
 
 async def test_a_released_agent_that_is_cut_off_keeps_its_last_words(site: Site) -> None:
     """It has something to say, and nobody to say it to: it waits as long as its lease lasts, then it ends."""
-    async with site.serving():
-        process = site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent() as process:
         text = "trap 'echo asked; sleep 1; echo last words; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
         site.center.tell(placeholder(), shell("t", text))
         await site.wait_for_output("t", b"ready\n")
@@ -449,9 +403,7 @@ async def test_a_released_agent_that_is_cut_off_keeps_its_last_words(site: Site)
 
 async def test_release_ends_a_stubborn_task(site: Site) -> None:
     """SIGTERM first, SIGKILL after the grace, last output delivered, the reason is that it was cancelled."""
-    async with site.serving():
-        process = site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent() as process:
         text = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.05; done"
         site.center.tell(placeholder(), shell("t", text))
         await site.wait_for_output("t", b"ready\n")
@@ -466,9 +418,7 @@ async def test_release_ends_a_stubborn_task(site: Site) -> None:
 
 async def test_time_limit_of_a_task(site: Site) -> None:
     """The agent ends a task that runs too long, and lives on itself."""
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         end = await run(site, Launch(task="t", argv=("sleep", "61236"), time_limit=0.3))
         assert (end.reason, end.signal) == (EndReason.WALLTIME, signal.SIGTERM)
         assert "0.3 s" in end.detail
@@ -557,9 +507,7 @@ async def test_walltime_ends_by_the_agents_own_clock(site: Site, end_margin: flo
 
 async def test_nothing_outlives_an_agent_that_is_killed(site: Site) -> None:
     """Grid Engine kills only the process group of a job: tasks, their ranks and the files go nevertheless."""
-    async with site.serving():
-        process = site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent() as process:
         text = "setsid sleep 61241 >/dev/null 2>&1 & env -i sleep 61241 & echo started; wait"
         site.center.tell(placeholder(), shell("t", text))
         await site.wait_for_output("t", b"started\n")
@@ -576,9 +524,7 @@ async def test_nothing_outlives_an_agent_that_is_killed(site: Site) -> None:
 @pytest.mark.parametrize("which", ["task", "last command of the task"])
 async def test_the_cause_of_a_killed_task_shows_late(site: Site, which: str) -> None:
     """A SIGTERM that hits the task, or only what a shell runs, before the agent: the placeholder was cancelled."""
-    async with site.serving():
-        process = site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent() as process:
         site.center.tell(placeholder(), shell("t", "sleep 61238" if which == "task" else "sleep 61238; exit $?"))
         pid = (await site.wait_for(TaskStarted)).pid
         with anyio.fail_after(LIVENESS):
@@ -593,9 +539,7 @@ async def test_the_cause_of_a_killed_task_shows_late(site: Site, which: str) -> 
 async def test_the_lease_ends_an_agent_nobody_cares_for(site: Site) -> None:
     """With the center gone for longer than the lease, the agent ends itself and its task, and says so on stderr."""
     site.lease = 10.0
-    async with site.serving():
-        process = site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent() as process:
         site.center.tell(placeholder(), Launch(task="t", argv=("sleep", "61240")))
         await site.wait_for(TaskStarted)
     code, errors = await site.ended(process)
@@ -607,9 +551,7 @@ async def test_the_lease_ends_an_agent_nobody_cares_for(site: Site) -> None:
 
 async def test_a_silent_connection_is_closed_and_made_anew(site: Site) -> None:
     """An agent that is stopped loses its connection after three heartbeats, and comes back when it goes on."""
-    async with site.serving():
-        process = site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent() as process:
         process.send_signal(signal.SIGSTOP)
         lost = await site.wait_for(AgentDisconnected)
         assert "silent" in lost.detail
@@ -690,9 +632,7 @@ async def test_index_one_without_an_array(site: Site) -> None:
 async def test_output_that_cannot_be_written_waits_for_its_file(site: Site) -> None:
     """A full or broken disk here costs time, not output, nor contact; the end is told after all of it."""
     (site.directory / "output").write_text("a file in the place of the directory")
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         text = "seq 700000 & seq 300000 >&2; wait"
         assert site.center.tell(placeholder(), shell("t", text))
         with anyio.fail_after(LIVENESS):
@@ -711,9 +651,7 @@ async def test_output_that_cannot_be_written_waits_for_its_file(site: Site) -> N
 async def test_a_short_last_word_that_cannot_be_written_is_not_lost(site: Site) -> None:
     """Nothing follows the one piece that was put off but the end, which waits for it."""
     (site.directory / "output").write_text("a file in the place of the directory")
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         assert site.center.tell(placeholder(), shell("t", "echo precious"))
         with anyio.fail_after(LIVENESS):
             while len(site.unwritten) < 2:
@@ -757,9 +695,7 @@ async def test_a_journal_that_cannot_be_written_turns_an_agent_away_for_a_while(
 
 async def test_output_goes_on_after_its_file_was_removed(site: Site) -> None:
     """A user who removes a file during the run loses what was in it, and nothing else."""
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         os.mkfifo(site.directory / "go")
         site.center.tell(placeholder(), shell("t", f"echo one; read line <{site.directory}/go; echo two"))
         await site.wait_for_output("t", b"one\n")

@@ -8,7 +8,6 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,14 +22,6 @@ from koala_adapter.vjm.certificate import load_or_create, server_context
 from koala_adapter.vjm.channel import AgentMessage, CenterMessage
 from koala_adapter.vjm.listener import AgentDisconnected, AgentRefused, AgentRegistered
 from tests.real.agents import BATCH, LIVENESS, Site, placeholder
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    """Return a site without agents; none is left at the end."""
-    made = Site(tmp_path)
-    yield made
-    made.close()
 
 
 async def connect(site: Site) -> SocketStream:
@@ -101,9 +92,7 @@ async def test_an_agent_with_a_wrong_token_ends(site: Site) -> None:
 
 async def test_a_second_agent_for_a_placeholder_is_refused(site: Site) -> None:
     """The right token from elsewhere is of no use once the true agent has come, and the service hears of it."""
-    async with site.serving():
-        agent = site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent() as agent:
         thief = await Peer.connect(site)
         await thief.say(hello(site, session="stolen"))
         assert await thief.hear() == channel.Refused(reason="not accepted")
@@ -313,9 +302,7 @@ async def test_another_user_can_read_neither_output_nor_keys(site: Site) -> None
     for directory in (site.directory, *site.directory.parents):
         if directory.stat().st_mode & 0o005 != 0o005 and str(directory) != "/":
             directory.chmod(0o755)
-    async with site.serving():
-        site.start_agent()
-        await site.wait_for(AgentRegistered)
+    async with site.serving_agent():
         order = channel.Launch(task="t", argv=("sh", "-c", "echo secret; dirname $KOALA_STDOUT; read x <$KOALA_STDIN"))
         site.center.tell(placeholder(), order)
         await site.wait_for(channel.TaskEnded)

@@ -51,9 +51,7 @@ def submit(user: KoalaUser) -> str:
 def expect_right(user: KoalaUser, job: str) -> None:
     """Let a task queue end: every result is right, and nothing is left in any batch system."""
     enough(user).touch()
-    report = user.wait_over(job)
-    assert report.outcome is not None
-    assert (report.state, report.outcome.exit_code) == (JobState.COMPLETED, 0), report.outcome
+    user.wait_completed(job)
     *results, total = user.output_of(job, "head", 0).decode().splitlines()
     assert sorted(int(line.split()[0]) for line in results) == [*range(len(results))]
     assert total == expected_sum(len(results))
@@ -78,7 +76,7 @@ def test_a_job_breathes_over_slurm_and_grid_engine(
     assert {one.cluster for one in shrunk} == set(user.systems)
     assert {one.reason for one in shrunk} == {f"room for job {rigid}"}
     go.touch()
-    assert user.wait_over(rigid).state is JobState.COMPLETED
+    user.wait_completed(rigid)
     user.wait(job, lambda report: sum(workers(report).values()) == everything - 1, what="has grown again")
     expect_right(user, job)
 
@@ -145,7 +143,7 @@ def test_the_service_is_killed_while_a_job_changes(
     user.kill()
     user.serve()
     if moment == "shrinking":
-        assert user.wait_over(rigid).state is JobState.COMPLETED
+        user.wait_completed(rigid)
     user.wait(job, lambda report: sge_cell.name in workers(report), what="is on Grid Engine, too")
     expect_right(user, job)
 
@@ -204,9 +202,7 @@ def says(user: KoalaUser, job: str, size: int) -> bool:
 
 def finished(user: KoalaUser, job: str) -> list[str]:
     """Wait until a job has completed, and return what its first process printed."""
-    report = user.wait_over(job)
-    assert report.outcome is not None
-    assert (report.state, report.outcome.exit_code) == (JobState.COMPLETED, 0), report.outcome
+    user.wait_completed(job)
     assert all(not placeholders(system) for system in user.systems.values())
     return user.output_of(job, "program", 0).decode().splitlines()
 

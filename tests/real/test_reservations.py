@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from koala_adapter.outcome import JobState
 from tests.real.conftest import NewGridEngine, NewUser
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
@@ -31,8 +30,7 @@ def test_one_job_in_reservations_of_slurm_and_grid_engine(
     user.kill()
     assert reserved(slurm_a, cell) == (True, True)
     user.serve()
-    report = user.wait_over(job)
-    assert report.state is JobState.COMPLETED, report
+    user.wait_completed(job)
     assert "are not reserved" not in user.run("explain", job).text
     wait_until(lambda: reserved(slurm_a, cell) == (False, False), seconds=PATIENCE, what="nothing is reserved")
 
@@ -46,7 +44,6 @@ def test_where_one_batch_system_refuses_the_job_runs_in_placeholders(
     user.wait_available(8, 4)
     file = user.job_file(part(slurm_a.name, 2, "hostname"), part(cell.name, 2, "hostname"), claiming="reserve")
     job = user.submit(file)
-    report = user.wait_over(job)
-    assert report.state is JobState.COMPLETED, report
+    user.wait_completed(job)
     assert "no parallel environment of its queue spreads over hosts" in user.run("explain", job).text
     wait_until(lambda: reserved(slurm_a, cell) == (False, False), seconds=PATIENCE, what="nothing is reserved")

@@ -401,8 +401,7 @@ def test_a_job_runs_again_when_its_node_has_died(new_user: NewUser, new_slurm: N
     (node,) = cluster.squeue(f"--jobs={first.components[0].lrm_ids[0]}", form="%N")[0]
     cluster.kill_node(node)
     cluster.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")  # as Slurm does after a while
-    report = user.wait_over(job)
-    assert report.state is JobState.COMPLETED, report.explanation
+    report = user.wait_completed(job)
     (attempt,) = report.attempts
     assert attempt.outcome.state is JobState.LOST
     assert user.run("logs", job).stdout == b"attempt 2\n"
@@ -469,8 +468,7 @@ def test_a_rank_has_used_what_gnu_time_says(new_user: NewUser, slurm_a: SlurmClu
     user.site.write_text(user.site.read_text() + LOCAL_TABLE)
     user.serve()
     clusters = (slurm_a.name, sge_cell.name, "l")
-    report = user.wait_over(user.submit(user.job_file(*(part(name, 1, *COMMAND, name=name) for name in clusters))))
-    assert report.state is JobState.COMPLETED
+    report = user.wait_completed(user.submit(user.job_file(*(part(name, 1, *COMMAND, name=name) for name in clusters))))
     usage = report.usage
     assert usage is not None
     assert {one.component: one.rank for one in usage.by_rank} == {name: rank for rank, name in enumerate(clusters)}

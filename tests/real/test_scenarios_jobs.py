@@ -158,7 +158,7 @@ def has_failed(system: System, number: str) -> bool:
 def let_polls_pass(user: KoalaUser, systems: Sequence[System]) -> None:
     """Have a job run through on all systems: they are listed again and again for it."""
     job = user.submit(user.job_file(*(part(system.name, 1, "true") for system in systems), name="passing"))
-    assert user.wait_over(job).state is JobState.COMPLETED
+    user.wait_completed(job)
 
 
 def is_shown_as_failed(system: System, name: str) -> None:
@@ -189,7 +189,7 @@ def test_jobs_of_one_name_belong_to_their_users(
     reaped = user.run("reap", "--all", "--yes", "--json")
     assert (reaped.code, reaped.json["found"]) == (0, [])
     go.touch()
-    assert user.wait_over(job).state is JobState.COMPLETED
+    user.wait_completed(job)
     for system, name in zip(systems, unused, strict=True):
         assert jobs_named(system, name) == [name] * 2
 
@@ -238,9 +238,7 @@ def test_one_world_over_three_batch_systems(
     traces.note_running()
     assert len(traces.directories) == 12
     go.touch()
-    report = user.wait_over(job)
-    assert report.outcome is not None
-    assert (report.state, report.outcome.exit_code) == (JobState.COMPLETED, 0)
+    user.wait_completed(job)
     lines = [user.output_of(job, f"c{1 + rank // 4}", rank % 4).decode() for rank in range(12)]
     for rank, line in enumerate(lines):
         assert re.fullmatch(rf"rank={rank} size=12 host=\S+ component=c{1 + rank // 4} sum=78\n", line), line

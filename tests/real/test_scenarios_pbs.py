@@ -81,8 +81,7 @@ def test_a_routing_queue_into_one_without_arrays(new_user: NewUser, server: PbsS
         user = new_user(server, clusters={server.name: {"queue": route}})
         traces = Traces(user)
         job = user.submit(user.job_file(part(server.name, 2, "sh", "-c", "echo here", environment=traces.mark)))
-        report = user.wait_over(job)
-        assert report.state is JobState.COMPLETED
+        report = user.wait_completed(job)
         assert [user.output_of(job, report.components[0].name, rank) for rank in range(2)] == [b"here\n"] * 2
         traces.expect_none()
 
@@ -145,7 +144,7 @@ def test_a_job_of_workers_grows_and_shrinks(new_user: NewUser, submitting: PbsSe
     user.kill()
     user.serve()
     go.touch()
-    assert user.wait_over(rigid).state is JobState.COMPLETED
+    user.wait_completed(rigid)
     user.wait(job, lambda report: sum(workers(report).values()) == 3, what="has grown again")
     expect_right(user, job)
 

@@ -71,9 +71,7 @@ def test_processors_are_handed_back_after_their_life(
         )
         user.wait_held(job, 2)
         assert len(submissions(sge_cell, user.prefix)) == 1, "their place in the queue is kept"
-    report = user.wait_over(job)
-    assert report.outcome is not None
-    assert report.outcome.exit_code == 0
+    report = user.wait_completed(job)
     assert 2 <= len(submissions(slurm_a, user.prefix)) <= 1 + report.hand_backs
     rows = slurm_a.squeue("--states=all", form="%j|%F|%S|%e")
     runs = sorted((int(number), begin, end) for name, number, begin, end in rows if name.startswith(user.prefix))
@@ -284,9 +282,7 @@ def test_one_component_in_pieces_on_two_batch_systems(
     user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
     assert sorted(len(placeholders(system)) for system in (slurm_a, sge_cell)) == [2, 4]
     go.touch()
-    report = user.wait_over(job)
-    assert report.outcome is not None
-    assert (report.state, report.outcome.exit_code) == (JobState.COMPLETED, 0)
+    user.wait_completed(job)
     for rank in range(6):
         line = user.output_of(job, "c1", rank).decode()
         assert re.fullmatch(rf"rank={rank} size=6 host=\S+ component=c1 sum=21\n", line), line
@@ -305,13 +301,9 @@ def test_a_job_starts_in_what_another_held_in_vain(
         wide = user.submit(user.job_file(*(part(name, 2, *command, environment=traces.mark) for name in "ac")))
         user.wait_held(wide, 2)
         narrow = user.submit(user.job_file(part("a", 2, *command, environment=traces.mark), name="narrow"))
-        report = user.wait_over(narrow)
-        assert report.outcome is not None
-        assert report.outcome.exit_code == 0
+        user.wait_completed(narrow)
         assert "exchanged for places in the queue" in user.run("explain", wide).text
-    report = user.wait_over(wide)
-    assert report.outcome is not None
-    assert report.outcome.exit_code == 0
+    user.wait_completed(wide)
     assert [user.output_of(narrow, "c1", rank) for rank in range(2)] == [b"rank %d on a\n" % rank for rank in range(2)]
     where = [user.output_of(wide, f"c{1 + rank // 2}", rank % 2).decode().split()[-1] for rank in range(4)]
     assert where == ["a", "a", "c", "c"]
@@ -408,8 +400,7 @@ def test_a_third_party_that_holds_directly_runs_first(
     wait_until((directory / "direct-b").exists, seconds=PATIENCE, what="the other piece holds b")
     wait_until((directory / "direct-a").exists, seconds=BOUND, what="the third party got a, too")
     assert user.report(job).hand_backs >= 1
-    report = user.wait_over(job, seconds=BOUND)
-    assert report.state is JobState.COMPLETED
+    report = user.wait_completed(job, seconds=BOUND)
     assert report.hand_backs <= MOST_ROUNDS
     assert not any(jobs_named(cluster, "direct") for cluster in clusters)
     traces.expect_none()

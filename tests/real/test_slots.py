@@ -185,8 +185,7 @@ def user(new_user: NewUser, systems: tuple[SlurmCluster, SlurmCluster]) -> Koala
 def completed(user: KoalaUser, *parts: str, **header: Any) -> list[str]:  # noqa: ANN401 - JSON
     """Run a job to its good end and return what the ranks of each component printed, in their order."""
     job = user.submit(user.job_file(*parts, **header))
-    report = user.wait_over(job)
-    assert report.state is JobState.COMPLETED, report
+    report = user.wait_completed(job)
     ranks = [(component.name, rank) for component in report.components for rank in range(component.processors)]
     return [user.output_of(job, name, rank).decode() for name, rank in ranks]
 
@@ -205,8 +204,7 @@ def test_an_mpi_world_of_ranks_with_two_threads_each(
     shares = {"plain": 1, "cell": 2}
     parts = [part(name, 2, program, threads=2, ranks_per_slot=ranks) for name, ranks in shares.items()]
     job = user.submit(user.job_file(*parts, launcher="mpi"))
-    report = user.wait_over(job)
-    assert report.state is JobState.COMPLETED, report
+    report = user.wait_completed(job)
     assert [(one.name, one.processors) for one in report.components] == [("c1", 2), ("c2", 1)]
     lines = [user.output_of(job, name, rank).decode() for name in ("c1", "c2") for rank in range(2)]
     assert lines == [f"rank={rank} size=4 threads=2 of=8\n" for rank in range(4)]

@@ -360,6 +360,12 @@ class KoalaUser:
         """Return the last report of a job: it has its outcome, and nothing of it is left in any batch system."""
         return self.wait(job_id, lambda report: report.over, what="over", seconds=seconds)
 
+    def wait_completed(self, job_id: str, *, seconds: float = PATIENCE) -> JobReport:
+        """Return the last report of a job as `wait_over` does; it must have ended well."""
+        report = self.wait_over(job_id, seconds=seconds)
+        assert report.state is JobState.COMPLETED, (report.outcome, report.explanation)
+        return report
+
     def wait_held(self, job_id: str, held: int, *, seconds: float = PATIENCE) -> JobReport:
         """Return a report of a job that holds so many processors."""
         return self.wait(
