@@ -181,11 +181,7 @@ def test_parsl_computes_where_processors_are_idle(
             assert time.monotonic() < until, user.details()
             second += [one.result(PATIENCE) for one in squares(kernel, 8, seconds=0.2)]
     assert all(number in SQUARES for number, _ in second)
-    wait_until(
-        lambda: not any(placeholders(system) for system in user.systems.values()),
-        seconds=PATIENCE,
-        what="no block is left",
-    )
+    nothing_left(user)
     states = {one.id: one.state for one in user.client.jobs()}
     assert set(states.values()) == {JobState.CANCELLED}, user.details()
 
