@@ -15,7 +15,7 @@ from typing import Self
 from distributed import Security
 
 from koala_adapter.host.sockets import free_port
-from tests.taskqueue import EXAMPLE
+from tests.examplejobs import EXAMPLE
 
 PROGRAMS = Path(__file__).with_name("daskprograms.py")
 LIVENESS = 240.0

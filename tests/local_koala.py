@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,18 +22,87 @@ from click.testing import CliRunner, Result
 
 import koala_adapter
 import koala_local
+from koala_adapter import testing
 from koala_adapter.api.client import Client
 from koala_adapter.api.statedirectory import prepare_directory
 from koala_adapter.cli.koala import koala
 from koala_adapter.config.sitefile import load_site
 from koala_adapter.errors import JobNotFoundError, ServiceUnavailableError
-from koala_adapter.lrm import Lrm, Submission, load_plugins
+from koala_adapter.lrm import ClusterContext, Lrm, Submission, load_plugins
 from koala_adapter.model import BatchKey, LrmJob, LrmJobId, LrmJobState
 from koala_adapter.report.values import JobReport
 from koala_adapter.service.opening import make_lrm
+from koala_local.lrm import LocalLrm, LocalSettings
 from tests import forkserver
 from tests.forkserver import Forked
-from tests.local_daemon import end_daemon
+
+# -- Local clusters in tests: their daemons, found and ended by process id, and jobs of others on them.
+
+
+def daemon_pid(directory: Path) -> int:
+    """Return the process id of the daemon that serves a state directory. Raises ProcessLookupError."""
+    try:
+        pid = int((directory / "pid").read_text(encoding="ascii"))
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError as error:
+        raise ProcessLookupError(f"no daemon of {directory}") from error
+    # A daemon that was killed leaves its id behind, which may be another process's by now.
+    if os.fsencode(directory) not in arguments:
+        raise ProcessLookupError(f"no daemon of {directory}")
+    return pid
+
+
+async def end_daemon(directory: Path, how: signal.Signals = signal.SIGTERM) -> None:
+    """End the daemon, if one runs, and return when it has gone."""
+    try:
+        descriptor = os.pidfd_open(daemon_pid(directory))
+    except ProcessLookupError:
+        return
+    try:
+        signal.pidfd_send_signal(descriptor, how)
+        with anyio.fail_after(120):
+            await anyio.wait_readable(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def foreign_job(lrm: Lrm, seen_by: Lrm) -> Callable[[int], AbstractAsyncContextManager[None]]:
+    """Return what makes a context in which jobs of another name run; it begins and ends as a plugin sees them."""
+
+    @asynccontextmanager
+    async def running(processors: int) -> AsyncIterator[None]:
+        script = "#!/bin/sh\nexec sleep 600\n"
+        ids = await lrm.submit(Submission(key=BatchKey("somebody"), count=processors, script=script, walltime=600))
+
+        async def states() -> set[LrmJobState]:
+            return {job.state for job in await seen_by.jobs() if job.id in ids}
+
+        await testing.eventually(states, {LrmJobState.RUNNING}.__eq__, what="foreign job runs", seconds=120)
+        yield
+        await lrm.cancel(ids)
+        await testing.eventually(states, {LrmJobState.ENDED}.__eq__, what="foreign job gone", seconds=120)
+
+    return running
+
+
+def namesake_job(
+    context: ClusterContext, settings: LocalSettings
+) -> Callable[[BatchKey, int], AbstractAsyncContextManager[None]]:
+    """Return what makes a context in which another user's array of a name is held."""
+
+    @asynccontextmanager
+    async def held(name: BatchKey, count: int) -> AsyncIterator[None]:
+        # The daemon believes what its clients say of themselves: nobody else can speak to it.
+        other = LocalLrm(replace(context, user="nobody"), settings)
+        ids = await other.submit(Submission(key=name, count=count, script="#!/bin/sh\n", walltime=60, held=True))
+        yield
+        await other.cancel(ids)
+        await other.close()
+
+    return held
+
+
+# -- The installed ``koala`` as a person uses it: real processes, local clusters, nothing left behind afterwards.
 
 Running: TypeAlias = subprocess.Popen[str] | Forked
 """A command that was started."""

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from koala_adapter.cli.jsonshapes import shape_schema
+from tests.examplejobs import expected_result, write_stepsum
 from tests.json_shapes import deviations
 from tests.local_koala import LIVENESS, Koala, Running, eventually
 from tests.mpi_by_hand import EXAMPLES, PATIENCE, HandLauncher, Mpich, of_system, of_wheel
-from tests.stepsum import expected_result, write_stepsum
 from tests.wishes import write_wishes
 
 # -- Programs whose processes change together, on local clusters, with the application library as it travels.

@@ -22,7 +22,7 @@ from koala_adapter.testing import new_context
 from koala_adapter.testing.trial import eventually
 from koala_local import PLUGIN
 from koala_local.lrm import LocalLrm, LocalSettings
-from tests.local_daemon import end_daemon
+from tests.local_koala import end_daemon
 
 SITE = """
 [control_center]

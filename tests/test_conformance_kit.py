@@ -19,7 +19,7 @@ from koala_adapter.testing import Batch, LrmConformance, LrmUnderTest, Trial, ne
 from koala_adapter.testing.jobs import names_walltime
 from koala_adapter.testing.submission import CANARY
 from koala_local.lrm import CAPABILITIES, PLUGIN, LocalLrm, LocalSettings
-from tests.local_daemon import end_daemon, namesake_job
+from tests.local_koala import end_daemon, namesake_job
 
 
 class Reversed(LocalLrm):

@@ -26,8 +26,8 @@ from koala_adapter.errors import EXIT_CANCELLED, ConfigurationError, ServiceUnav
 from koala_adapter.host.sockets import free_port
 from tests.daskprogram import DaskProgram, sum_of_squares, write_dasksum
 from tests.daskprograms import TASKS as SQUARED
+from tests.examplejobs import EXAMPLE, expected_sum
 from tests.local_koala import Koala, eventually, processes_naming
-from tests.taskqueue import EXAMPLE, expected_sum
 
 # -- Dask on two local clusters: the example as it stands, and KoalaCluster from programs, a notebook and bad ends.
 

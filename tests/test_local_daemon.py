@@ -21,7 +21,7 @@ from koala_adapter.testing import Batch, Trial
 from koala_local.jobs import Fields, decode, encode
 from koala_local.lrm import PLUGIN, LocalSettings
 from koala_local.processes import process_birth
-from tests.local_daemon import daemon_pid, end_daemon
+from tests.local_koala import daemon_pid, end_daemon
 from tests.undertest import start_plugin
 
 Make = Callable[..., Awaitable[Trial]]

@@ -35,8 +35,7 @@ from koala_local.lrm import PLUGIN as LOCAL_PLUGIN
 from koala_local.lrm import LocalLrm, LocalSettings
 from koala_wiki import PLUGIN as WIKI_PLUGIN
 from koala_wiki.lrm import WikiSettings
-from tests.local_daemon import daemon_pid, end_daemon, foreign_job, namesake_job
-from tests.local_koala import LIVENESS
+from tests.local_koala import LIVENESS, daemon_pid, end_daemon, foreign_job, namesake_job
 from tests.test_local_daemon import job_of, start_trial, state_of, wait_gone
 from tests.undertest import started_plugin
 from tests.unit.plugins.test_local_parts import SAMPLE

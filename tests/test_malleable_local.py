@@ -14,10 +14,9 @@ import pytest
 
 from koala_adapter.host.sockets import free_port
 from koala_adapter.scheduler.parameters import Approach
+from tests.examplejobs import ALONE, expected_sum, sizes_and_digest, write_nbody, write_taskqueue
 from tests.local_koala import Gate, Koala, Running, eventually, kill_and_wait
-from tests.nbody import ALONE, sizes_and_digest, write_nbody
 from tests.sizes_over_time import expect_the_same, live
-from tests.taskqueue import expected_sum, write_taskqueue
 from tests.unit.application.test_library import HEAT, HEAT_ALONE
 from tests.unit.policies.installed import ENTRY_POINTS, EXAMPLES, install
 

@@ -21,6 +21,7 @@ from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import EndReason, JobId
 from koala_adapter.outcome import JobState
 from koala_adapter.report.values import JobReport
+from tests.examplejobs import NOT_YET, expected_result, write_stepsum_until
 from tests.local_koala import processes_naming
 from tests.real.conftest import NewUser
 from tests.real.lrms import System, local_job, placeholders
@@ -29,7 +30,6 @@ from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, SeenProcess, find_processes, wait_until
 from tests.real.systems.requirements import missing_for_slurm, require
 from tests.real.user import KoalaUser, part
-from tests.stepsum import NOT_YET, expected_result, write_stepsum_until
 from tests.wishes import write_wishes
 
 # -- Programs whose processes change together, over Slurm and Grid Engine at once, whatever happens meanwhile. All of

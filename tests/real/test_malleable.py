@@ -12,6 +12,7 @@ import pytest
 from koala_adapter.outcome import JobState
 from koala_adapter.report.values import JobReport
 from koala_adapter.scheduler.parameters import Approach
+from tests.examplejobs import expected_sum, write_taskqueue
 from tests.mpi_by_hand import HandLauncher, Mpich, of_system, of_wheel
 from tests.real.conftest import NewUser
 from tests.real.lrms import System, local_job, placeholders, time_to_notice
@@ -19,7 +20,6 @@ from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, SYSTEM_PATH, wait_until
 from tests.real.user import KoalaUser, part, toml
 from tests.sizes_over_time import PROCESSORS, expect_the_same, live
-from tests.taskqueue import expected_sum, write_taskqueue
 
 # -- A head and workers over Slurm and Grid Engine at once: the job grows, shrinks, and survives losses on both.
 

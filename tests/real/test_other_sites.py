@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
+from tests.examplejobs import ALONE, BODIES, REST, STEPS, sizes_and_digest, write_nbody
 from tests.gateways import resident_gateways
-from tests.nbody import ALONE, BODIES, REST, STEPS, sizes_and_digest, write_nbody
 from tests.real.systems.othersite import ADDRESS, OtherSite, missing_for_other_site
 from tests.real.systems.processes import (
     PATIENCE,

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.nbody import ALONE, sizes_and_digest, write_nbody
+from tests.examplejobs import ALONE, sizes_and_digest, write_nbody
 from tests.real.systems.othersite import OtherSite, missing_for_other_site
 from tests.real.systems.processes import PATIENCE, CommandError, base_environment, run_command, wait_until
 from tests.real.systems.requirements import missing_for_grid_engine, missing_for_slurm, require

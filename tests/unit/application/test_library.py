@@ -43,8 +43,8 @@ from koala_adapter.application.sizes import size_rule
 from koala_adapter.errors import KoalaError
 from koala_adapter.negotiation import frame
 from koala_adapter.sizes import rule_named
+from tests.examplejobs import ALONE, BODIES, EXAMPLES, STEPS, sizes_and_digest
 from tests.examples import examples, repeated
-from tests.nbody import ALONE, BODIES, EXAMPLES, STEPS, sizes_and_digest
 from tests.unit.application.koala_end import LIVENESS, KoalaEnd, members_text
 
 pytestmark = pytest.mark.real("cc")

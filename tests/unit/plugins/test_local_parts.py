@@ -52,7 +52,7 @@ from koala_local.jobs import (
 )
 from koala_local.lrm import LocalLrm, LocalSettings
 from koala_local.processes import Supervisor, job_environment, since_boot, start_gated
-from tests.local_daemon import end_daemon
+from tests.local_koala import end_daemon
 
 # -- The pure parts of the plugin ``local``: settings, records, messages, and who starts where.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.local_daemon import end_daemon
+from tests.local_koala import end_daemon
 
 SSH = """#!/bin/sh
 while [ "$#" -gt 2 ]; do shift; done

@@ -52,7 +52,7 @@ from koala_sge.settings import discover as discover_sge
 from koala_sge.settings import smallest_user
 from koala_slurm.settings import discover as discover_slurm
 from koala_slurm.settings import parse_clusters
-from tests.local_daemon import end_daemon
+from tests.local_koala import end_daemon
 from tests.unit.api.jobreports import job_report
 from tests.unit.service.scripted_lrm import ScriptedLrm, config, node
 
