@@ -38,8 +38,8 @@ from koala_adapter.wiki.codec.records import (
 from koala_adapter.wiki.codec.verbs import parse_reply
 from koala_adapter.wiki.codec.words import Dialect
 from tests.real.mauistandin import MauiStandIn
+from tests.real.serving import WikiServing
 from tests.real.systems import SlurmCluster
-from tests.real.wiki_serving import WikiServing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -14,11 +14,10 @@ import pytest
 from koala_adapter.cli.jsonshapes import shape_schema
 from koala_adapter.queueing.backfill import POLICIES
 from tests.json_shapes import deviations
-from tests.real.scheduling import Scheduling
+from tests.real.serving import Scheduling, WikiServing
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.requirements import missing_for_slurm, require
 from tests.real.user import KoalaUser, part
-from tests.real.wiki_serving import WikiServing
 
 # -- ``koala schedule`` in the place of a real Slurm's scheduler: ordinary jobs that come in held, on 4 nodes of 8.
 

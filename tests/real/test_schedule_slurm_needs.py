@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.scheduling import Scheduling
+from tests.real.serving import Scheduling
 from tests.real.systems import SlurmCluster
 from tests.real.systems.requirements import missing_for_slurm, require
 from tests.real.test_schedule_slurm import SITE_PIECE, submit, unfinished

@@ -13,9 +13,9 @@ import pytest
 
 from koala_adapter.wiki.codec.words import Dialect
 from tests.real.mauistandin import MauiStandIn
+from tests.real.serving import WikiServing
 from tests.real.systems import GridEngineCell
 from tests.real.systems.requirements import missing_for_grid_engine, require
-from tests.real.wiki_serving import WikiServing
 
 # -- A real Grid Engine under an outside scheduler that speaks WIKI, with two queue instances as its nodes.
 

@@ -22,9 +22,9 @@ from koala_adapter.wiki.codec.words import Dialect
 from koala_wiki import PLUGIN
 from koala_wiki.lrm import WikiSettings
 from tests.real.mauistandin import MauiStandIn
+from tests.real.serving import WikiServing
 from tests.real.systems import CommandError, SlurmCluster
 from tests.real.systems.requirements import missing_for_slurm, require
-from tests.real.wiki_serving import WikiServing
 
 # -- A real Slurm under an outside scheduler that speaks WIKI: ordinary jobs come in held, and start where it says.
 
