@@ -203,8 +203,10 @@ class Verbs:
         before = require_active(self._inventory, request.job)
 
         def is_requeued(job: LrmJob) -> bool:
-            # A batch system that cannot hold a running job may have started it again before it is looked at.
-            return job.state in WAITING or (job.requeues, job.started_at) != (before.requeues, before.started_at)
+            # A batch system that cannot hold a running job may have started it again before it is looked at. One that
+            # counts the requeue at once, as Slurm does, has yet to end the run.
+            again = (job.requeues, job.started_at) != (before.requeues, before.started_at)
+            return job.state in WAITING or (again and job.state is not LrmJobState.ENDING)
 
         return await self._change(request, self._requeue_in_hold, is_requeued)
 

@@ -510,6 +510,28 @@ async def test_a_job_that_is_started_again_at_once_has_been_requeued(tmp_path: P
         await server.expect("REQUEUEJOB ARG=7", 0)
 
 
+async def test_a_requeue_that_is_counted_before_the_run_has_ended_is_awaited(tmp_path: Path) -> None:
+    """As Slurm counts it: the job is answered for when it waits."""
+
+    class Source(MemorySource):
+        asked_at = 0
+
+        async def requeue(self, ids: Sequence[LrmJobId]) -> None:
+            self.asked_at = self.reads
+            for id_ in ids:
+                self.job_list[id_] = replace(self.job_list[id_], state=LrmJobState.ENDING, requeues=1)
+
+        async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+            if self.asked_at and self.reads > self.asked_at + 1:
+                self.job_list["7"] = replace(self.job_list["7"], state=LrmJobState.HELD)
+            return await super().jobs(name_prefix=name_prefix)
+
+    server = Server(tmp_path, Source(), dialect=Dialect.WIKI2, reply_within=1200.0)
+    server.source.add(running("7", {"n1": 1}))
+    await server.expect("REQUEUEJOB ARG=7", 0)
+    assert server.source.job_list["7"].state is LrmJobState.HELD
+
+
 async def test_when_it_could_run(tmp_path: Path) -> None:
     """JOBWILLRUN tells the first moment at which enough processors are free by the running jobs' walltimes."""
     server = Server(tmp_path, dialect=Dialect.WIKI2)
