@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from koala_adapter.api.offline import end_daemons
 from tests.examplejobs import ALONE, BODIES, REST, STEPS, sizes_and_digest, write_nbody
 from tests.gateways import resident_gateways
 from tests.real.systems.othersite import ADDRESS, OtherSite, missing_for_other_site
@@ -178,6 +179,7 @@ def there() -> Iterator[OtherSite]:
 def home(there: OtherSite) -> Iterator[Home]:
     with TemporaryDirectory(prefix="koala-") as directory:  # the path of a socket must be short
         yield Home(Path(directory), there)
+        end_daemons(Path(directory) / "state")
 
 
 def test_one_job_here_and_there(home: Home) -> None:

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from koala_adapter.api.offline import end_daemons
 from tests.examplejobs import ALONE, sizes_and_digest, write_nbody
 from tests.real.systems.othersite import OtherSite, missing_for_other_site
 from tests.real.systems.processes import PATIENCE, CommandError, base_environment, run_command, wait_until
@@ -98,6 +99,7 @@ def koala(there: Sequence[OtherSite]) -> Iterator[Koala]:
         koala("init", *names, "--ssh-option=-F", f"--ssh-option={config}")
         koala.file.write_text(koala.file.read_text().replace("threshold = 0", QUICK) + HERE)
         yield koala
+        end_daemons(koala.state)
 
 
 def test_one_job_over_three_sites_and_this_host(koala: Koala, there: Sequence[OtherSite]) -> None:
