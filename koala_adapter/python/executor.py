@@ -247,8 +247,8 @@ PRIVATE = "executors"
 """Directory of the state directory in which keys are while a job is submitted."""
 SPLITS = "flexible-cluster-minimization"
 """Placement policy of workers whose number does not change: they may be on several clusters."""
-LEAVING_TIME = 5.0
-"""Seconds that workers which are dismissed have to end, and the job with them."""
+LEAVING_TIME = 20.0
+"""Seconds that workers which are dismissed have to end, and the job with them. The service may have to start first."""
 
 
 class Executor(AnyExecutor):

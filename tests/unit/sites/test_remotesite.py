@@ -738,6 +738,7 @@ async def test_the_socket_of_a_gateway_that_was_killed_goes(staying: Place) -> N
     gateway = await resident(staying)
     await staying.site.close(in_use=True)
     os.kill(gateway, signal.SIGKILL)
+    await gone(gateway)
     (socket_left,) = await THIS_HOST.list_directory(str(staying.directory / "gateway"))
     other = staying.new_site(stays=True, title=f"of tester@here:{staying.directory}/other")
     await other.facts()
