@@ -18,7 +18,8 @@ import pytest
 
 from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState
 from koala_adapter.testing import Batch, Trial
-from koala_local.jobs import Fields, decode, encode
+from koala_local.elsewhere import program
+from koala_local.jobs import UNHEARD, Fields, decode, encode
 from koala_local.lrm import PLUGIN, LocalSettings
 from koala_local.processes import process_birth
 from tests.local_koala import daemon_pid, end_daemon
@@ -363,3 +364,13 @@ async def test_client_that_says_nothing_disturbs_nobody(trial: Trial) -> None:
         assert await trial.lrm.version()
         with pytest.raises(BlockingIOError):
             silent.recv(1)  # nobody waited until it was given up
+
+
+def test_what_is_sent_to_a_site_is_a_whole_program(tmp_path: Path) -> None:
+    """It is started there without this package: a module that is missing from it is found here."""
+    archive = tmp_path / "daemon.pyz"
+    archive.write_bytes(program())
+    asked = subprocess.run(
+        [sys.executable, "-I", "-S", str(archive), str(tmp_path), "ask"], input=b"", capture_output=True, check=False
+    )
+    assert (asked.returncode, asked.stderr) == (UNHEARD, b"")
