@@ -20,6 +20,7 @@ from koala_adapter.scheduler.claiming.queue import PlacementQueue
 from koala_adapter.scheduler.claiming.reservations import ask_for_reservations_again
 from koala_adapter.scheduler.claiming.staging import ask_again
 from koala_adapter.scheduler.claiming.waiting import (
+    await_first_look,
     await_first_looks,
     impossible,
     interval_scan,
@@ -330,7 +331,10 @@ def _cluster_unavailable(context: Context, event: ev.ClusterUnavailable) -> None
     cluster = context.state.clusters.get(event.cluster)
     if cluster is not None:
         cluster.unavailable = event.reason
-        looked_at(context, cluster)
+        if event.awaited:
+            await_first_look(context, cluster)
+        else:
+            looked_at(context, cluster)
 
 
 HANDLERS: Handlers = {

@@ -143,6 +143,8 @@ class ClusterUnavailable(Event):
 
     cluster: ClusterName
     reason: str
+    awaited: bool = False
+    """It has been asked for the first time, by a new service, and will probably answer soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

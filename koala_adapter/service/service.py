@@ -500,7 +500,8 @@ class Service:
                 self.applications.stager.start(tasks, self.core.lrm_hosts)
                 for name, record in self.state.clusters.items():
                     if record.polled_at is not None:  # by an earlier service: it may not be connected yet
-                        self.post(ClusterUnavailable(time=self.now(), cluster=name, reason="it has not answered yet"))
+                        reason = "it has not answered yet"
+                        self.post(ClusterUnavailable(time=self.now(), cluster=name, reason=reason, awaited=True))
                 self.post(configuration(self.site, self.instance, self.now(), {}))
                 self._doubt("the service was restarted")
                 self.sizes.resume()

@@ -155,10 +155,10 @@ def submission_at(state: State, record: JobRecord, claim: Claim, now: float) -> 
     """Return from when on the placeholders that a claim misses are of use; infinite where that is not known."""
     if claim.cluster is None or record.awaits_reservation:
         return inf
-    earliest = now if claim.postponed is None else claim.postponed
+    cluster = state.clusters[claim.cluster]
+    earliest = max(now if claim.postponed is None else claim.postponed, cluster.first_look_until or now)
     if is_staged(record):
         return earliest
-    cluster = state.clusters[claim.cluster]
     hold = expected_hold(state, cluster, claim.missing, claim.slot_processors, now)
     return max(earliest, ready_at(record, now) - hold - MARGIN)
 

@@ -17,6 +17,7 @@ from koala_adapter.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler.actions import ReportRefusedAnswer
 from koala_adapter.scheduler.claiming.connections import doubts, groups, may_spread, said_apart
 from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER
+from koala_adapter.scheduler.claiming.staging import watch
 from koala_adapter.scheduler.context import Views, closed_reason
 from koala_adapter.scheduler.placement.policy import Insufficient, Placed, infeasibility
 from koala_adapter.scheduler.timers import TimerKind
@@ -100,7 +101,7 @@ class Capacity:
 # After a start of the service, clusters are polled one after the other. A job that finds no idle processors on the
 # first one would be queued there and stay, although the next one may be empty. So a job that would only be queued waits
 # for the first poll of each cluster until that is answered or has failed, at most ``FIRST_LOOK`` seconds. A job that
-# can start at once does not wait.
+# can start at once does not wait. Placeholders that were postponed before the start wait for their cluster, too.
 
 FIRST_LOOK = 30.0
 """Seconds after which a cluster that has neither answered its first poll nor failed to counts as seen."""
@@ -110,14 +111,22 @@ def await_first_looks(context: Context) -> None:
     """Set a time limit for the first polls of clusters that were never polled."""
     for cluster in context.state.clusters.values():
         if cluster.configured and cluster.polled_at is None and cluster.unavailable is None:
-            cluster.first_look_until = context.now + FIRST_LOOK
+            await_first_look(context, cluster)
+
+
+def await_first_look(context: Context, cluster: ClusterRecord) -> None:
+    """Set a time limit for the first poll of a cluster by this service."""
+    cluster.first_look_until = context.now + FIRST_LOOK
 
 
 def looked_at(context: Context, cluster: ClusterRecord) -> None:
-    """Handle a cluster's first poll or its failure: jobs that waited for it may be queued now."""
+    """Handle a cluster's first poll or its failure: what waited for it may be queued there now, or elsewhere."""
     if cluster.first_look_until is not None:
         cluster.first_look_until = None
         context.scan_wanted = True
+        for record in context.state.jobs.values():
+            if any(claim.postponed is not None and claim.cluster == cluster.name for claim in record.claims):
+                watch(context, record)
 
 
 def awaited_looks(state: State, now: float) -> list[ClusterRecord]:

@@ -15,6 +15,7 @@ from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Action, StageFiles, StopStaging
 from koala_adapter.scheduler.claiming.staging import LOOK, MARGIN, STARTS_IN
+from koala_adapter.scheduler.claiming.waiting import FIRST_LOOK
 from koala_adapter.scheduler.clusters import Wait
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, job, launches, of_kind, submissions
@@ -221,6 +222,23 @@ def test_after_a_restart_an_old_estimate_does_not_count() -> None:
     assert not submissions(site.pass_time(30))
     assert not submissions(site.progressed(SIZE, MIB))
     assert submissions(site.pass_time(300)) == {"a": 2}
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["answers", "does not"])
+def test_after_a_restart_a_cluster_that_has_not_answered_yet_is_waited_for(*, answers: bool) -> None:
+    """What was postponed is submitted when it answers, and given up when it does not in time."""
+    site = FilesSite()
+    site.submit(genome_job())
+    site.post(ev.ClusterUnavailable(time=site.now, cluster=A, reason="it has not answered yet", awaited=True))
+    site.post(ev.Configured(time=site.now, parameters=site.parameters, clusters=site.clusters))
+    assert not submissions(site.staged())
+    assert not submissions(site.pass_time(FIRST_LOOK / 2))
+    assert site.record("1").state is JobState.CLAIMING
+    if answers:
+        assert submissions(site.poll("a", 4) + site.pass_time(1)) == {"a": 2}
+    else:
+        assert not submissions(site.pass_time(FIRST_LOOK / 2 + 1))
+        assert site.record("1").state is JobState.WAITING
 
 
 def test_a_cluster_without_room_when_the_files_are_nearly_there_is_a_failed_claim() -> None:
