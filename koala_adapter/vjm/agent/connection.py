@@ -131,8 +131,9 @@ class Channel:
             return
         try:
             while self._out:
-                with memoryview(self._out) as left:
-                    sent = self._socket.send(left[:65536])
+                # A view that the traceback of an error still has would keep close() from emptying what is viewed.
+                with memoryview(self._out) as whole, whole[:65536] as piece:
+                    sent = self._socket.send(piece)
                 del self._out[:sent]
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             self._watch(selectors.EVENT_READ | selectors.EVENT_WRITE)
