@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
@@ -99,11 +100,12 @@ class Place:
 
 
 @pytest.fixture
-async def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    place = Place(tmp_path)
-    yield place
-    await place.site.close()
+async def place(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
+    with tempfile.TemporaryDirectory(prefix="koala-", dir="/tmp") as directory:
+        place = Place(Path(directory))
+        monkeypatch.setenv("PATH", str(place.ssh.parent), prepend=os.pathsep)
+        yield place
+        await place.site.close()
 
 
 async def test_a_command_there_is_as_one_here(place: Place) -> None:
@@ -448,8 +450,7 @@ while data := os.read(0, 65536):
 def hostile(place: Place, tmp_path: Path, answers: dict[str, object]) -> None:
     """Have a hostile gateway in the place of the real one."""
     (tmp_path / "answers").write_text(json.dumps(answers))
-    ssh = tmp_path / "bin" / "ssh"
-    ssh.write_text(HOSTILE.format(python=sys.executable, answers=tmp_path / "answers"))
+    place.ssh.write_text(HOSTILE.format(python=sys.executable, answers=tmp_path / "answers"))
 
 
 @pytest.mark.parametrize(

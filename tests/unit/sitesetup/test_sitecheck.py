@@ -54,7 +54,7 @@ async def test_a_directory_that_others_can_enter_or_that_is_a_file(tmp_path: Pat
     there.rmdir()
     there.write_text("")
     found = (await checked(tmp_path, listen="127.0.0.1", directory=f"{there}/below"))["directory"]
-    assert found.found == f"{there}/below cannot be written: a file of that name is there"
+    assert found.found == f"{there}/below cannot be written: Not a directory"
     assert "`directory` of the site" in found.remedy
 
 
