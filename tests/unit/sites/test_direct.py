@@ -34,7 +34,7 @@ from koala_adapter.sites.direct import (
 )
 from koala_adapter.testing.trial import eventually
 from koala_adapter.vjm.certificate import fingerprint_of, new_pem
-from tests.unit.sites.test_remotesite import Place
+from tests.unit.sites.test_remotesite import Place, changed_gateway
 
 SIZE = 40 * 1024 * 1024 + 17
 HERE = ("127.0.0.1",)
@@ -113,8 +113,13 @@ async def test_the_addresses_of_the_listener_are_found(two: Two) -> None:
     assert two.there.exists()
 
 
-async def test_a_transfer_goes_on_where_it_was(two: Two) -> None:
+async def test_a_transfer_goes_on_where_it_was(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """What came before the connection of koala broke stays, and is no content before the rest is there."""
+    await two.other.site.close()
+    takes = b"            data = received("
+    with changed_gateway(monkeypatch, takes, b"            time.sleep(0.01)\n" + takes):  # it is not all there at once
+        two.other.site = two.other.new_site()
+        assert not await two.part()
 
     async def move() -> None:
         with suppress(LrmUnavailableError, BrokenOffError):
