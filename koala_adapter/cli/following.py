@@ -134,7 +134,7 @@ class Display:
         try:
             self._write_to_standard_output(data)
         except BrokenPipeError:
-            # Whoever read the output has seen enough of it; the job is not theirs to end. It is all in the files.
+            # The reader of the output, such as head(1), has ended. The job goes on, and its files have all of it.
             abandon_output()
 
     def _write_error(self, data: bytes) -> None:

@@ -17,7 +17,7 @@ from koala_adapter.errors import JournalBlockedError, LrmError
 from koala_adapter.host.containment import contained
 from koala_adapter.report.sitevalues import ClusterNetwork, NodeConnection
 from koala_adapter.scheduler.events import BandwidthKnown
-from koala_adapter.service.routes import Routes, routes_report
+from koala_adapter.service.routes import MEASURE_INTERVAL, MEASURE_SECONDS, Routes, routes_report
 from koala_adapter.sites.network import MEASURED, TRANSFER, NetworkEstimate, differs
 from koala_adapter.wire.messages import adapter_of
 
@@ -34,10 +34,6 @@ KEY = "network"
 """Key of the journal under which the estimates are kept, by site."""
 LOOK_INTERVAL = 5.0
 """Seconds between two looks at which sites are to be measured, and at what is to be told to the scheduler."""
-MEASURE_INTERVAL = 3600.0
-"""Seconds between two measurements of a site, at least; a transfer within them stands for one of the bandwidth."""
-MEASURE_SECONDS = 60.0
-"""Seconds after which a measurement is given up."""
 
 Estimates = dict[str, NetworkEstimate]
 """What was observed of the network, by the names of sites."""

@@ -21,6 +21,7 @@ from koala_adapter.host.containment import contained
 from koala_adapter.model import ClusterName, PlaceholderId  # noqa: TC001 - types of fields are read at run time
 from koala_adapter.scheduler.clusters import CONNECTIONS_LAST
 from koala_adapter.scheduler.events import NodesConnect
+from koala_adapter.service.core import Nudge
 from koala_adapter.vjm.channel import Probed, ProbeListen, ProbeReach, Probing
 from koala_adapter.wire.messages import adapter_of
 
@@ -187,7 +188,7 @@ class Reachability:
         self._core = core
         self.prober = Prober(core.center)
         self._several = len({one.site for one in core.site.clusters}) > 1
-        self._come = anyio.Event()
+        self._come = Nudge()
         self._tried: dict[Direction, float] = {}
         self._file_read = 0
 
@@ -203,7 +204,6 @@ class Reachability:
                 await self._try_unknown()
             with anyio.move_on_after(LOOK_INTERVAL):
                 await self._come.wait()
-            self._come = anyio.Event()
 
     def read(self) -> None:
         """Tell the scheduler what the file has that is newer than what it knows."""

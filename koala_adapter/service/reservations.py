@@ -15,6 +15,7 @@ from koala_adapter.lrm.contract import ReservationRequest
 from koala_adapter.lrm.listing import answering
 from koala_adapter.model import BatchKey
 from koala_adapter.scheduler.events import ReservationMade, ReservationRefused
+from koala_adapter.service.core import Nudge
 
 if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig
@@ -42,7 +43,7 @@ class Reservations:
         """Reservations with our names may be there that belong to no job: also those of an earlier process."""
         self._ended = False
         """Some of this process are among them."""
-        self._more = anyio.Event()
+        self._more = Nudge()
 
     def ask(self, action: ReserveProcessors) -> None:
         """Have processors reserved; the answer comes as an event."""
@@ -57,7 +58,6 @@ class Reservations:
     async def run(self) -> None:
         """Serve until cancelled."""
         while True:
-            self._more = anyio.Event()
             while self._asked:
                 action = self._asked.pop(0)
                 self._core.post(await self._reserve(action))

@@ -47,18 +47,20 @@ if TYPE_CHECKING:
 KEY = "routes"
 """Key of the journal under which the routes are kept."""
 MEASURE_INTERVAL = 3600.0
-"""Seconds between two measurements of a route, at least; a transfer stands for one."""
+"""Seconds between two measurements of a site or a route, at least; a transfer within them stands for one."""
 MEASURE_SECONDS = 60.0
 """Seconds after which a measurement is given up."""
 PAUSE = 600.0
 """Seconds for which a route is not used whose connection was lost in the middle of a transfer."""
-BETWEEN = " to "
-"""Between the names of the two sites in the key of a route: no name has blanks."""
-
 KeptRoutes = dict[str, Route]
-"""By the names of the two sites."""
+"""By `route_key`."""
 
 log = structlog.get_logger()
+
+
+def route_key(source: str, target: str) -> str:
+    """Return the key of the route from one site to another one. No name of a site has blanks."""
+    return f"{source} to {target}"
 
 
 class Routes:
@@ -78,10 +80,10 @@ class Routes:
     # -- what is known -----------------------------------------------------------------------------------------------
 
     def _route(self, source: str, target: str) -> Route:
-        return self.known.get(f"{source}{BETWEEN}{target}", Route())
+        return self.known.get(route_key(source, target), Route())
 
     def _note(self, source: str, target: str, route: Route) -> None:
-        self.known[f"{source}{BETWEEN}{target}"] = route
+        self.known[route_key(source, target)] = route
         self._kept = False
 
     def is_open(self, source: str, target: str) -> bool:
@@ -91,7 +93,7 @@ class Routes:
             source != target
             and all(name in sites and sites[name].direct for name in (source, target))
             and not self._route(source, target).is_closed(self._core.now())
-            and self._core.now() >= self._paused.get(f"{source}{BETWEEN}{target}", 0.0)
+            and self._core.now() >= self._paused.get(route_key(source, target), 0.0)
         )
 
     def bandwidth(self, source: str, target: str) -> float | None:
@@ -121,7 +123,7 @@ class Routes:
 
     async def measure(self, source: str, target: str) -> None:
         """Measure the way from one site to another one by some MiB. Raises the errors of :meth:`pass_content`."""
-        self._tried[f"{source}{BETWEEN}{target}"] = self._core.now()
+        self._tried[route_key(source, target)] = self._core.now()
         self._observe(source, target, await self._pass(source, target, pass_trial), MEASURED)
 
     async def _pass(self, source: str, target: str, move: Callable[[Pair, Passport], Awaitable[Passed]]) -> Passed:
@@ -143,7 +145,7 @@ class Routes:
                 troubles.append(str(error))
             except BrokenOffError as error:
                 if error.connection:
-                    self._paused[f"{source}{BETWEEN}{target}"] = self._core.now() + PAUSE
+                    self._paused[route_key(source, target)] = self._core.now() + PAUSE
                 raise
             else:
                 self._note(source, target, self._route(source, target).opened(sender_listens=sender_listens))
@@ -220,7 +222,7 @@ class Routes:
 
     def _is_due(self, source: str, target: str) -> bool:
         route = self._route(source, target)
-        times = (route.estimate.moved_at, self._tried.get(f"{source}{BETWEEN}{target}"))
+        times = (route.estimate.moved_at, self._tried.get(route_key(source, target)))
         recent = any(time is not None and self._core.now() - time < MEASURE_INTERVAL for time in times)
         stated = source in (known := sites_by_name(self._core.site)) and source in known[target].bandwidth_from
         return not recent and not stated and self.is_open(source, target)
@@ -261,7 +263,7 @@ def routes_report(
     known = {} if site is None else sites_by_name(site)
     found = []
     for source in known if config.site in known else ():
-        route = routes.get(f"{source}{BETWEEN}{config.site}", Route())
+        route = routes.get(route_key(source, str(config.site)), Route())
         stated = known[str(config.site)].bandwidth_from.get(source)
         bandwidth = route.estimate.bandwidth(now) if stated is None else stated
         closed = route.is_closed(now)

@@ -26,7 +26,8 @@ WALLTIME_ENFORCED = 44
 KILLED = 100
 """``failed 100: assumedly after job``: it was killed. ``deleted_by`` of the heirs says whether by qdel."""
 
-NOBODY = "NONE"
+NO_USER = "NONE"
+"""``deleted_by`` of a job that no user has deleted."""
 
 WALLTIME_SLACK = 1
 """Seconds: execd looks at limits that seldom, and times are whole seconds."""
@@ -111,7 +112,7 @@ def _end(
 def _told_by_heirs(record: Mapping[str, str], failed: int) -> EndReason | None:
     if failed == WALLTIME_ENFORCED:
         return EndReason.WALLTIME
-    deleted = failed == KILLED and record.get("deleted_by", NOBODY) not in {NOBODY, ""}
+    deleted = failed == KILLED and record.get("deleted_by", NO_USER) not in {NO_USER, ""}
     return EndReason.CANCELLED if deleted else None
 
 

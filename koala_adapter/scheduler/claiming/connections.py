@@ -62,7 +62,7 @@ def doubts(state: State, names: Iterable[ClusterName], now: float) -> Doubts:
 
 
 def doubts_of(state: State, record: JobRecord, now: float) -> Doubts:
-    """Return the same for the clusters on which a job is placed, if its processes must connect."""
+    """Return which pairs of the clusters of a placed job are not known to connect, if its processes must connect."""
     names = (claim.cluster for claim in record.claims if claim.cluster is not None and claim.processors)
     return doubts(state, names if must_connect(record.job) else (), now)
 

@@ -42,7 +42,7 @@ class FakePbs(FakeSystem):
         site_hook: bool = False,
         server: str = "vm",
     ) -> None:
-        """Make the server in ``directory``, which must not exist. ``operators``: None: whoever runs this."""
+        """Make the server in ``directory``, which must not exist. ``operators``: None: the user of this process."""
         settings: Settings = {
             "server": server,
             "release": release,

@@ -262,7 +262,7 @@ def _start(store: Store, job: Job, places: dict[str, int]) -> None:
     job.places, job.node = places, next(iter(places))
     job.fate = ""
     store.process(job).unlink(missing_ok=True)
-    # Not read from the state: whoever cancels the job holds its lock, and waits for the script to have a process.
+    # The script does not read the state: a command that cancels the job holds its lock until the script has a process.
     store.order(job.id).write_text(json.dumps(asdict(job)))
     number = job.id
     job.runner = detach(lambda: run(store, number))

@@ -32,9 +32,13 @@ SETTLING_SECONDS = 60.0
 
 def _lock_directory(path: Path) -> int | None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        return _locked(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
     except OSError:
         return None
+
+
+def _locked(descriptor: int) -> int | None:
+    """Return a descriptor locked, or close it and return None where another process has it locked."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -120,13 +124,7 @@ def _is_free(port: int) -> bool:
 
 
 def _lock_port(directory: Path, port: int) -> int | None:
-    descriptor = os.open(directory / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    return _locked(os.open(directory / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 class Ports:
