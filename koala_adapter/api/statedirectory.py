@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceRunningError, ServiceUnavailableError
 from koala_adapter.host.privatedirectory import make_private_directory, user_name, weakness
+from koala_adapter.host.regularfile import paths_matching
 from koala_adapter.host.sockets import checked_path
 from koala_adapter.report.values import ATTEMPTS
 
@@ -325,7 +326,11 @@ class LogPrinter:
         """
         longest = LONGEST_LINE if self._unfinished else PIECE
         directories = (self._directory, *self._earlier())
-        names = {path.relative_to(directory) for directory in directories for path in directory.glob(self._pattern)}
+        names = {
+            path.relative_to(directory)
+            for directory in directories
+            for path in paths_matching(directory, self._pattern)
+        }
         for path in (self._directory / name for name in sorted(names, key=_order)):
             for file, over in self._files(path):
                 inode = os.fstat(file.fileno()).st_ino
@@ -352,11 +357,15 @@ class LogPrinter:
     @property
     def silent(self) -> bool:
         """Return whether nothing printable was written."""
-        return not any(path.stat().st_size for path in self._directory.glob(self._pattern))
+        for path in paths_matching(self._directory, self._pattern):
+            with suppress(FileNotFoundError):
+                if path.stat().st_size:
+                    return False
+        return True
 
     def _earlier(self) -> list[Path]:
         """Return the directories of earlier attempts in order."""
-        found = (path for path in (self._directory / ATTEMPTS).glob("*") if path.name.isdecimal())
+        found = (path for path in paths_matching(self._directory / ATTEMPTS, "*") if path.name.isdecimal())
         return sorted(found, key=lambda path: int(path.name))
 
     def _files(self, path: Path) -> Iterator[tuple[BinaryIO, bool]]:

@@ -29,6 +29,7 @@ from koala_adapter.cli.display import held, seconds, state_style
 from koala_adapter.cli.session import command_body, pass_session
 from koala_adapter.config.tomlfile import printable, show_size
 from koala_adapter.errors import ConfigurationError, KoalaError
+from koala_adapter.host.regularfile import paths_matching
 from koala_adapter.model import JobKind
 from koala_adapter.outcome import JobState
 from koala_adapter.report.values import run_time, waiting_time
@@ -489,7 +490,7 @@ def latest_output(directory: Path, *, sweep: bool = False) -> list[str]:
 
     Standard error is always marked. ``sweep``: the directory is that of a sweep.
     """
-    written = _written(directory.glob("tasks/*/*" if sweep else "*/*"))[-LINES:]
+    written = _written(paths_matching(directory, "tasks/*/*" if sweep else "*/*"))[-LINES:]
     found: list[tuple[Path, list[str]]] = []
     for _, path in written:
         try:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import stat
 from dataclasses import dataclass
@@ -32,6 +33,15 @@ def read_regular(path: str, most: int) -> tuple[bytes, int]:
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most // 1024**2} MiB, or had less when it was checked", path)
     return content, stat.S_IMODE(status.st_mode)
+
+
+def paths_matching(directory: Path, pattern: str) -> list[Path]:
+    """Return what matches a pattern below a directory, which another process may change meanwhile.
+
+    ``Path.glob`` of Python 3.11 raises FileNotFoundError where a directory that it has seen is removed before it is
+    read.
+    """
+    return [directory / name for name in glob.iglob(pattern, root_dir=directory)]  # noqa: PTH207
 
 
 MOST_FILES = 10_000

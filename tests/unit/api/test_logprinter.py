@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import io
+import os
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.table import Table
@@ -17,6 +19,7 @@ from koala_adapter.cli.display import bar, clusters_table, network_table, second
 from koala_adapter.cli.plan import plan_table
 from koala_adapter.cli.session import make_console
 from koala_adapter.cli.site import Checked
+from koala_adapter.cli.top import latest_output
 from koala_adapter.lrm import CheckResult
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, NodeGpus, NodeState
 from koala_adapter.report.sitevalues import ClusterFiles, ClusterNetwork, NodeConnection, PlannedComponent
@@ -246,6 +249,27 @@ def test_attempts_are_followed_in_their_order(tmp_path: Path) -> None:
     put_away(tmp_path, 3)
     printer.print_new(marked=True, rest=True)
     assert b"".join(pieces) == b"a/0: second\na/0: begun\na/0: third\na/1: seen late\n"
+
+
+def test_a_directory_may_be_removed_while_it_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service removes the directory of a job's input files at the end of the job."""
+    log_files(tmp_path, a_0="all there is\n")
+    files = tmp_path / "_input"
+    scandir = os.scandir
+
+    def remove_what_is_read(path: str | Path | int) -> Any:  # noqa: ANN401 - that of os.scandir
+        if str(path) == str(files):
+            files.rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", remove_what_is_read)
+    pieces: list[bytes] = []
+    printer = LogPrinter(tmp_path, write=pieces.append)
+    for look in (lambda: printer.print_new(marked=True), lambda: printer.silent, lambda: latest_output(tmp_path)):
+        files.mkdir()
+        look()
+        assert not files.exists()
+    assert pieces == [b"a/0: all there is\n"]
 
 
 def test_the_next_attempt_may_begin_while_a_reader_is_slow(tmp_path: Path) -> None:
