@@ -11,7 +11,7 @@ import sys
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -36,9 +36,6 @@ from koala_adapter.config.slottable import SlotTable
 from koala_adapter.host import metrics as catalogue
 from koala_adapter.lrm import Capabilities, PluginDefinition
 from koala_adapter.negotiation.states import BROKEN, EXPIRED, LOST, RECEIVED, REJECTED, SENT, WITHDRAWN
-from koala_adapter.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.sizechange import ChangePhase
-from koala_adapter.scheduler.states import CHANGE_TRANSITIONS, JOB_TRANSITIONS, PLACEHOLDER_TRANSITIONS
 from koala_adapter.simulation.platform import (
     BackgroundLoad,
     ClusterModel,
@@ -52,20 +49,16 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-AnyState = TypeVar("AnyState", JobState, PlaceholderState, ChangePhase)
 DOCS = Path(__file__).parent
 MAN_PAGE = DOCS.parent / "man" / "koala.1"
 OURS = ("drmaa", "local", "pbs", "sge", "slurm", "wiki")
 MARKED = re.compile(r"(<!-- keys: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NEGOTIATION = re.compile(r"(<!-- negotiation: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DRMAA = re.compile(r"(<!-- drmaa: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-PYSLURM = re.compile(r"(<!-- pyslurm -->\n).*?(<!-- end -->)", re.DOTALL)
 CAPABILITIES = re.compile(r"(<!-- capabilities -->\n).*?(<!-- end -->)", re.DOTALL)
-SLURM = re.compile(r"(<!-- slurm: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 VARIABLES = re.compile(r"(<!-- variables: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 JSON = re.compile(r"(<!-- json -->\n).*?(<!-- end -->)", re.DOTALL)
 METRICS = re.compile(r"(<!-- metrics: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-STATES = re.compile(r"(<!-- transitions: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MODELS: dict[str, type[BaseModel]] = {
     "control_center": ControlCenterConfig,
     "scheduler": SchedulerConfig,
@@ -112,13 +105,6 @@ def generated() -> dict[Path, str]:
         contents[page] = MARKED.sub(
             lambda mark: f"{mark[1]}{_keys(models.get(mark[2]))}{mark[3]}", page.read_text(encoding="utf-8")
         )
-    page = DOCS / "architecture.md"
-    tables = {
-        "jobs": _transitions(JOB_TRANSITIONS),
-        "placeholders": _transitions(PLACEHOLDER_TRANSITIONS),
-        "changes": _transitions(CHANGE_TRANSITIONS),
-    }
-    contents[page] = STATES.sub(lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}", page.read_text(encoding="utf-8"))
     page = DOCS / "negotiation.md"
     tables = {"said": _said(), "heard": _heard()}
     contents[page] = NEGOTIATION.sub(
@@ -138,13 +124,9 @@ def generated() -> dict[Path, str]:
     page = DOCS / "drmaa.md"
     tables = {"libraries": _libraries(), "division": _division(ours)}
     contents[page] = DRMAA.sub(lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}", page.read_text(encoding="utf-8"))
-    page = DOCS / "schedule.md"
-    contents[page] = PYSLURM.sub(lambda mark: f"{mark[1]}{_pyslurm()}{mark[2]}", page.read_text(encoding="utf-8"))
     page = DOCS / "plugins.md"
-    tables = {"differences": _differences(), "words": _new_words()}
-    contents[page] = SLURM.sub(
-        lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}",
-        CAPABILITIES.sub(lambda mark: f"{mark[1]}{_capabilities(ours)}{mark[2]}", page.read_text(encoding="utf-8")),
+    contents[page] = CAPABILITIES.sub(
+        lambda mark: f"{mark[1]}{_capabilities(ours)}{mark[2]}", page.read_text(encoding="utf-8")
     )
     contents[MAN_PAGE] = man_page()
     return contents
@@ -186,25 +168,6 @@ def _states(capabilities: Capabilities, name: str) -> bool:
     return bool(getattr(capabilities, name)) and (capabilities.pin or not name.startswith("pin_"))
 
 
-def _differences() -> str:
-    """Return the table of what differs between releases of Slurm."""
-    releases = import_module("koala_slurm.releases")
-    rows = [
-        f"| {releases.name_of(one.since)} | {one.subject} | {one.before} | {one.then} |" for one in releases.DIFFERENCES
-    ]
-    return "\n".join(["", "| since | what | before | from then on |", "|---|---|---|---|", *rows, "", ""])
-
-
-def _new_words() -> str:
-    """Return the table of words for states that came with a release of Slurm."""
-    releases = import_module("koala_slurm.releases")
-    by_release: dict[str, list[str]] = {}
-    for word, since in releases.NEW_WORDS.items():
-        by_release.setdefault(releases.name_of(since), []).append(f"`{word}`")
-    rows = [f"| {since} | {', '.join(words)} |" for since, words in by_release.items()]
-    return "\n".join(["", "| since | words |", "|---|---|", *rows, "", ""])
-
-
 def _said() -> str:
     """Return what a side may say in each state of a negotiation."""
     rows = [f"| {state} | {said} | {to} |" for state, row in SENT.items() for said, to in row.items()]
@@ -235,14 +198,6 @@ def _plain_end(state: str, message: str, step: tuple[str, str]) -> bool:
     return message in ENDED_BY and step == (state if over else ENDED_BY[message], "-")
 
 
-def _transitions(table: Mapping[AnyState, Mapping[AnyState, str]]) -> str:
-    """Return the table of what follows each state, and when."""
-    rows: list[str] = [
-        f"| {source.value} | {to.value} | {why} |" for source, targets in table.items() for to, why in targets.items()
-    ]
-    return "\n".join(["", "| from | to | when |", "|---|---|---|", *rows, "", ""])
-
-
 DIVISION = {
     "submit": "submit placeholders: of jobs, of sweeps, for growth; held or not; with output files",
     "cancel": "cancel",
@@ -270,13 +225,6 @@ def _division(plugins: Mapping[str, PluginDefinition]) -> str:
             cells.append("DRMAA" if name in library.used_for else "commands" if stated else "not at all")
         rows.append(f"| {what} | {' | '.join(cells)} |")
     return "\n".join(["", f"| | {' | '.join(f'`{name}`' for name in known)} |", "|---|---|---|---|", *rows, "", ""])
-
-
-def _pyslurm() -> str:
-    """Return the table of the changes of Slurm's jobs, and by what they are made where pyslurm is in use."""
-    changes = import_module("koala_slurm.library").CHANGES
-    rows = [f"| {change.what} | {'pyslurm' if change.verb else f'commands: {change.why}'} |" for change in changes]
-    return "\n".join(["", "| | by |", "|---|---|", *rows, "", ""])
 
 
 def _libraries() -> str:

@@ -2,7 +2,7 @@
 """State machines of jobs, placeholders and changes, the ledger that moves and counts them, and the roster of jobs.
 
 The tables say which state may follow which, and when; any other move is a defect of the scheduler and is refused by the
-ledger. The tables are printed in docs/architecture.md by docs/reference.py.
+ledger.
 """
 
 from __future__ import annotations
