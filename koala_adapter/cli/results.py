@@ -18,6 +18,7 @@ from koala_adapter.api.statedirectory import LogPrinter
 from koala_adapter.cli.jobs import PATIENCE, job_information, on_lost_service
 from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.errors import JobNotFoundError, ServiceUnavailableError
+from koala_adapter.host.regularfile import paths_matching
 from koala_adapter.report.values import ATTEMPTS, where_output_is
 from koala_adapter.tasks.results import TaskRecord, output_file, read_results, row_of
 
@@ -91,7 +92,7 @@ def _attempt(report: JobReport, number: int) -> JobReport:
     """Return the report of an earlier attempt, for its output. Raises JobNotFoundError."""
     directory = Path(report.output_directory)
     kept = directory / ATTEMPTS / str(number)
-    latest = max((int(one.name) for one in kept.parent.glob("*") if one.name.isdecimal()), default=0) + 1
+    latest = max((int(one.name) for one in paths_matching(kept.parent, "*") if one.name.isdecimal()), default=0) + 1
     if number > latest:
         raise JobNotFoundError(f"job {report.id} has no attempt {number}", hint=f"the latest is attempt {latest}")
     return report if number == latest else replace(report, output_directory=str(kept), placeholders_left=0)

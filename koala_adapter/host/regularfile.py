@@ -10,6 +10,10 @@ import stat
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def open_regular(path: str) -> int:
@@ -42,6 +46,15 @@ def paths_matching(directory: Path, pattern: str) -> list[Path]:
     read.
     """
     return [directory / name for name in glob.iglob(pattern, root_dir=directory)]  # noqa: PTH207
+
+
+def paths_below(directory: Path) -> Iterator[Path]:
+    """Yield all paths below a directory, which another process may change meanwhile; links are not followed.
+
+    ``Path.rglob`` of Python 3.11 raises FileNotFoundError as ``Path.glob`` does.
+    """
+    for above, directories, files in os.walk(directory):
+        yield from (Path(above, name) for name in (*directories, *files))
 
 
 MOST_FILES = 10_000

@@ -18,6 +18,7 @@ from koala_adapter import tasks
 from koala_adapter.api.statedirectory import LogPrinter
 from koala_adapter.config.tomlfile import printable
 from koala_adapter.errors import JobFailedError, JobNotFoundError, KoalaError, ServiceUnavailableError
+from koala_adapter.host.regularfile import paths_below, paths_matching
 
 if TYPE_CHECKING:
     from collections.abc import Container, Generator, Iterable, Iterator
@@ -246,9 +247,9 @@ class JobResult:
         """The output files of all processes that have arrived, in order."""
         found: list[Path] = []
         for name in sorted({one.name for one in self.report.components}):
-            ranks = [path for path in (self.directory / name).glob("*") if path.name.isdecimal() and path.is_dir()]
+            ranks = [path for path in paths_matching(self.directory / name, "*") if path.name.isdecimal() and path.is_dir()]
             for rank in sorted(ranks, key=lambda path: int(path.name)):
-                found += sorted(path for path in rank.rglob("*") if path.is_file() and not path.is_symlink())
+                found += sorted(path for path in paths_below(rank) if path.is_file() and not path.is_symlink())
         return tuple(found)
 
     def check(self) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.errors import LrmError
+from koala_adapter.host.regularfile import paths_below
 from koala_adapter.lrm.listing import is_users
 from koala_adapter.lrm.rate import SUFFIX, UNUSED_AFTER, remove_window, unused_windows
 from koala_adapter.model import BatchKey, JobId, LrmJobId, LrmJobState, PlaceholderId
@@ -185,7 +186,7 @@ class Cleaning:
     def _is_old(self, path: Path) -> bool:
         """Return whether nothing was written lately; False when that is unknown."""
         try:
-            return all(one.lstat().st_mtime < self._written_before for one in (path, *path.rglob("*")))
+            return all(one.lstat().st_mtime < self._written_before for one in (path, *paths_below(path)))
         except OSError:
             return False
 
@@ -257,7 +258,7 @@ def _entries(directory: Path) -> list[Path]:
 def _size(path: Path) -> int:
     """Return the bytes of the files at and below a path, as far as they can be seen."""
     size = 0
-    for one in (path, *path.rglob("*")):
+    for one in (path, *paths_below(path)):
         with suppress(OSError):
             status = one.lstat()
             size += status.st_size if stat.S_ISREG(status.st_mode) else 0

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from koala_adapter.config.tomlfile import show_size
 from koala_adapter.errors import ProtocolError
+from koala_adapter.host.regularfile import paths_below, paths_matching
 from koala_adapter.report.values import FilesReport
 from koala_adapter.vjm.channel import FileAck, TaskFiles
 from koala_adapter.wire.messages import adapter_of
@@ -144,7 +145,7 @@ class ResultStore:
     def _account(self, directory: Path) -> _Account:
         job = directory.parents[1]
         if job not in self._accounts:  # after a restart of ours, what is there already counts
-            ranks = (path for path in job.glob("*/*") if path.name.isdecimal() and path.is_dir())
+            ranks = (path for path in paths_matching(job, "*/*") if path.name.isdecimal() and path.is_dir())
             self._accounts[job] = {path: _Account(settled=_size(path)) for path in ranks}
             self._totals[job] = sum(one.total for one in self._accounts[job].values())
         return self._accounts[job].setdefault(directory, _Account())
@@ -255,7 +256,7 @@ def _write(descriptor: int, piece: FilePiece) -> int:
 
 def _size(directory: Path) -> int:
     """Return the bytes of all files below a directory."""
-    found = (path.lstat() for path in directory.rglob("*"))
+    found = (path.lstat() for path in paths_below(directory))
     return sum(status.st_size for status in found if stat.S_ISREG(status.st_mode))
 
 

@@ -118,9 +118,7 @@ def read_results(directory: Path) -> Iterator[TaskResult]:
     Raises KoalaError for a line that is no entry.
     """
     path = directory / RESULTS
-    if not path.exists():
-        return
-    with path.open("rb") as file:
+    with suppress(FileNotFoundError), path.open("rb") as file:
         places = _places(file, path)
         for task in sorted(places):
             file.seek(places[task])

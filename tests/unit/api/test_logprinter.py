@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import io
-import os
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.table import Table
@@ -30,6 +28,7 @@ from tests.unit.api.jobreports import job_report
 from tests.unit.cli.test_display import cluster as reported
 from tests.unit.scheduler.scheduler_site import Site
 from tests.unit.service.scripted_lrm import config, node
+from tests.vanishing import vanish_when_read
 
 
 @pytest.fixture(autouse=True)
@@ -255,14 +254,7 @@ def test_a_directory_may_be_removed_while_it_is_looked_for(tmp_path: Path, monke
     """The service removes the directory of a job's input files at the end of the job."""
     log_files(tmp_path, a_0="all there is\n")
     files = tmp_path / "_input"
-    scandir = os.scandir
-
-    def remove_what_is_read(path: str | Path | int) -> Any:  # noqa: ANN401 - that of os.scandir
-        if str(path) == str(files):
-            files.rmdir()
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", remove_what_is_read)
+    vanish_when_read(files, monkeypatch)
     pieces: list[bytes] = []
     printer = LogPrinter(tmp_path, write=pieces.append)
     for look in (lambda: printer.print_new(marked=True), lambda: printer.silent, lambda: latest_output(tmp_path)):

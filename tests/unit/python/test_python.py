@@ -42,6 +42,7 @@ from koala_adapter.slots import Slot
 from koala_experiments.liveruns import site_text
 from tests.imported import imported_packages
 from tests.unit.api.jobreports import job_report
+from tests.vanishing import vanish_when_read
 
 # -- Jobs as programs describe them: the same keys as in a job file, and the same refusals.
 
@@ -232,6 +233,18 @@ def test_output_of_a_component_that_is_not_there() -> None:
     """It is refused wherever output is asked for, in programs with and without an event loop."""
     with pytest.raises(JobNotFoundError, match="has no component 'no-such'; it has: left"):
         text_of(WAITING, "no-such")
+
+
+@pytest.mark.parametrize("removed", [".", "0", "0/d"])
+def test_output_files_may_be_removed_while_they_are_listed(
+    removed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `koala clean`: what is left is told of."""
+    (tmp_path / "left" / "0" / "d").mkdir(parents=True)
+    result = koala.JobResult(replace(WAITING, output_directory=str(tmp_path)))
+    vanish_when_read(tmp_path / "left" / removed, monkeypatch)
+    assert result.files == ()
+    assert not (tmp_path / "left" / removed).exists()
 
 
 # -- Site files of temporary sites are valid in whatever directory temporary files are.

@@ -25,6 +25,7 @@ from koala_adapter.service.leftovers import CLEANED
 from koala_adapter.service.records import KeptNegotiation, Message
 from tests.unit.api.jobreports import job_report
 from tests.unit.scheduler.scheduler_site import Site, component, job
+from tests.vanishing import vanish_when_read
 
 DAY = 86_400.0
 ARCHIVED = "100"
@@ -217,6 +218,15 @@ def test_another_owner_of_the_directory_is_respected(state: Path) -> None:
         assert result.exit_code == EXIT_SERVICE
         assert "already owns" in result.output
     assert directories(state) == {FINISHED, WAITING, ARCHIVED, NEWER}
+
+
+def test_what_another_cleaning_removes_meanwhile_is_no_error(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one only tells what it would remove, another one removes it."""
+    vanish_when_read(state / "jobs" / ARCHIVED / "x", monkeypatch)
+    result = invoke(state, "clean", "--older", "30d", "--dry-run", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["jobs"] == [FINISHED, ARCHIVED]
+    assert not (state / "jobs" / ARCHIVED / "x").exists()
 
 
 def test_where_no_service_ever_ran(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from koala_adapter.vjm.channel import FilePiece, Omission, TaskFiles, agent_deco
 from tests.examples import examples
 from tests.unit.scheduler.scheduler_site import Site, component, job
 from tests.unit.service.standins import StandInCore
+from tests.vanishing import vanish_when_read
 
 PLACEHOLDER = PlaceholderId(batch="b", index=1)  # type: ignore[arg-type]
 
@@ -168,6 +169,18 @@ def test_pieces_make_a_file(store: ResultStore, rank: Path) -> None:
     assert ResultStore(per_rank=10, per_job=15).take(rank, piece(b"d/e/f", b"abc")).offset == 6
     store.settle(rank)
     assert [path.name for path in rank.parent.iterdir()] == ["0"]
+
+
+def test_a_directory_of_the_job_may_be_removed_meanwhile(
+    store: ResultStore, rank: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as that of its input files, while the files of earlier ranks are counted."""
+    for directory in (rank, rank.parents[1] / "_input"):
+        directory.mkdir(parents=True)
+    vanish_when_read(rank.parents[1] / "_input", monkeypatch)
+    assert store.take(rank, piece(b"f", b"abcdef")).refusal == ""
+    assert (rank / "f").read_bytes() == b"abcdef"
+    assert not (rank.parents[1] / "_input").exists()
 
 
 @pytest.mark.parametrize("path", [b"/etc/x", b"..", b"a/../../x", b"a//b", b"./a", b"a/", b"a\0b"])

@@ -6,6 +6,7 @@ PSI/J hands jobs to the executor, which hands them to koala's service and tells 
 
 from __future__ import annotations
 
+import glob
 import dataclasses
 import logging
 import math
@@ -164,7 +165,9 @@ def copy_output(report: koala.JobReport, spec: JobSpec) -> None:
 
 
 def _outputs(directory: Path, suffix: str) -> list[Path]:
-    found = [path for path in directory.glob(f"*/*{suffix}") if path.stem.isdecimal()]
+    # Not Path.glob, which in Python 3.11 fails where the service removes the input files of the job meanwhile.
+    found = [directory / name for name in glob.iglob(f"*/*{suffix}", root_dir=directory)]  # noqa: PTH207
+    found = [path for path in found if path.stem.isdecimal()]
     return sorted(found, key=lambda path: (path.parent.name, int(path.stem)))
 
 
