@@ -247,7 +247,8 @@ class JobResult:
         """The output files of all processes that have arrived, in order."""
         found: list[Path] = []
         for name in sorted({one.name for one in self.report.components}):
-            ranks = [path for path in paths_matching(self.directory / name, "*") if path.name.isdecimal() and path.is_dir()]
+            beside = paths_matching(self.directory / name, "*")
+            ranks = [path for path in beside if path.name.isdecimal() and path.is_dir()]
             for rank in sorted(ranks, key=lambda path: int(path.name)):
                 found += sorted(path for path in paths_below(rank) if path.is_file() and not path.is_symlink())
         return tuple(found)

@@ -6,8 +6,8 @@ PSI/J hands jobs to the executor, which hands them to koala's service and tells 
 
 from __future__ import annotations
 
-import glob
 import dataclasses
+import glob
 import logging
 import math
 import threading
