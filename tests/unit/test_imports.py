@@ -119,7 +119,7 @@ MAY_IMPORT = {
     f"{CORE}.python": _rooms(
         "python",
         *("api", "config", "lrm", "policies", "report", "scheduler.knownpolicies", "sitesetup", "tasks"),
-        *("host.privatedirectory", "vjm.certificate"),
+        *("host.privatedirectory", "host.regularfile", "vjm.certificate"),
     ),
     TASKWORKER: (CONNECTION,),
     f"{CORE}.cli": (CORE,),
