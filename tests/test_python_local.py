@@ -293,17 +293,12 @@ RECIPE = re.compile(r"^## (?P<title>.+)\n(?P<body>(?:(?!^## ).*\n)*)", re.MULTIL
 RECIPES = {match["title"]: match["body"] for match in RECIPE.finditer(COOKBOOK_PAGE)}
 MARKED = re.compile(r"<!-- (?P<mark>[^>]+) -->\n```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINTED = {
-    "A sweep": [],
-    "An array": [f"c1/{rank}: part {rank} of 3" for rank in range(3)],
-    "A notebook": ["hello"],
-    "Data staging": ["staged"],
+    "A line of a file for each task": [],
+    "Files there and back": ["staged"],
     "Dependent jobs": ["all parts are there"],
 }
 """What the recipes of a title print on standard output, without empty lines, in order of the alphabet."""
-SWEPT = {
-    "A sweep": ["10", "14", "15", "21", "5", "7"],
-    "An array": ["task 1: Delft", "task 2: Vienna", "task 3: Leiden"],
-}
+SWEPT = {"A line of a file for each task": ["task 1: Delft", "task 2: Vienna", "task 3: Leiden"]}
 """What the tasks of its sweep print."""
 
 
@@ -315,8 +310,8 @@ def cookbook_site() -> Iterator[koala.Site]:
         yield one
 
 
-def tried(title: str, mark: str, site: koala.Site, directory: Path) -> str:
-    """Run what is marked so in a recipe, with its files beside it, and return what it prints."""
+def tried(title: str, site: koala.Site, directory: Path) -> str:
+    """Run what a recipe has to be run, with its files beside it, and return what it prints."""
     programs = directory / "bin"
     programs.mkdir()
     (programs / "koala").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m koala_adapter.cli "$@"\n')
@@ -331,7 +326,7 @@ def tried(title: str, mark: str, site: koala.Site, directory: Path) -> str:
     for piece in MARKED.finditer(RECIPES[title]):
         if piece["mark"].startswith("file: "):
             (directory / piece["mark"].removeprefix("file: ")).write_text(piece["text"])
-        elif piece["mark"] == mark:
+        elif piece["mark"] == "run":
             command = ["/bin/sh", "-e"] if piece["language"] == "sh" else [sys.executable]
             done = subprocess.run(
                 [*command, "-c", piece["text"]],
@@ -350,7 +345,7 @@ def tried(title: str, mark: str, site: koala.Site, directory: Path) -> str:
 @pytest.mark.parametrize("title", PRINTED)
 def test_a_recipe_does_what_it_promises(title: str, cookbook_site: koala.Site, tmp_path: Path) -> None:
     before = {handle.id for handle in cookbook_site.jobs()}
-    printed = tried(title, "run", cookbook_site, tmp_path)
+    printed = tried(title, cookbook_site, tmp_path)
     assert sorted(line for line in printed.splitlines() if line) == PRINTED[title]
     new = [handle.report() for handle in cookbook_site.jobs() if handle.id not in before]
     assert new
@@ -358,14 +353,8 @@ def test_a_recipe_does_what_it_promises(title: str, cookbook_site: koala.Site, t
     if title in SWEPT:
         outputs = (Path(new[0].output_directory) / "sweep" / "tasks").glob("*/*.out")
         assert sorted(output.read_text().strip() for output in outputs) == SWEPT[title]
-    if title == "Data staging":
+    if title == "Files there and back":
         assert (Path(new[0].output_directory) / "c1" / "0" / "sorted.txt").read_text() == "1\n2\n3\n"
-
-
-@pytest.mark.nightly
-def test_the_recipe_for_dask(cookbook_site: koala.Site, tmp_path: Path) -> None:
-    pytest.importorskip("distributed", reason="Dask is not installed: pip install 'koala-adapter[dask]'")
-    assert tried("Dask", "run: dask", cookbook_site, tmp_path).split() == ["285"]
 
 
 def test_gpus_are_asked_for(tmp_path: Path) -> None:
@@ -378,11 +367,10 @@ def test_gpus_are_asked_for(tmp_path: Path) -> None:
     assert f"--gres=gpu:{option}" in CliRunner().invoke(command_line, words).output
 
 
-def test_every_recipe_is_one_of_ten() -> None:
+def test_every_other_recipe_is_tried() -> None:
     """Those that nothing runs here are job and site files, which are read by the tests of the manual, and programs."""
-    assert len(RECIPES) == 10
     rest = {title for title, body in RECIPES.items() if "<!-- run" not in body}
-    assert rest == {"MPI over three clusters", "GPUs", "Containers", "My site forbids arrays"}
+    assert rest == {"MPI over two clusters", "GPUs", "A Jupyter server on a node", "My site forbids arrays"}
 
 
 # -- The examples of docs/coming-from.md run as they stand, on two local clusters.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs in C and in a shell: the C library is built here, and says, reads and refuses what koala does."""
+"""Programs in C, in Python and in a shell: the C library is built here, and says, reads and refuses what koala does."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ctypes
 import os
 import random
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.application import c as c_library
+from koala_adapter.application.shipping import NEGOTIATION_FILE_NAME, negotiation_file
 from koala_adapter.negotiation import LARGEST_TEMPLATE, FrameBuffer, NegotiationError, Template, build, frame, parse
 from tests.examples import examples, repeated
 from tests.unit.negotiation.templates import PUBLISHED, Manager, full, listening, mutated, request, templates
@@ -143,6 +145,22 @@ async def test_a_c_program_negotiates(tmp_path: Path) -> None:
             assert (done.returncode, done.stderr) == (code, b"")
         assert done.stdout == b"4: 0 processors: 14 CPU cannot be taken\n"
         assert manager.free == 0
+
+
+async def test_a_python_program_negotiates(tmp_path: Path) -> None:
+    """The example does as the one in C, beside the file that koala writes."""
+    (tmp_path / NEGOTIATION_FILE_NAME).write_text(negotiation_file(), encoding="utf-8")
+    program = EXAMPLES / "evolving.py"
+    async with listening(Manager()) as manager:
+        for said, code in (
+            ("offer 6 \nagreed 6 \nconsumed 6 \n", 0),
+            ("ended 14 14 CPU cannot be taken\n", 1),
+        ):
+            access = await manager.access()
+            manager.endpoints.clear()
+            asking = [sys.executable, str(program), access.host, str(access.port), access.token, "14"]
+            done = await run_process(asking, check=False, env={"PYTHONPATH": str(tmp_path)})
+            assert (done.stdout.decode(), done.stderr, done.returncode) == (said, b"", code)
 
 
 @CC

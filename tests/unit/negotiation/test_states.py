@@ -374,7 +374,7 @@ def test_an_example_prints_what_the_page_says(number: int, tmp_path: Path) -> No
 
 
 def test_every_example_says_what_it_prints() -> None:
-    assert len(EXAMPLES) == PAGE.count("```python\n") >= 2
+    assert len(EXAMPLES) == PAGE.count("```python\n") >= 1
 
 
 def test_the_published_instance_is_shown() -> None:
