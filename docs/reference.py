@@ -42,7 +42,6 @@ from koala_adapter.simulation.platform import (
     Failures,
     Platform,
 )
-from koala_adapter.slots import SLOT_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,7 +53,7 @@ MAN_PAGE = DOCS.parent / "man" / "koala.1"
 OURS = ("drmaa", "local", "pbs", "sge", "slurm", "wiki")
 MARKED = re.compile(r"(<!-- keys: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NEGOTIATION = re.compile(r"(<!-- negotiation: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-DRMAA = re.compile(r"(<!-- drmaa: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+DRMAA = re.compile(r"(<!-- drmaa: libraries -->\n).*?(<!-- end -->)", re.DOTALL)
 CAPABILITIES = re.compile(r"(<!-- capabilities -->\n).*?(<!-- end -->)", re.DOTALL)
 VARIABLES = re.compile(r"(<!-- variables: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 JSON = re.compile(r"(<!-- json -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -122,8 +121,7 @@ def generated() -> dict[Path, str]:
         lambda mark: f"{mark[1]}{_metrics(getattr(catalogue, mark[2]))}{mark[3]}", page.read_text(encoding="utf-8")
     )
     page = DOCS / "drmaa.md"
-    tables = {"libraries": _libraries(), "division": _division(ours)}
-    contents[page] = DRMAA.sub(lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}", page.read_text(encoding="utf-8"))
+    contents[page] = DRMAA.sub(lambda mark: f"{mark[1]}{_libraries()}{mark[2]}", page.read_text(encoding="utf-8"))
     page = DOCS / "plugins.md"
     contents[page] = CAPABILITIES.sub(
         lambda mark: f"{mark[1]}{_capabilities(ours)}{mark[2]}", page.read_text(encoding="utf-8")
@@ -157,9 +155,6 @@ def _capabilities(plugins: Mapping[str, PluginDefinition]) -> str:
     for field in fields(Capabilities):
         stated = (_states(one.capabilities, field.name) for one in plugins.values())
         rows.append(f"| `{field.name}` | {' | '.join('yes' if one else '' for one in stated)} |")
-    for key in SLOT_KEYS:
-        said = (key in one.capabilities.slots for one in plugins.values())
-        rows.append(f"| slots: `{key}` | {' | '.join('yes' if one else '' for one in said)} |")
     return "\n".join(["", f"| | {' | '.join(plugins)} |", f"|{'---|' * (len(plugins) + 1)}", *rows, "", ""])
 
 
@@ -169,9 +164,11 @@ def _states(capabilities: Capabilities, name: str) -> bool:
 
 
 def _said() -> str:
-    """Return what a side may say in each state of a negotiation."""
-    rows = [f"| {state} | {said} | {to} |" for state, row in SENT.items() for said, to in row.items()]
-    return "\n".join(["", "| state | may say | then it is |", "|---|---|---|", *rows, "", ""])
+    """Return what a side may say in each state of a negotiation, and the state that follows."""
+    rows = [
+        f"| {state} | {', '.join(f'{said} ({to})' for said, to in row.items())} |" for state, row in SENT.items() if row
+    ]
+    return "\n".join(["", "| state | may say (then it is) |", "|---|---|", *rows, "", ""])
 
 
 def _heard() -> str:
@@ -196,35 +193,6 @@ def _plain_end(state: str, message: str, step: tuple[str, str]) -> bool:
     """Tell whether a message ends a negotiation as it says, or finds it ended, and is not answered."""
     over = state in {*ENDED_BY.values(), LOST}
     return message in ENDED_BY and step == (state if over else ENDED_BY[message], "-")
-
-
-DIVISION = {
-    "submit": "submit placeholders: of jobs, of sweeps, for growth; held or not; with output files",
-    "cancel": "cancel",
-    "hold": "hold and release",
-    "suspend": "suspend and resume",
-    "requeue": "queue again",
-    "signal": "signal (the end of a sweep's task)",
-    "modify": "change the walltime",
-    "pin": "start on chosen nodes (an outside scheduler)",
-    "lists_others": "list jobs of all users, nodes and queues",
-    "accounting": "ends of jobs that are listed no more",
-}
-"""What is asked of a batch system: by ``submit``, ``cancel`` or the name of a capability."""
-
-
-def _division(plugins: Mapping[str, PluginDefinition]) -> str:
-    """Return the table of what goes through DRMAA and what through commands."""
-    libraries = import_module("koala_adapter.lrm.drmaa.libraries")
-    known = {"sge": libraries.GRID_ENGINE, "slurm": libraries.SLURM, "pbs": libraries.PBS}
-    rows = []
-    for name, what in DIVISION.items():
-        cells = []
-        for plugin, library in known.items():
-            stated = name in {"submit", "cancel"} or getattr(plugins[plugin].capabilities, name)
-            cells.append("DRMAA" if name in library.used_for else "commands" if stated else "not at all")
-        rows.append(f"| {what} | {' | '.join(cells)} |")
-    return "\n".join(["", f"| | {' | '.join(f'`{name}`' for name in known)} |", "|---|---|---|---|", *rows, "", ""])
 
 
 def _libraries() -> str:
