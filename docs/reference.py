@@ -174,12 +174,15 @@ def _said() -> str:
 def _heard() -> str:
     """Return what each message does in each state of a negotiation; those that do the same stand together.
 
-    Left out is what the page says in a sentence: an ending ends a negotiation that has begun, and changes no ended one.
+    Left out is what the page says in sentences: an ending ends a negotiation that has begun, and one that has ended
+    otherwise than well answers with its end.
     """
     rows = []
     for state, row in RECEIVED.items():
+        if state in OVER:
+            continue
         for step in dict.fromkeys(row.values()):
-            messages = [message for message in row if row[message] == step and not _plain_end(state, message, step)]
+            messages = [message for message in row if row[message] == step and step != (ENDED_BY.get(message), "-")]
             if messages:
                 following, answer = step
                 rows.append(f"| {state} | {', '.join(messages)} | {following} | {answer} |")
@@ -187,12 +190,7 @@ def _heard() -> str:
 
 
 ENDED_BY = {"reject": REJECTED, "withdraw": WITHDRAWN, "expire": EXPIRED, "error": BROKEN}
-
-
-def _plain_end(state: str, message: str, step: tuple[str, str]) -> bool:
-    """Tell whether a message ends a negotiation as it says, or finds it ended, and is not answered."""
-    over = state in {*ENDED_BY.values(), LOST}
-    return message in ENDED_BY and step == (state if over else ENDED_BY[message], "-")
+OVER = {*ENDED_BY.values(), LOST}
 
 
 def _libraries() -> str:
