@@ -269,14 +269,17 @@ wiki codec --nodes 20 --jobs 20 --repeat 1
 network catalogues --entries 100 --repeat 1
 """
 """Benchmarks that need no batch system, with the smallest settings."""
-LONG = ("agents many", "negotiation wish", "queues others")
+NIGHTLY = (
+    *("agents many", "negotiation wish", "queues easy", "queues others", "queues reading"),
+    *("scheduler decisions", "scheduler snapshots"),
+)
 """Those that are left to the night: another one of their module is run by day."""
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(line.split(), id=line, marks=pytest.mark.nightly if line.startswith(LONG) else ())
+        pytest.param(line.split(), id=line, marks=pytest.mark.nightly if line.startswith(NIGHTLY) else ())
         for line in SMALL.split("\n")
         if line
     ],

@@ -319,25 +319,30 @@ def test_matplotlib_that_cannot_be_loaded_is_told_before_a_run(monkeypatch: pyte
 
 
 SMALLEST = (
-    ("deadline", {"hours": "1"}),
     ("deadline", {"hours": "1", "deadline-factor": "1000", "monitor-interval": "86400"}),
     ("maui-backfill", {"jobs": "1", "traces": "/nowhere"}),
     ("maui-backfill", {"jobs": "200", "traces": "/nowhere"}),
-    ("maui-backfill", {"jobs": "4000", "traces": "/nowhere"}),
     ("placement", {"jobs": "1"}),
     ("placement", {"jobs": "3"}),
-    ("koala-pra", {"background": "0.95", "threshold": "30"}),
     ("koala-pra", {"delay": "3600", "cost": "3600", "poll": "3600"}),
     ("koala-pwa", {"background": "0.95", "threshold": "30"}),
-    ("koala-pwa", {"delay": "3600", "cost": "3600", "poll": "3600"}),
     ("vjm-deadlock", {"run": "1", "life": "1"}),
     ("vjm-selection", {"jobs": "1"}),
 )
 """Experiments with settings at the ends of what is allowed."""
+NIGHTLY = (
+    ("deadline", {"hours": "1"}),
+    ("maui-backfill", {"jobs": "4000", "traces": "/nowhere"}),
+    ("koala-pra", {"background": "0.95", "threshold": "30"}),
+    ("koala-pwa", {"delay": "3600", "cost": "3600", "poll": "3600"}),
+)
+"""More of them, which take longer: of each, another one is run by day."""
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))])
-@pytest.mark.parametrize(("name", "settings"), SMALLEST)
+@pytest.mark.parametrize(
+    ("name", "settings"), [*SMALLEST, *(pytest.param(*one, marks=pytest.mark.nightly) for one in NIGHTLY)]
+)
 def test_experiments_end_with_a_result_at_their_smallest(name: str, settings: dict[str, str], seed: int) -> None:
     experiment = load_experiment(name)
     found = experiment.run(experiment.options(seeds=1, seed=seed, settings=settings))
