@@ -26,6 +26,7 @@ from koala_slurm.listing import JOB_FIELDS, SEPARATOR, new_separator
 from koala_slurm.listing import parse_jobs as parse_slurm_jobs
 from koala_slurm.requests import MORE_FIELDS, parse_details, parse_everything, parse_one_detailed
 from koala_wiki.lrm import to_job
+from tests.examples import examples
 from tests.unit.plugins.test_local_parts import SAMPLE
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -70,8 +71,8 @@ def others(jobs: tuple[LrmJob, ...], number: str) -> list[LrmJob]:
     return [job for job in jobs if job.id.partition(".")[0] != number]
 
 
-@pytest.mark.parametrize("name", JOB_LISTINGS)
-@given(data=st.data())
+@examples(50)
+@given(name=st.sampled_from(JOB_LISTINGS), data=st.data())
 def test_grid_engine(name: str, data: st.DataObject) -> None:
     sample = (SAMPLES / "sge819" / name).read_bytes()
     job = data.draw(st.sampled_from(list(_JOB.finditer(sample))))
@@ -126,8 +127,8 @@ def texts_of(value: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]
     return [path] if isinstance(value, str) else []
 
 
-@pytest.mark.parametrize("path", PBS_LISTINGS, ids=lambda path: path.name)
-@given(data=st.data())
+@examples(60)
+@given(path=st.sampled_from(PBS_LISTINGS), data=st.data())
 def test_pbs(path: Path, data: st.DataObject) -> None:
     document = json.loads(path.read_text(), strict=False)
     before = {job.id: job for job in parse_pbs_jobs(json.dumps(document))}
@@ -166,9 +167,8 @@ def torque_jobs(text: str) -> dict[str, LrmJob]:
     return {job.id: job for job in parse_pbs_jobs(text, read_torque)}
 
 
-@pytest.mark.parametrize("escaped", [True, False])
-@pytest.mark.parametrize("path", TORQUE_LISTINGS, ids=lambda path: path.parent.name)
-@given(data=st.data())
+@examples(50)
+@given(path=st.sampled_from(TORQUE_LISTINGS), escaped=st.booleans(), data=st.data())
 def test_torque(path: Path, escaped: bool, data: st.DataObject) -> None:  # noqa: FBT001 - a parameter
     """All other jobs are read as before, and this one is still there; also where an older Torque escapes nothing."""
     text = path.read_text()
@@ -272,8 +272,8 @@ def as_text(raw: bytes) -> str:
     return CommandResult(argv=("squeue",), returncode=0, stdout=raw, stderr=b"").text
 
 
-@pytest.mark.parametrize("path", SLURM_LISTINGS, ids=lambda path: path.stem)
-@given(data=st.data())
+@examples(50)
+@given(path=st.sampled_from(SLURM_LISTINGS), data=st.data())
 def test_names_of_slurm(path: Path, data: st.DataObject) -> None:
     end = new_separator()
     rows = [row.split(SEPARATOR, len(JOB_FIELDS) - 1) for row in recorded(path, "jobs").splitlines() if row.strip()]
@@ -348,9 +348,8 @@ WAITING_ROW = SEPARATOR.join(
 WIKI_JOB = '{}:STATE=Idle;UNAME=ann;GNAME=staff;UPDATETIME=1;QUEUETIME=2;TASKS=1;WCLIMIT=60;{}="{}";IWD="/home/ann";'
 
 
-@pytest.mark.parametrize("field", ["COMMENT", "EXEC", "NAME"])
-@pytest.mark.parametrize("dialect", list(Dialect))
-@given(data=st.data())
+@examples(50)
+@given(field=st.sampled_from(["COMMENT", "EXEC", "NAME"]), dialect=st.sampled_from(list(Dialect)), data=st.data())
 def test_wiki(dialect: Dialect, field: str, data: st.DataObject) -> None:
     content = as_text(data.draw(st.one_of(WRITTEN_BY_USERS, FORGED, WIKI_WORDS)))
     text = re.sub(r'["\\\0]', "", content)

@@ -211,7 +211,7 @@ def test_64_kib_of_an_unfinished_line_are_enough(tmp_path: Path) -> None:
 def test_output_of_any_size_is_printed_in_pieces(tmp_path: Path, line: bytes, *, marked: bool) -> None:
     """A small part of it is in memory at once, whether or not it has lines."""
     log_files(tmp_path, a_0="")
-    written = line * (80 * PIECE // len(line))
+    written = line * (16 * PIECE // len(line))
     (tmp_path / "a" / "0.out").write_bytes(written)
     tracemalloc.start()
     LogPrinter(tmp_path, write=lambda _: None).print_new(marked=marked, rest=True)

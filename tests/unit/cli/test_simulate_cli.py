@@ -19,6 +19,8 @@ from click.testing import CliRunner, Result
 
 from koala_adapter.cli.koala import koala
 from koala_adapter.errors import EXIT_CONFIGURATION
+from koala_adapter.report import page
+from koala_adapter.report.figures import Drawing
 from koala_adapter.simulation.workload import Field, read_trace
 
 ROOT = Path(__file__).parents[3]
@@ -88,6 +90,12 @@ def test_options_change_what_is_simulated(trace: Path) -> None:
     assert plain["mean_run"] - killed["mean_run"] == pytest.approx(2 / 3)
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw no figures: each takes a part of a second."""
+    monkeypatch.setattr(page, "draw", lambda _: Drawing(png=b"", svg=b"<svg/>"))
+
+
 WORDY = """\
 ; MaxProcs: 8
 1 0 -1 100 4 -1 -1 4 100 -1 1 1 1 1 batch -1 -1 -1
@@ -95,6 +103,7 @@ WORDY = """\
 """
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_neither_options_nor_empty_lines_change_what_is_read(tmp_path: Path) -> None:
     """The results are the same with and without files of results, and with an empty line at the end."""
     path = tmp_path / "wordy.swf"
@@ -110,6 +119,7 @@ def test_neither_options_nor_empty_lines_change_what_is_read(tmp_path: Path) -> 
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_dependencies_are_obeyed_when_asked_for(tmp_path: Path) -> None:
     """Each job of a chain is submitted after the one before it has ended and its think time; else as the trace says."""
     path = tmp_path / "chain.swf"
@@ -145,6 +155,7 @@ def test_a_platform_has_several_clusters(trace: Path, tmp_path: Path) -> None:
     assert "local_jobs" in busy["extras"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_memory_counts_when_asked_for(tmp_path: Path) -> None:
     """Three jobs ask for 2 GiB on two nodes of 2 GiB each: the third waits; one that no node has is left out."""
     path, platform, out = tmp_path / "memory.swf", tmp_path / "two.toml", tmp_path / "out"
@@ -207,12 +218,13 @@ def test_files_of_a_comparison(out: Path) -> None:
         f"figures/five-{name}.{kind}" for name in ("wait", "utilization", "queue") for kind in ("png", "svg")
     } <= names
     assert {"data/summary.csv", "data/percentiles.csv", "data/five-wait.csv", "result.json", "index.html"} <= names
-    page = (out / "index.html").read_text(encoding="utf-8")
-    assert page.count('src="data:image/svg+xml;base64,') == 3
-    assert not re.findall(r'(?:src|href)="(?!data:)', page)
-    assert "five: 1 jobs without run time (left out), first in line 6." in page
+    text = (out / "index.html").read_text(encoding="utf-8")
+    assert text.count('src="data:image/svg+xml;base64,') == 3
+    assert not re.findall(r'(?:src|href)="(?!data:)', text)
+    assert "five: 1 jobs without run time (left out), first in line 6." in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_names_the_command_that_makes_it(tmp_path: Path) -> None:
     """Read by a shell, it is the command that was given, with directories, a platform file and blanks."""
     trace, platform = tmp_path / "my traces" / "five.swf", tmp_path / "my platform.toml"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -13,6 +13,7 @@ from koala_adapter.model import JobId
 from koala_adapter.runners.coordinator import LAST_WORDS, Coordinator
 from koala_adapter.runners.notes import LARGEST_NUMBER, Membership, Note, Place, WantedChange, note
 from koala_adapter.scheduler.events import ChangeGivenUp
+from tests.examples import examples
 from tests.unit.runners.program import DONE_PATIENCE, PATIENCE, World
 
 _ANY = st.integers(0, 11)
@@ -53,7 +54,7 @@ def check_same(world: World) -> None:
     assert len(by_number) == len(world.made)
 
 
-@settings(deadline=None, max_examples=300)
+@examples(75)
 @given(size=st.integers(1, 4), schedule=_SCHEDULES)
 def test_all_change_at_the_same_point_and_nobody_waits_for_ever(size: int, schedule: list[tuple[str, int]]) -> None:
     """Delays, losses of the relay, newcomers that die or come late, restarts of the service, withdrawn changes."""
@@ -233,17 +234,16 @@ def test_points_that_come_faster_than_messages() -> None:
 def test_something_happens_after_each_single_step(what: str) -> None:
     """Two become three, three become two, with a fault at every moment of it: all that could happen happens once."""
     for moment in range(150):
-        for rank in range(3 if what != "restart_service" else 1):
-            world = World(2)
-            world.settle()
-            world.grow(1)
-            steps = _in_single_steps(world, moment)
-            carry_out(world, what, rank)
-            if not world.wanted and len(world.members) > 1:
-                world.shrink(1)
-            world.settle()
-            check_same(world)
-            assert not world.complaints, (moment, rank)
+        world = World(2)
+        world.settle()
+        world.grow(1)
+        steps = _in_single_steps(world, moment)
+        carry_out(world, what, moment % 3)
+        if not world.wanted and len(world.members) > 1:
+            world.shrink(1)
+        world.settle()
+        check_same(world)
+        assert not world.complaints, moment
         if steps < moment:
             return
 

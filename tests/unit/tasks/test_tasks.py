@@ -41,6 +41,7 @@ from koala_adapter.tasks.sweep import (
     list_axis,
     range_axis,
 )
+from tests.examples import examples
 from tests.unit.api.jobreports import job_report, keep_reports
 
 # -- The book of a sweep: each task is done exactly once, whatever is lost, doubled, or begun anew.
@@ -135,7 +136,7 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLife.settings = settings(examples(25), stateful_step_count=40)
 
 
 @given(st.integers(0, 4))
