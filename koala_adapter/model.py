@@ -89,7 +89,7 @@ class InputFile:
 
     @property
     def logical(self) -> bool:
-        """Whether it has a logical name: it is where catalogues say."""
+        """Whether the file has a logical name, for which catalogues have paths."""
         return self.source.startswith(LOGICAL)
 
 

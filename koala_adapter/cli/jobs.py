@@ -116,7 +116,7 @@ def history(session: Session, listing: Listing) -> None:
 
 
 def _selected(session: Session, source: Client | ClosedJournal | JournalView, listing: Listing) -> list[JobReport]:
-    """Return the latest selected jobs; remark that there are more where that is so."""
+    """Return the latest selected jobs; remark if more jobs match than are shown."""
     found = source.jobs(listing.limit + 1, listing.selection)
     if len(found) > listing.limit:
         session.remark(f"the latest {listing.limit} of more jobs; --limit shows more")

@@ -124,7 +124,7 @@ class Settings:
     """The site file with which a service starts, and the one to which it returns where that fails."""
 
     def __init__(self, session: Session) -> None:
-        """``session``: has read the site file."""
+        """``session``: the invocation of ``koala`` that has read the site file."""
         self.session = session
         self.earlier: Session | None = None
         """With which the service ran before; None: it has started with the present one, or never ran."""

@@ -296,7 +296,7 @@ class QueuePolicy(click.Choice[str]):
         super().__init__(queueing.POLICIES)
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name of a policy; fail with all that there are."""
+        """Return the name of a policy; fail with the names of all policies for an unknown one."""
         if value in self.choices:
             return value
         installed = policies.policy_names(policies.PolicyKind.QUEUE)

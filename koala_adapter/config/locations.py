@@ -42,7 +42,7 @@ def locate_site_file(explicit: Path | None = None, environment: Mapping[str, str
 
 
 def no_site_file(environment: Mapping[str, str] | None = None) -> str:
-    """Return, for a person, that there is none, and where it was looked for."""
+    """Return the message that there is no site file, with the places where one was looked for."""
     looked = _usual_site_files(os.environ if environment is None else environment)
     places = ", ".join([f"${SITE_VARIABLE} (not set)", *map(str, looked)])
     return f"no site file found; looked for: {places}"

@@ -177,7 +177,7 @@ class SchedulerConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
 
 
 class DirectivesConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
-    """What this site wants changed in every submission, because it has flags that it requires or forbids."""
+    """Changes to every submission, for flags that the site requires or forbids."""
 
     add: tuple[DirectiveArgument, ...] = Field(
         default=(),
@@ -492,7 +492,7 @@ class MetricsConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
 
 
 class NotifyConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
-    """How it is told that jobs start, end or fail which want that (``notify`` in a job file)."""
+    """How users are notified of the start, end or failure of jobs with ``notify`` in their job file."""
 
     command: tuple[PlainText, ...] = Field(
         default=(),
@@ -564,7 +564,7 @@ class SiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
         return Parameters(**values_of(Parameters, self.control_center, self.scheduler))
 
     def cluster(self, name: str) -> ClusterConfig:
-        """Return the cluster called ``name``. Raises ConfigurationError with those that there are."""
+        """Return the cluster called ``name``. Raises ConfigurationError with the names of all clusters."""
         clusters = {cluster.name: cluster for cluster in self.clusters}
         if name not in clusters:
             raise ConfigurationError(

@@ -266,7 +266,7 @@ class WorkersJob(ProcessInterface):
         self._follower = asyncio.create_task(self._follow())
 
     async def resize(self, size: int) -> None:
-        """Have so many workers as far as processors can be had; a service that does not answer is told once it does."""
+        """Set the wanted number of workers; a service that does not answer now is told when it does."""
         self._wanted = size
         if self._told == size or self.over:
             return
@@ -543,7 +543,7 @@ class KoalaCluster(SpecCluster):
 
     @property
     def plan(self) -> set[str]:
-        """The workers that there are to be: those that are there, and names for those that are not yet."""
+        """Names of the wanted workers: of running ones, and of ones that are still to start."""
         there = sorted(map(str, self.observed))[: self._wanted]
         return {*there, *(f"expected-{number}" for number in range(self._wanted - len(there)))}
 
@@ -591,7 +591,7 @@ class KoalaCluster(SpecCluster):
                 self.loop.add_callback(self._correct_state)
 
     async def _correct_state_internal(self) -> None:
-        """Have the job as it is planned: none, a new one, or the one that there is in another size."""
+        """Bring the job to the planned size: end it, submit a new one, or resize the running one."""
         async with self._lock:
             job = self.workers.get(JOB)
             if isinstance(job, WorkersJob) and job.over:

@@ -134,7 +134,7 @@ class Arrival:
         self._pieces.append(data)
 
     def write(self) -> "Dict[str, Any]":
-        """Write what has come, and return how much that was."""
+        """Write the bytes that have arrived, and return their number."""
         before = self._size
         while self._pieces:
             left = memoryview(self._pieces.popleft())
@@ -146,7 +146,7 @@ class Arrival:
         return {"written": self._size - before}
 
     def end(self) -> "Dict[str, Any]":
-        """Make it a whole content. Raises OSError when it is not what it was said to be.
+        """Give the complete content its name. Raises OSError when its size or digest is not the announced one.
 
         It is not forced to disk: agents compare the digest of what they read.
         """

@@ -332,7 +332,7 @@ class Passage:
         self._strangers = 0
 
     def run(self) -> "Dict[str, Any]":
-        """Move it and return how that went. Raises OSError."""
+        """Carry out the transfer and return its figures. Raises OSError."""
         request, mover = self._request, None
         try:
             mover = self._mover()
@@ -348,7 +348,7 @@ class Passage:
             self.stop()
 
     def stop(self) -> None:
-        """End it, wherever it is."""
+        """End the transfer, whatever its state."""
         with self._lock:
             self._stopped = True
             sockets, self._sockets = self._sockets, []
@@ -404,7 +404,7 @@ class Passage:
             raise OSError(errno.EHOSTUNREACH, "the other site has not connected") from None
 
     def _greet(self, context: "ssl.SSLContext", peer: socket.socket, listener: socket.socket) -> None:
-        """Find out whether one that has connected knows the secret."""
+        """Find out whether a connected peer knows the secret of the transfer."""
         secret, said, until = self._request["secret"].encode("ascii"), b"", time.monotonic() + GREETING
         tls = kept = None
         try:

@@ -150,7 +150,7 @@ class Command:
             self.inlet = None
 
     def kill(self) -> None:
-        """End it and all that it has started."""
+        """Kill the process and all processes that it has started."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -438,7 +438,7 @@ class Connection:
             self._streams.widen(number, ROOM)
 
     def _arrive(self, number: int, data: bytes) -> None:
-        """Have a piece written, with all that comes until then."""
+        """Have a piece written by a thread, with the pieces that arrive meanwhile."""
         arrival = self._arrivals[number]
         arrival.take(data)
         if not arrival.writing:

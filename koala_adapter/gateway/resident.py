@@ -75,7 +75,7 @@ def meeting_path(directory: str, title: str) -> str:
 
 
 def short_name(text: str, length: int) -> str:
-    """Return so many digits that stand for a text."""
+    """Return the first ``length`` hexadecimal digits of a text's SHA-256."""
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:length]
 
 
@@ -304,7 +304,7 @@ class Front:
         self.pipes: "List[int]" = []
 
     def close(self, reason: str = "") -> None:
-        """Let it go, with the reason for people."""
+        """End the front process, with a reason for its standard error."""
         try:
             self.peer.send(reason.encode("utf-8", "replace"))
         except OSError:

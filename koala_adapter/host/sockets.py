@@ -69,7 +69,7 @@ TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 
 def local_tcp_user(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """Return the id of the user who has the client's socket of a TCP connection on this machine.
+    """Return the id of the user who owns the client's socket of a local TCP connection.
 
     None: the socket is not on this machine, or is closed. The kernel lists a socket that its owner has
     closed as root's, with inode 0; such an entry tells nothing.

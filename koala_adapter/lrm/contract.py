@@ -59,7 +59,7 @@ NOWHERE = "/dev/null"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What an LRM can do through its plugin. Whoever needs one asks here before a job starts."""
+    """Operations that an LRM supports through its plugin. The core asks before a job starts."""
 
     submit: bool = True
     """``submit`` works. Where it does not, no placeholder can go: the cluster is only scheduled from outside."""

@@ -89,7 +89,7 @@ class HelperProcess:
             await self.kill()
 
     async def kill(self) -> None:
-        """Kill it at once; return when it is gone. It may hang in a library call, so nothing else is sure."""
+        """Kill the helper and wait for its end. It may hang in a library call, so no request could end it."""
         with anyio.CancelScope(shield=True):
             await self._process.kill()
 

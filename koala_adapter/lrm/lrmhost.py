@@ -60,7 +60,7 @@ class HostProcess(ABC):
     @property
     @abstractmethod
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process is still running."""
 
     @abstractmethod
     async def send(self, data: bytes) -> None:
@@ -76,11 +76,11 @@ class HostProcess(ABC):
 
     @abstractmethod
     async def ended(self) -> None:
-        """Return when it has ended."""
+        """Wait for the end of the process."""
 
     @abstractmethod
     async def kill(self) -> None:
-        """End it at once, and release what it has here."""
+        """Kill the process, and release its resources on this host."""
 
     @abstractmethod
     def complaints(self) -> bytes:
@@ -127,7 +127,7 @@ class LrmHost(ABC):
         return True
 
     async def measure(self, *, bandwidth: bool = True) -> Measurement | None:  # noqa: ARG002 - for other hosts
-        """Measure the way to the host, with some MiB at most; None: nothing is moved to this host.
+        """Measure bandwidth and round trip to the host with a few MiB; None where no data cross a network.
 
         ``bandwidth``: else only round trips are made, and the size is 0.
         """
@@ -152,7 +152,7 @@ class LrmHost(ABC):
 
     @abstractmethod
     async def start(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> HostProcess:
-        """Start a process that is asked while it runs, in an environment as that of ``run``. Raises OSError.
+        """Start a process with which data are exchanged while it runs, in the environment of ``run``. Raises OSError.
 
         ``log``: of this host, for its standard error where it is a process of this host.
         """

@@ -120,7 +120,7 @@ class Starts:
     """Starts under way and their records; times are of a clock that is never set."""
 
     def __init__(self, patience: Patience | None = None, *, pins: Iterable[Pin] = ()) -> None:
-        """``pins``: recorded by an earlier process."""
+        """``pins``: starts that an earlier process has recorded."""
         self.patience = patience or Patience()
         self.pins = {pin.job_id: pin for pin in pins}
         """To be on disk before anything is asked for."""

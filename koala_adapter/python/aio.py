@@ -109,7 +109,7 @@ class AsyncJobHandle:
                     return
 
     async def cancel(self) -> None:
-        """End the job and everything of it in all batch systems; returns at once, :meth:`wait` tells when it is so."""
+        """Cancel the job in all batch systems. Returns at once; :meth:`wait` returns when the job has ended."""
         if self._last is not None and self._last.outcome is not None:
             return
         try:

@@ -142,7 +142,7 @@ class Component(SlotKeywords):
     done_patience: float | str | None = None
 
     def values(self) -> dict[str, object]:
-        """Return it by the keys of a job file."""
+        """Return the given values by the keys of a job file."""
         return _with_processors(dict(_given(self)))
 
 
@@ -223,7 +223,7 @@ class Job(SlotKeywords):
     """Image in which the processes run, by the container runtime of their cluster."""
 
     def values(self) -> dict[str, object]:
-        """Return it by the keys of a job file.
+        """Return the given values by the keys of a job file.
 
         Raises ConfigurationError when it has neither a command nor components, or both.
         """

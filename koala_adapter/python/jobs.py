@@ -210,17 +210,17 @@ class JobResult:
 
     @property
     def ok(self) -> bool:
-        """True when it has done what it was to do: exit code 0."""
+        """True when the job has ended with exit code 0."""
         return self.exit_code == 0
 
     @property
     def detail(self) -> str:
-        """Why it ended as it did, in one sentence; empty when there is nothing to say."""
+        """The reason for the job's end, in one sentence; empty when there is nothing to say."""
         return "" if self.report.outcome is None else self.report.outcome.detail
 
     @property
     def usage(self) -> UsageReport | None:
-        """What it has used of the processors and the memory that it held; None: it has held no processor."""
+        """The processor time and memory that the job has used; None if it has held no processor."""
         return self.report.usage
 
     @property
@@ -292,7 +292,7 @@ class SweepResults:
     """
 
     def __init__(self, report: JobReport) -> None:
-        """Read them where the report of a job says. Raises JobNotFoundError when it is no sweep."""
+        """Read the results from the directory in the report of a sweep. Raises JobNotFoundError for another job."""
         if report.sweep is None:
             raise JobNotFoundError(f"job {report.id} is no sweep, and has no tasks")
         self._directory = Path(report.sweep.directory)
@@ -438,7 +438,7 @@ class JobHandle:
     # ---- what is to be ----------------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """End the job and everything of it in all batch systems; returns at once, :meth:`wait` tells when it is so.
+        """Cancel the job in all batch systems. Returns at once; :meth:`wait` returns when the job has ended.
 
         A job that has ended already is left as it is. Raises JobNotFoundError and ServiceUnavailableError.
         """

@@ -276,7 +276,7 @@ class Site:
         return closed_journal(self.directory / JOURNAL_NAME, self.recorded) or self.recorded()
 
     def recorded(self) -> JournalView:
-        """Return what the journal says. Raises ServiceUnavailableError when there has never been a service."""
+        """Return the state that the journal has. Raises ServiceUnavailableError if there has never been a service."""
         require_journal(self.directory)  # before what reads journals is imported
         return self._offline.recorded()
 

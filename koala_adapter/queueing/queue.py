@@ -73,7 +73,7 @@ class UserShares:
         self._used.setdefault(user, 0.0)
 
     def shares(self, now: float) -> Mapping[str, float]:
-        """Return each user's share of recent use, from 0 to 1. Users who are missing have none."""
+        """Return each user's share of recent use, from 0 to 1, without users whose share is 0."""
         self._advance(now)
         total = sum(self._used.values())
         return {user: used / total for user, used in self._used.items()} if total > 0 else {}

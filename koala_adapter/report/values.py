@@ -255,7 +255,7 @@ class AttemptReport:
 
     @property
     def end(self) -> str:
-        """How it ended, in a few words."""
+        """The end of the attempt, in a few words."""
         if not self.goes_on:
             return self.outcome.state.value
         return "walltime over, goes on" if self.outcome.reason is EndReason.WALLTIME else "saved its state, goes on"

@@ -125,7 +125,7 @@ class OfChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferProcessors(OfChange):
-    """Ask a running malleable application how many of ``processors`` further ones it would take: OfferAnswered.
+    """Offer ``processors`` further processors to a running malleable application; the answer is OfferAnswered.
 
     They are not there yet: those that it accepts are gathered while it keeps running.
     """

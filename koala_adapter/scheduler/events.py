@@ -101,7 +101,7 @@ class SlotsCounted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BandwidthKnown(Event):
-    """Files get to a cluster noticeably faster or slower than was known, or that is not known any more."""
+    """The bandwidth to a cluster has changed noticeably, or is not known any more."""
 
     cluster: ClusterName
     bandwidth: float | None
@@ -123,7 +123,7 @@ class NodesConnect(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesFound(Event):
-    """It has become known which input files of jobs a cluster has."""
+    """The set of jobs' input files that a cluster has was found out, or has changed."""
 
     cluster: ClusterName
     found: tuple[tuple[str, str], ...] = ()
@@ -200,7 +200,7 @@ class BatchRejected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchUncertain(Event):
-    """It is unknown whether the LRM took a submission: it is looked for by its key before anything else is done."""
+    """A submission of unknown outcome: the LRM may have taken it. It is looked for by its key first."""
 
     batch: BatchKey
     reason: str
@@ -438,7 +438,7 @@ class ChangeMade(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeGivenUp(Event):
-    """The processes of an adaptive component could not be brought to a change: it goes on as it is."""
+    """An adaptive component has given up a change of its size, and goes on with the processes that it has."""
 
     job_id: JobId
     number: int

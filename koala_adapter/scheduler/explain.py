@@ -203,7 +203,7 @@ def giving_up(state: State, names: Iterable[ClusterName]) -> list[ClusterName]:
 
 
 def _shrunk_for(cluster: ClusterRecord | None, change: Change) -> str:
-    """Return for whom a job was asked to give up processors, in words."""
+    """Return the jobs for which a job was asked to give up processors, in words."""
     step = None if cluster is None or not change.in_step or change.processors > 0 else cluster.step
     return "" if step is None or step.step.direction is Direction.GROW else f" ({step.reason})"
 

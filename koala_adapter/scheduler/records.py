@@ -106,7 +106,7 @@ class PlaceholderRecord:
 
     @property
     def waiting(self) -> bool:
-        """Whether it waits in its LRM's queue or is being submitted."""
+        """Whether the placeholder waits in its LRM's queue or is being submitted."""
         return self.state in {PlaceholderState.SUBMITTED, PlaceholderState.QUEUED}
 
     def lasts(self, now: float, seconds: float) -> bool:

@@ -390,7 +390,7 @@ class Roster:
     """All running malleable jobs by cluster."""
 
     def __init__(self, jobs: Iterable[JobRecord] = ()) -> None:
-        """Take those of the jobs that run according to their records."""
+        """Start with the jobs whose records say that they run."""
         self._clusters: dict[ClusterName, RunningJobs[RunningClaim]] = {}
         self._members: dict[tuple[JobId, int], RunningClaim] = {}
         self.limited: dict[JobId, None] = {}

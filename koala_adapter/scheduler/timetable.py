@@ -57,7 +57,7 @@ def give_time(state: State, timetable: Timetable, now: float) -> None:
 
 
 def _await_answers(state: State, until: float) -> None:
-    """Postpone the time-outs of offers until then."""
+    """Postpone the time-outs of offers to ``until`` at the earliest."""
     for change in (change for job in state.jobs.values() for change in job.changes.values()):
         if change.is_asked and change.due is not None:
             change.due = change.due._replace(at=max(change.due.at, until))

@@ -337,7 +337,7 @@ class Reception(AgentListener):
                 report_refused(text, kind=placeholder, placeholder=placeholder, host=event.host, address=event.address)
 
     def on_report(self, placeholder: PlaceholderId, report: AgentReport) -> None:
-        """Hand an agent's message on to those whom it concerns."""
+        """Pass an agent's message to the part of the service that handles its kind."""
         applications = self._applications
         match report:
             case channel.TaskStarted(task=task):

@@ -342,7 +342,7 @@ class ListingJudge:
     """Judges looks at one cluster, with memory of earlier looks and requests; pure."""
 
     def __init__(self, cluster: ClusterName, *, user: str, begun_at: float) -> None:
-        """``user``: whose jobs there are ours.
+        """``user``: the user whose jobs there are ours.
 
         ``begun_at``: when this process began; what an earlier one had under way may arrive for a while after that.
         """

@@ -162,7 +162,7 @@ def keep_tried(directory: Path, tried: Sequence[Tried]) -> None:
 
 
 def connections_tried(directory: Path, now: float) -> list[NodesConnect]:
-    """Return what was tried as events of a service whose clock says ``now``."""
+    """Return the recorded trials of connections between nodes, as events of a service whose clock says ``now``."""
     wall = time.time()
     return [
         NodesConnect(time=now, cluster=one.cluster, other=one.other, connects=one.connects, age=max(0.0, wall - one.at))

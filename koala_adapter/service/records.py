@@ -83,7 +83,7 @@ class Execute(Protocol):
     """Executor of SQL statements (protocol). Raises JournalError."""
 
     def __call__(self, statement: str, values: tuple[object, ...] = (), /) -> sqlite3.Cursor:
-        """Execute it with these values."""
+        """Execute ``statement`` with these values."""
 
 
 class NegotiationStore:

@@ -50,7 +50,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True, eq=False)
 class _Relayed:
-    """A job whose ranks reach something through koala."""
+    """A running job with relayed connections: of its ranks to each other, or to ports of this host."""
 
     plan: RelayPlan
     listening: dict[int, tuple[int, ...]] = field(default_factory=dict)

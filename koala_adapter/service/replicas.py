@@ -233,7 +233,7 @@ class Replicas:
                     return
 
     def _holders(self, file: InputFile) -> list[tuple[ClusterConfig, str]]:
-        """Return the clusters by whose catalogues a file is there, with its paths."""
+        """Return the clusters whose catalogues list a file, each with the file's path there."""
         places = ((one, self._place(one, file)) for one in self._core.site.enabled_clusters if one.catalogue)
         return [(one, place) for one, place in places if place]
 

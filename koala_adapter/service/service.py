@@ -291,7 +291,7 @@ class Service:
         self._upkeep.watch_time_of_day()
 
     def settled(self) -> None:
-        """Wake those who wait for changes."""
+        """Wake the requests that wait for changes."""
         self.core.note_change()
 
     def halted(self) -> None:

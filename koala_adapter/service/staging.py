@@ -252,7 +252,7 @@ class Stager:
                     return
 
     async def _try(self, transfer: Transfer, site: _Site) -> LrmUnavailableError | _FullError | OSError | None:
-        """Bring files to a site, and return what was in the way."""
+        """Bring files to a site; return the error that prevented it, or None."""
         try:
             await self._bring(transfer, site)
         except (LrmUnavailableError, _FullError, OSError) as error:

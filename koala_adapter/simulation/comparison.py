@@ -112,7 +112,7 @@ class Outcome:
         return f"{self.trace}-{self.policy}"
 
     def to_json(self) -> dict[str, object]:
-        """Return it as `koala simulate --json` prints it."""
+        """Return the case as `koala simulate --json` prints it."""
         return {
             "trace": self.trace,
             "policy": self.policy,

@@ -429,7 +429,7 @@ class Replay:
 
     @property
     def processors(self) -> int:
-        """Of all clusters."""
+        """Processors of all clusters together."""
         return sum(site.processors for site in self.sites)
 
 

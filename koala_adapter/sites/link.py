@@ -239,7 +239,7 @@ class _Pipe:
         return self._descriptor
 
     def close(self) -> None:
-        """Close it; what waits for it ends."""
+        """Close the descriptor; tasks that wait for it get ClosedResourceError."""
         if self._descriptor >= 0:
             anyio.notify_closing(self._descriptor)
             os.close(self._descriptor)

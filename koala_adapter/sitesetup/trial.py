@@ -169,7 +169,7 @@ class TrialCenter(AgentListener):
 
     @property
     def address_here(self) -> tuple[str, int]:
-        """Where it listens, as this host itself finds it."""
+        """Address and port at which this host reaches the trial's control center."""
         return self._site.control_center.address_here, self.port
 
     async def serve(self, tasks: TaskGroup) -> None:

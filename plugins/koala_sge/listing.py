@@ -212,7 +212,7 @@ class QueueInstance:
 
     @property
     def state(self) -> NodeState:
-        """What it can be used for."""
+        """State of the queue instance: what it can be used for."""
         return queue_instance_state(self.letters)
 
 

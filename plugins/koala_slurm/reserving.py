@@ -350,7 +350,7 @@ class CoreReservation:
 
 
 async def _findable(host: LrmHost, user: str) -> str:
-    """Return a user's name, or the number of the user ``nobody``, whom Slurm 25.11 finds only by that."""
+    """Return a user's name; of the user ``nobody`` the number, since Slurm 25.11 does not find the name."""
     if user == "nobody":
         status, output, _ = await host.run(("id", "-u", "--", user))
         return output.decode("ascii").strip() if status == 0 else user

@@ -231,7 +231,7 @@ class HelperSession:
         return {"result": "listed", "batches": looked}
 
     def _reach(self) -> None:
-        """Raise when the LRM does not answer; an empty list must not mean that nobody was asked."""
+        """Raise when the LRM does not answer: an empty list must mean that there are no jobs."""
         try:
             self._session.jobStatus(PROBE_ID)
         except Exception as error:

@@ -365,7 +365,7 @@ class SchedulerClusters:
         return wanted
 
     def clusters(self) -> Sequence[ClusterRecord]:
-        """Return those on which malleable jobs run, in the order of their names."""
+        """Return the clusters on which malleable jobs run, in the order of their names."""
         return [self._state.clusters[name] for name in self._context.roster.clusters()]
 
     def running(self, cluster: ClusterRecord) -> RunningJobs[Any]:

@@ -225,7 +225,7 @@ class ComponentRequest:
 
     @property
     def kept_whole(self) -> bool:
-        """Whether it may be split by its user, but the job's policy does not split."""
+        """Whether the component stays whole only because the job's policy does not split components."""
         return self.component.flexible and not self.splittable
 
     @property

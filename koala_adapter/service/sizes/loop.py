@@ -117,7 +117,7 @@ class Sizes:
                 self._look_again(job_id)
 
     def carry_out(self, action: act.SizeAction) -> None:
-        """Carry out an action of the scheduler; jobs of constant size decline."""
+        """Carry out an action of the scheduler that concerns sizes of jobs; jobs of constant size decline offers."""
         record = self._core.state.jobs.get(action.job_id)
         job = None if record is None else self.job(record)
         if record is not None and job is not None:

@@ -265,7 +265,7 @@ class Share:
     """A directory with the contents of one job: locked by each agent that uses it, removed by the last one."""
 
     def __init__(self, name: str) -> None:
-        """Make it, or use that of another agent. Raises OSError."""
+        """Create the directory, or use that of another agent of the job. Raises OSError."""
         self.users = 0
         faults: "List[OSError]" = []
         for place in filter(None, (os.environ.get("TMPDIR"), *OTHER_PLACES)):
@@ -301,7 +301,7 @@ class Share:
                 file.write(machine())
 
     def leave(self) -> "Iterator[None]":
-        """Use it no more, and remove it unless another agent does, in steps."""
+        """Unlock the directory, and remove it in steps unless another agent uses it."""
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield from Removal(self.path).steps()

@@ -156,7 +156,7 @@ class Watched:
         self._interest = 0
 
     def watch(self, interest: int) -> None:
-        """Have ``act`` called when the socket is ready for what is of interest; 0: for nothing."""
+        """Have ``act`` called when the socket is ready for the selector events in ``interest``; 0: never."""
         if interest == self._interest:
             return
         if self._interest:
@@ -189,7 +189,7 @@ class Dialling:
         self._watched.watch(selectors.EVENT_WRITE)
 
     def close(self) -> None:
-        """Give it up, unless it is over."""
+        """Abandon the connection, unless it has ended."""
         if not self._over:
             self._over = True
             self._watched.watch(0)

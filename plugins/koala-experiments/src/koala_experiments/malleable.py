@@ -358,7 +358,7 @@ class ShownRecords(Protocol):
 
     @property
     def processors(self) -> int:
-        """Of all clusters."""
+        """Processors of all clusters together."""
 
     def axis(self, workload: str) -> Sequence[float]:
         """Return the time axis of the timelines with a workload."""
