@@ -149,7 +149,7 @@ class Session:
             self.here.check_in_force(tell_change=False)
 
     def set_up_log(self) -> None:
-        """Have parts that log do so as the options say; to be called by who imports them while a command runs."""
+        """Configure logging by the options. Called after modules that log were imported while a command runs."""
         from koala_adapter.cli.log import set_up_log
 
         set_up_log(shown=self.log_shown)

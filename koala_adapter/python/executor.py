@@ -175,7 +175,7 @@ class TaskServer:
         return None
 
     def heard(self, puller: Puller, frame: bytes) -> None:
-        """Take the answer of a worker: it is an answer."""
+        """Record the answer of a worker to a call."""
         task = _taken(puller)
         if task is not None:
             _settle(task, frame)

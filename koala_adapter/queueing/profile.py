@@ -242,7 +242,7 @@ class Profile:
         self._refresh(at)
 
     def _insert_block(self, at: int, times: list[float], levels: list[int], below: int) -> None:
-        """Add a block whose levels are still counted from where ``below`` is counted from."""
+        """Insert a block whose levels count from the same base as ``below``."""
         self._times.insert(at, times)
         self._levels.insert(at, [level - below for level in levels])
         self._firsts.insert(at, times[0])

@@ -57,7 +57,7 @@ DIRECTIVE_LINES = (
 
 
 class SubmissionTests:
-    """Tests of ``submit`` and of what arrives."""
+    """Tests of ``submit`` and of the jobs that it creates."""
 
     async def test_no_submission_is_said(self, trial: Trial) -> None:
         """A plugin that cannot submit says so when it is asked to, and for what it would send."""

@@ -167,7 +167,7 @@ def test_named_commands_exist() -> None:
 def test_many_commands_are_found() -> None:
     """The search for commands finds those in blocks, after prompts and in sentences."""
     found = {piece.text for piece in commands() if piece.page == ROOT / "docs" / "getting-started.md"}
-    assert {"koala check", "koala explain 5", "koala serve --stop"} <= found
+    assert {"koala check", "koala explain 6", "koala serve --stop"} <= found
 
 
 @pytest.mark.parametrize("piece", places(toml_blocks("clusters")))

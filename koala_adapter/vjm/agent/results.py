@@ -134,7 +134,7 @@ class ResultFile:
         self.begin()
 
     def begin(self) -> None:
-        """Send all of it, as if nothing had been sent before."""
+        """Send the whole file, from its first byte."""
         self.digest = hashlib.sha256()  # of its first ``hashed`` bytes
         self.hashed = 0
         self.rewind()
