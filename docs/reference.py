@@ -150,12 +150,13 @@ def _metrics(told: Sequence[catalogue.Metric]) -> str:
 
 
 def _capabilities(plugins: Mapping[str, PluginDefinition]) -> str:
-    """Return the table of what each plugin can do at most."""
+    """Return the table of the capabilities that each plugin does not state."""
+    names = [field.name for field in fields(Capabilities)]
     rows = []
-    for field in fields(Capabilities):
-        stated = (_states(one.capabilities, field.name) for one in plugins.values())
-        rows.append(f"| `{field.name}` | {' | '.join('yes' if one else '' for one in stated)} |")
-    return "\n".join(["", f"| | {' | '.join(plugins)} |", f"|{'---|' * (len(plugins) + 1)}", *rows, "", ""])
+    for plugin, definition in plugins.items():
+        lacking = [f"`{name}`" for name in names if not _states(definition.capabilities, name)]
+        rows.append(f"| `{plugin}` | {', '.join(lacking)} |")
+    return "\n".join(["", "| plugin | does not state |", "|---|---|", *rows, "", ""])
 
 
 def _states(capabilities: Capabilities, name: str) -> bool:
