@@ -2,7 +2,8 @@
 """The command line ``koala``: its entry point, and one module for each group of commands.
 
 The door is :func:`main`. Importing this package loads no command: main imports them, after it has set when Python looks
-for garbage. What draws (``display``, ``following``) is imported by a command that may print JSON when it draws.
+for garbage. What draws (``display``, ``following``) is imported by a command that may print JSON when it draws,
+and what only some calls of a command need, when they do.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ from koala_adapter import on_demand
 from koala_adapter.cli.terminal import open_standard_descriptors, survive_hangup
 
 if TYPE_CHECKING:
-    from koala_adapter.cli import display, following
+    from koala_adapter.cli import display, following, jsonshapes, schedule
 
 __all__ = [
     "display",
     "following",
+    "jsonshapes",
     "main",
+    "schedule",
 ]
 
-__getattr__, __dir__ = on_demand(__name__, {"display": ("display",), "following": ("following",)})
+__getattr__, __dir__ = on_demand(
+    __name__, {name: (name,) for name in ("display", "following", "jsonshapes", "schedule")}
+)
 
 
 # -- Garbage collection --------------------------------------------------------------------------------------

@@ -309,9 +309,7 @@ def explain(session: Session, job_id: str, cluster: str | None, as_json: bool) -
     """
     named, colon, local_id = job_id.partition(":")
     if cluster is not None or colon:
-        from koala_adapter.cli.schedule import explain_local
-
-        explain_local(session, cluster or named, local_id if colon else job_id, as_json=as_json)
+        cli.schedule.explain_local(session, cluster or named, local_id if colon else job_id, as_json=as_json)
         return
     report = job_information(session).job(job_id)
     if as_json:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
-from koala_adapter import config
+from koala_adapter import cli, config
 from koala_adapter.application.shipping import install
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.session import command_body, pass_session
@@ -248,9 +248,7 @@ def schema(session: Session, kind: str) -> None:
       koala schema job > job.schema.json
     """
     if kind in JSON_SHAPES:
-        from koala_adapter.cli.jsonshapes import shape_schema
-
-        click.echo(config.schema_text(shape_schema(kind)), nl=False)
+        click.echo(config.schema_text(cli.jsonshapes.shape_schema(kind)), nl=False)
         return
     found = config.site_schema(session.plugins) if kind == "site" else config.job_schema()
     click.echo(config.schema_text(found), nl=False)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from koala_adapter import web as web_room
 from koala_adapter.cli.session import command_body, pass_session
 from koala_adapter.errors import ConfigurationError, ServiceRunningError
 from koala_adapter.host.sockets import is_loopback
@@ -51,8 +52,6 @@ def web(session: Session, port: int, listen: str, allow_actions: bool) -> None:
             "the pages need starlette and uvicorn, which are not installed",
             hint="install them with: pip install 'koala-adapter[web]'",
         )
-    from koala_adapter.web.server import Shown, serve
-
     session.check_site_option()
     with closing(_listening(listen, port)) as listener:
         found = listener.getsockname()[1]
@@ -67,9 +66,11 @@ def web(session: Session, port: int, listen: str, allow_actions: bool) -> None:
         if not is_loopback(listen):
             session.remark(f"listening on {listen} without encryption: others in the network may read the token")
         here = session.here
-        shown = Shown(directory=session.directory, information=here.information, access=access, actions=allow_actions)
+        shown = web_room.Shown(
+            directory=session.directory, information=here.information, access=access, actions=allow_actions
+        )
         with suppress(KeyboardInterrupt):
-            serve(shown, listener)
+            web_room.serve(shown, listener)
 
 
 def _listening(listen: str, port: int) -> socket.socket:

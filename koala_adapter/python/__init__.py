@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from koala_adapter import on_demand
 
 if TYPE_CHECKING:
+    from koala_adapter.python.description import Job
     from koala_adapter.python.withoutservice import WithoutService
 
-__all__ = ["WithoutService"]
+__all__ = ["Job", "WithoutService"]
 
-__getattr__, __dir__ = on_demand(__name__, {"withoutservice": ("WithoutService",)})
+__getattr__, __dir__ = on_demand(__name__, {"description": ("Job",), "withoutservice": ("WithoutService",)})

@@ -194,9 +194,7 @@ class Site:
         """
         from concurrent.futures import ThreadPoolExecutor
 
-        from koala_adapter.model import Job as CheckedJob
-
-        wanted = job if isinstance(job, CheckedJob) else self.checked(job)
+        wanted = self.checked(job) if isinstance(job, str | PathLike | python.Job) else job
         with ThreadPoolExecutor(1) as thread:
             # Where Ctrl-C comes upon a submission, it must be known whether there is a job to be cancelled.
             submission = thread.submit(self._submit, wanted)
@@ -209,7 +207,6 @@ class Site:
         return self.job(job_id)
 
     def _submit(self, job: CheckedJob) -> str:
-
         until, submission = time.monotonic() + ENDING, new_submission()
         lost: ServiceUnavailableError | None = None
         while True:
@@ -400,7 +397,6 @@ class Site:
             pid, self._begun = self._begun, None
         if pid is None:
             return
-
         with suppress(KoalaError):
             if self.client.pid() == pid and self.client.stop_if_idle():
                 ended_within(pid, ENDING)

@@ -80,13 +80,12 @@ def check_matplotlib() -> None:
 
 def draw(figure: Figure) -> Drawing:
     """Return a figure as PNG and SVG."""
-    import matplotlib as mpl  # noqa: PLC0415 - optional, and slow to load
-    from matplotlib.figure import Figure as Canvas  # noqa: PLC0415 - optional, and slow to load
+    import matplotlib.figure  # noqa: PLC0415 - optional, and slow to load
 
-    with mpl.rc_context():
-        mpl.rcdefaults()  # and not what a file of the user says
-        mpl.rcParams.update(STYLE)
-        canvas = Canvas(figsize=SIZE, layout="constrained")
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # and not what a file of the user says
+        matplotlib.rcParams.update(STYLE)
+        canvas = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
         _fill(canvas, figure)
         return Drawing(png=_saved(canvas, "png"), svg=_saved(canvas, "svg"))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from koala_adapter import runners
 from koala_adapter.application.shipping import FILE_NAME, library_file
 from koala_adapter.errors import JobRefusedError, KoalaError, ProtocolError
 from koala_adapter.host.containment import contained, report_defect
@@ -456,10 +457,8 @@ class Applications:
 
     def adaptive(self, record: JobRecord) -> AdaptiveRunner | None:
         """Return the runner of a job whose processes change together; None for others and those that do not run."""
-        from koala_adapter.runners.adaptive import AdaptiveRunner
-
         runner = self._runner(record)
-        return runner if isinstance(runner, AdaptiveRunner) else None
+        return runner if isinstance(runner, runners.AdaptiveRunner) else None
 
     def grow(self, record: JobRecord, ranks: Collection[int]) -> None:
         """Start the processes of new ranks of a running job."""
@@ -497,24 +496,20 @@ class Applications:
 
 
 def _runner_class(job: Job) -> type[Runner]:
-    """Return the class of a job's runner. Most are imported with the first job that needs one."""
-    kind = job.runner, job.launcher
-    if kind == (RunnerName.RANKS, Launcher.PROCESS):
-        return ProcessRunner
-    from koala_adapter.runners.adaptive import AdaptiveRunner
-    from koala_adapter.runners.mpi import AdaptiveMpiRunner, MpiRunner
-    from koala_adapter.runners.restartedmpi import RestartedMpiRunner
-
-    runners: dict[tuple[RunnerName, Launcher], type[Runner]] = {
-        (RunnerName.RANKS, Launcher.MPI): MpiRunner,
-        (RunnerName.WORKERS, Launcher.PROCESS): WorkersRunner,
-        (RunnerName.SWEEP, Launcher.PROCESS): SweepRunner,
-        (RunnerName.ADAPTIVE, Launcher.PROCESS): AdaptiveRunner,
-        (RunnerName.ADAPTIVE, Launcher.MPI): (
-            RestartedMpiRunner if job.mpi_resize is MpiResize.RESTART else AdaptiveMpiRunner
-        ),
-    }
-    return runners[kind]
+    """Return the class of a job's runner."""
+    match job.runner, job.launcher:
+        case RunnerName.WORKERS, _:
+            return WorkersRunner
+        case RunnerName.SWEEP, _:
+            return SweepRunner
+        case RunnerName.RANKS, Launcher.PROCESS:
+            return ProcessRunner
+        case RunnerName.RANKS, _:
+            return runners.MpiRunner
+        case _, Launcher.PROCESS:
+            return runners.AdaptiveRunner
+        case _:
+            return runners.RestartedMpiRunner if job.mpi_resize is MpiResize.RESTART else runners.AdaptiveMpiRunner
 
 
 # -- Reports of ended jobs -----------------------------------------------------------------------------------

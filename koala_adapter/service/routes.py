@@ -17,6 +17,7 @@ import anyio
 import structlog
 from anyio import to_thread
 
+from koala_adapter import vjm
 from koala_adapter.errors import JournalBlockedError, LrmUnavailableError
 from koala_adapter.outcome import JobState
 from koala_adapter.report.sitevalues import SiteRoute
@@ -34,7 +35,7 @@ from koala_adapter.sites.direct import (
 )
 from koala_adapter.sites.network import MEASURED, TRANSFER, Route, differs
 from koala_adapter.sites.remotesite import RemoteSite
-from koala_adapter.vjm.certificate import fingerprint_of, new_pem
+from koala_adapter.vjm.certificate import fingerprint_of
 from koala_adapter.wire.messages import adapter_of
 
 if TYPE_CHECKING:
@@ -129,8 +130,7 @@ class Routes:
     async def _pass(self, source: str, target: str, move: Callable[[Pair, Passport], Awaitable[Passed]]) -> Passed:
         """Move something, where the receiver listens if that is possible."""
         route, troubles = self._route(source, target), []
-        pem = (await to_thread.run_sync(new_pem, "transfer")).decode()
-        passport = Passport(pem=pem, fingerprint=fingerprint_of(pem))
+        passport = await to_thread.run_sync(_new_passport)
         for sender_listens in (route.sender_listens, not route.sender_listens):
             stated = sites_by_name(self._core.site)[source if sender_listens else target].address
             pair = Pair(
@@ -244,6 +244,12 @@ class Routes:
 
 
 # -- What is told ------------------------------------------------------------------------------------------------
+
+
+def _new_passport() -> Passport:
+    """Return key and certificate for one transfer; takes most of a second the first time."""
+    pem = vjm.new_pem("transfer").decode()
+    return Passport(pem=pem, fingerprint=fingerprint_of(pem))
 
 
 def kept_routes(text: str | None) -> KeptRoutes:

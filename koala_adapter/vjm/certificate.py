@@ -8,7 +8,6 @@ date that means "no end"). Key and certificate are in one file, so that they alw
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 import hmac
 import os
@@ -18,6 +17,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from koala_adapter import vjm
 from koala_adapter.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def load_or_create(directory: Path) -> Certificate:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / FILE_NAME
     if not path.exists():
-        _create(path)
+        vjm.create_certificate(path)
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -112,50 +112,6 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
     return context
 
 
-def new_pem(name: str) -> bytes:
-    """Return a new private key and its certificate, self-signed for a name. May take a second the first time."""
-    # Only here: these imports take longer than all else that a service does with a certificate that is there already.
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"koala-adapter {name}")])
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
-        .not_valid_after(dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC))
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return private + certificate.public_bytes(serialization.Encoding.PEM)
-
-
 def fingerprint_of(pem: str) -> str:
     """Return the SHA-256 of a certificate (DER) next to a key, in hexadecimal. Raises ValueError and OSError."""
     return hashlib.sha256(_certificate_in(pem)).hexdigest()
-
-
-def _create(path: Path) -> None:
-    pem = new_pem("control center")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(pem)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(temporary, path)  # unlike a rename it never replaces what another service has just put there
-        except FileExistsError:
-            return
-    finally:
-        temporary.unlink()

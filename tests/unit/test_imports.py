@@ -215,6 +215,41 @@ PURE = _in(
 PURE_CLAIM = re.compile(r"^Pure\b|[.:] Pure\b", re.MULTILINE)
 """A sentence of a module's docstring that begins with this word makes it one of the pure parts."""
 
+INSIDE_FUNCTIONS = {
+    # The command line, and Python programs: a command that only asks begins without them.
+    f"{CORE}.cli": ["koala_adapter.cli.koala.koala"],  # Ctrl-C while it is imported is answered by main
+    f"{CORE}.cli.jobs": ["http.client.HTTPConnection", "http.client.HTTPException"],
+    f"{CORE}.cli.koala": ["importlib.metadata"],
+    f"{CORE}.cli.plan": ["rich.syntax.Syntax"],
+    f"{CORE}.cli.run": ["koala_adapter.cli.innerservice.inner_service"],
+    f"{CORE}.cli.session": ["koala_adapter.cli.console.SafeConsole", "koala_adapter.cli.log.set_up_log"],
+    f"{CORE}.api.client": ["koala_adapter.model.Job"],
+    f"{CORE}.lrm.rate": ["structlog"],
+    f"{CORE}.python.site": [
+        "anyio.CancelScope",
+        "anyio.to_thread",
+        "concurrent.futures.ThreadPoolExecutor",
+        "koala_adapter.api.closedjournal.closed_journal",
+    ],
+    f"{CORE}.report.figures": ["matplotlib.figure"],
+    # A service: most never change a size, and never send a notice.
+    f"{CORE}.application.shipping": ["koala_adapter.negotiation"],
+    f"{CORE}.service.notices": ["urllib.request"],
+    f"{CORE}.service.sizes": ["koala_adapter.service.sizes.loop.Sizes"],
+    # What runs alone: many placeholders start at once on one node, and not every Python has ctypes and ssl.
+    f"{CORE}.gateway.direct": ["ssl"],
+    f"{CORE}.tasks.launcher": ["ctypes"],
+    f"{AGENT}.holding": ["koala_adapter.vjm.agent.probe.Probes", "koala_adapter.vjm.agent.task.TaskList"],
+    f"{AGENT}.processes": ["subprocess"],
+    f"{AGENT}.task": [
+        "koala_adapter.vjm.agent.application.ApplicationSocket",
+        "koala_adapter.vjm.agent.inputs.Inputs",
+        "koala_adapter.vjm.agent.relay.Relay",
+    ],
+    f"{AGENT}.usage": ["ctypes"],
+}
+"""All imports that do not stand at the top of a file, by module. What else a room needs late, its door hands on."""
+
 STDLIB_SINCE_36 = frozenset({"contextvars", "dataclasses", "graphlib", "tomllib", "zoneinfo"})
 """Modules of the standard library that Python 3.6, the oldest on a node, does not have."""
 
@@ -277,6 +312,15 @@ def imports(module: Module) -> tuple[Import, ...]:
                 base = f"{above}.{base}" if base else above
             found += [Import(target=f"{base}.{alias.name}", line=node.lineno) for alias in node.names]
     return tuple(found)
+
+
+def inner_imports(module: Module) -> list[str]:
+    """Return what the functions of a module import."""
+    functions = (
+        one for one in ast.walk(tree(module.source)) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    lines = {line for one in functions for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)}
+    return sorted({item.target for item in imports(module) if item.line in lines})
 
 
 def is_ours(name: str) -> bool:
@@ -404,6 +448,12 @@ def test_an_extra_is_needed_by_its_own_part_alone() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     assert import_circle(source_modules()) == []
+
+
+def test_imports_stand_at_the_top_of_a_file() -> None:
+    """But for those whose cost was measured, and is worth a second look."""
+    assert {module.name: found for module in source_modules() if (found := inner_imports(module))} == INSIDE_FUNCTIONS
+    assert inner_imports(snippet("a", "import b\ndef f() -> None:\n    if b:\n        from c import d\n")) == ["c.d"]
 
 
 def test_pure_modules_do_not_touch_the_world() -> None:

@@ -36,7 +36,7 @@ from koala_adapter.vjm.agent.node import (
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional, Tuple
+    from typing import Any, Dict, Optional, Tuple, Type
 
     from koala_adapter.vjm.agent.probe import Probes
     from koala_adapter.vjm.agent.task import TaskList
@@ -77,11 +77,11 @@ def pause_before_dialling(failures: int, silence: float, *, speaking: bool, leav
     return min(pause, LEAVING_PAUSE) if leaving else pause
 
 
-def prepare_for_tasks() -> None:
-    """Import modules for tasks during an idle moment, as that takes half as long as the start."""
-    import termios  # noqa: F401 - these for the imports to come
+def for_tasks() -> "Type[TaskList]":
+    """Import what tasks need, in an idle moment if there is one, as that takes half as long as the start."""
+    from koala_adapter.vjm.agent.task import TaskList
 
-    from koala_adapter.vjm.agent import results, task  # noqa: F401
+    return TaskList
 
 
 class Agent:
@@ -247,7 +247,7 @@ class Agent:
             self._tasks.welcomed()
         attempt = self._attempt
         self.timers.after(self._heartbeat, lambda: self._beat(attempt))
-        self.timers.after(give_or_take_half(PREPARE), prepare_for_tasks)
+        self.timers.after(give_or_take_half(PREPARE), for_tasks)
 
     def _on_refused(self, message: "Dict[str, Any]") -> None:
         self._leave(EXIT_REFUSED, "cancelled", f"the control center refused: {message['reason']}", GRACE, mute=True)
@@ -270,13 +270,14 @@ class Agent:
 
     def _on_launch(self, message: "Dict[str, Any]") -> None:
         if self._tasks is None:
-            from koala_adapter.vjm.agent.orphans import adopt_orphans
-            from koala_adapter.vjm.agent.place import Workplace
-            from koala_adapter.vjm.agent.task import TaskList
-
-            place = Workplace(self.selector, self.timers, self.settings.batch, self.ending)
-            place.adopts = adopt_orphans()
-            self._tasks = TaskList(self._channel, place, self.settings, self._session)
+            self._tasks = for_tasks()(
+                self._channel,
+                selector=self.selector,
+                timers=self.timers,
+                settings=self.settings,
+                session=self._session,
+                ending=self.ending,
+            )
         self._tasks.on_launch(message)
 
     def _on_release(self, message: "Dict[str, Any]") -> None:

@@ -111,10 +111,10 @@ class Timers:
     """Functions to be called at a later time."""
 
     def __init__(self) -> None:
-        self._calls: "List[Tuple[float, int, Callable[[], None]]]" = []  # in the order of their time
+        self._calls: "List[Tuple[float, int, Callable[[], object]]]" = []  # in the order of their time
         self._serial = 0
 
-    def after(self, seconds: float, call: "Callable[[], None]") -> None:
+    def after(self, seconds: float, call: "Callable[[], object]") -> None:
         """Call a function once in ``seconds`` seconds."""
         self._serial += 1
         self._calls.append((clock() + seconds, self._serial, call))

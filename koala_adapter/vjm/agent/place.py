@@ -17,9 +17,8 @@ import socket
 import stat
 
 from koala_adapter.vjm.agent.node import Timers, clock, own_output, random_name, raw, remove_output
-from koala_adapter.vjm.agent.orphans import kill_orphans, reap_orphans
 from koala_adapter.vjm.agent.processes import NO_SESSION, kill_all, read_bytes
-from koala_adapter.vjm.agent.usage import Counts
+from koala_adapter.vjm.agent.usage import Counts, kill_orphans, reap_orphans
 
 TYPE_CHECKING = False
 

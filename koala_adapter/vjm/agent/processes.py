@@ -14,6 +14,7 @@ import selectors
 import signal
 import socket
 import struct
+import termios
 
 from koala_adapter.vjm.agent.node import random_name, raw
 
@@ -396,8 +397,6 @@ class Source:
         """Read the rest of a dead task's output, without later output of other processes."""
         if self.closed:
             return
-        import termios  # rarely loaded already, and not needed before
-
         self._left = struct.unpack("i", fcntl.ioctl(self._descriptor, termios.FIONREAD, b"\0\0\0\0"))[0]
         if not self._left:
             self.close()

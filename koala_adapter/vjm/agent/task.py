@@ -3,12 +3,14 @@
 
 import binascii
 import os
+import selectors
 import signal
 import socket
 from binascii import a2b_base64
 
+from koala_adapter.vjm.agent import setup
 from koala_adapter.vjm.agent.connection import Channel
-from koala_adapter.vjm.agent.node import GRACE, Settings, clock, raw
+from koala_adapter.vjm.agent.node import GRACE, Settings, Timers, clock, raw
 from koala_adapter.vjm.agent.place import Workplace
 from koala_adapter.vjm.agent.processes import (
     LaunchError,
@@ -25,7 +27,8 @@ from koala_adapter.vjm.agent.processes import (
     task_environment,
     write_file,
 )
-from koala_adapter.vjm.agent.usage import Counts, Usage, reap
+from koala_adapter.vjm.agent.results import Results
+from koala_adapter.vjm.agent.usage import Counts, Usage, adopt_orphans, reap
 
 TYPE_CHECKING = False
 
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
     from koala_adapter.vjm.agent.application import ApplicationSocket
     from koala_adapter.vjm.agent.inputs import Inputs
     from koala_adapter.vjm.agent.relay import Relay
-    from koala_adapter.vjm.agent.results import Results
 
 
 # -- One task ------------------------------------------------------------------------------------------------
@@ -292,7 +294,7 @@ class Task:
         if message.get("output_files") or (
             message.get("output_files") is not None and not message["working_directory"]
         ):
-            self._collect = lambda: collected(self.name, working_directory, message, inputs)
+            self._collect = lambda: Results(self.name, working_directory, message, inputs)
         environment = task_environment(node_environment(), message["environment"])
         environment["PWD"] = working_directory
         library = self._serve_application(directory, message, environment)
@@ -330,8 +332,6 @@ class Task:
         environment: "Dict[str, str]",
     ) -> "List[str]":
         """Return the shell command that runs setup lines and then the program."""
-        from koala_adapter.vjm.agent import setup
-
         state, words = os.path.join(directory, setup.STATE), self.outputs["err"]
         self._setup_failure = lambda code: setup.failure(state, argv, lines, code, words.tail)
         return setup.with_setup(argv, lines, state, library, environment)
@@ -377,15 +377,6 @@ class Task:
             self._directory = None
 
 
-def collected(
-    task: str, directory: str, message: "Dict[str, Any]", inputs: "Dict[str, Tuple[int, int, int]]"
-) -> "Results":
-    """Return the task's output files; imports the code for it when needed."""
-    from koala_adapter.vjm.agent.results import Results
-
-    return Results(task, directory, message, inputs)
-
-
 # -- All tasks: orders of the control center, and reports to it ----------------------------------------------
 
 QUEUED = 128 * 1024  # bytes waiting for the socket, beyond which no more output is queued
@@ -395,9 +386,20 @@ REPORTS = 256  # ended tasks told again in each Hello
 class TaskList:
     """All tasks of an agent, with the sending of output, files and ends."""
 
-    def __init__(self, channel: Channel, workplace: Workplace, settings: Settings, session: str) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        selector: selectors.BaseSelector,
+        timers: Timers,
+        settings: Settings,
+        session: str,
+        ending: "Optional[Tuple[str, str]]",
+    ) -> None:
+        """``ending``: why the placeholder is about to end, if it is."""
         self._channel = channel
-        self._workplace = workplace
+        self._workplace = Workplace(selector, timers, settings.batch, ending)
+        self._workplace.adopts = adopt_orphans()
         self._settings = settings
         self._session = session
         self._relay: "Optional[Relay]" = None  # once a task needs it

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a task uses: processor time, memory, bytes read and written, and time on GPUs.
+"""What a task uses: processor time, memory, bytes read and written, time on GPUs; and the processes that it leaves.
 
 Processor time and bytes are exact when a process has been reaped: the kernel adds them up over all that it and its
 children have reaped. Memory of several processes, and GPUs, are looked at now and then, at growing intervals.
@@ -8,6 +8,7 @@ children have reaped. Memory of several processes, and GPUs, are looked at now a
 import contextlib
 import os
 import resource
+import signal
 
 from koala_adapter.vjm.agent.node import Timers, clock
 from koala_adapter.vjm.agent.processes import LaunchError, members, read_bytes, start
@@ -15,7 +16,7 @@ from koala_adapter.vjm.agent.processes import LaunchError, members, read_bytes, 
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional
+    from typing import Any, Container, Dict, List, Optional
 
 
 FIRST_PAUSE = 0.5  # seconds until a task is looked at for the first time
@@ -182,3 +183,49 @@ class Gpus:
             os.close(self._answer)
         finally:
             os.close(writer)
+
+
+# -- Processes that a task leaves behind ---------------------------------------------------------------------
+# In a session of their own and without its environment: neither session nor mark finds them. Where the agent is a
+# subreaper (prctl(2)), the kernel makes them its children.
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> bool:
+    """Become the parent of orphaned descendants; return False where the system does not support that."""
+    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+        return False
+    try:
+        import ctypes  # not every Python has it
+
+        return bool(ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+    except (ImportError, OSError, AttributeError):
+        return False
+
+
+def children_of(pid: int) -> "List[int]":
+    """Return the children of a process, zombies too; none when it is gone."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    return [int(child) for thread in threads for child in read_bytes(f"/proc/{pid}/task/{thread}/children").split()]
+
+
+def reap_orphans(kept: "Container[int]", counts: Counts) -> None:
+    """Reap ended children except ``kept`` and add their usage to ``counts``."""
+    for pid in children_of(os.getpid()):
+        if pid not in kept:
+            with contextlib.suppress(ChildProcessError):
+                counts.add(reap(pid, os.WNOHANG) or Counts())
+
+
+def kill_orphans(kept: "Container[int]") -> None:
+    """Kill all descendants except ``kept``; what they fork meanwhile becomes our child again."""
+    found = [pid for pid in children_of(os.getpid()) if pid not in kept]
+    for pid in found:
+        found += children_of(pid)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)

@@ -33,7 +33,8 @@ from koala_adapter.sites.direct import (
     pass_trial,
 )
 from koala_adapter.testing.trial import eventually
-from koala_adapter.vjm.certificate import fingerprint_of, new_pem
+from koala_adapter.vjm.certificate import fingerprint_of
+from koala_adapter.vjm.newcertificate import new_pem
 from tests.unit.sites.test_remotesite import Place, changed_gateway
 
 SIZE = 40 * 1024 * 1024 + 17

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from koala_adapter.vjm.agent import orphans, usage
+from koala_adapter.vjm.agent import usage
 from koala_adapter.vjm.agent.node import Timers
 from koala_adapter.vjm.agent.place import Workplace
 from koala_adapter.vjm.agent.processes import start
@@ -71,9 +71,9 @@ def test_adopted_processes_count_when_they_are_reaped(monkeypatch: pytest.Monkey
     runs = start(["sleep", "600"], "/", {}, [writer, writer])
     try:
         os.waitid(os.P_PID, ended, os.WEXITED | os.WNOWAIT)
-        monkeypatch.setattr(orphans, "children_of", lambda _pid: [ended, runs])
+        monkeypatch.setattr(usage, "children_of", lambda _pid: [ended, runs])
         counts = Counts()
-        orphans.reap_orphans((), counts)
+        usage.reap_orphans((), counts)
         assert counts.user + counts.system > 0.4
         assert counts.read > 0
         with pytest.raises(ChildProcessError):
@@ -118,7 +118,7 @@ def test_pauses_grow() -> None:
     pauses: list[float] = []
 
     class Kept(Timers):
-        def after(self, seconds: float, call: Callable[[], None]) -> None:
+        def after(self, seconds: float, call: Callable[[], object]) -> None:
             pauses.append(seconds)
             if len(pauses) < 20:
                 call()

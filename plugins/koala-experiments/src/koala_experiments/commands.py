@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.markup import escape
 
+import koala_experiments
 from koala_adapter.cli.display import FittingTable
 from koala_adapter.cli.session import EXIT_INTERRUPTED, command_body, json_option, pass_session
 from koala_adapter.cli.simulate import progress_display, told
@@ -20,11 +21,8 @@ from koala_adapter.scheduler.knownpolicies import OWN
 from koala_experiments.framework import ALSO, experiment_names, load_experiment, write_experiment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from koala_adapter.cli.session import Session
     from koala_adapter.report.page import Finding
-    from koala_experiments.framework import LiveOutcome, LiveRun, Pace, Played, Scenario
 
 
 VERDICTS = {True: "[green]holds[/]", False: "[red]does not hold[/]", None: "[yellow]cannot tell[/]"}
@@ -118,8 +116,8 @@ def run(
             processes=processes or os.cpu_count() or 1,
             progress=told(display),
             policies=session.policies if values.get(ALSO) else OWN,
-            live=_run_live,
-            negotiate=_negotiate,
+            live=koala_experiments.run_live,
+            negotiate=koala_experiments.play_scenario,
         )
         directory.mkdir(parents=True, exist_ok=True)  # what cannot be written to is better told before a long run
         try:
@@ -141,18 +139,6 @@ def run(
     for note in result.notes:
         session.remark(note)
     session.console.print(f"of the claims {tally(result.findings)}; the page is {escape(str(page))}")
-
-
-def _run_live(run: LiveRun, ended: Callable[[int], None]) -> LiveOutcome:
-    from koala_experiments.liveruns import run_live
-
-    return run_live(run, ended)
-
-
-def _negotiate(scenario: Scenario, pace: Pace, site: str) -> Played:
-    from koala_experiments.stage import play_scenario
-
-    return play_scenario(scenario, pace, site)
 
 
 def finding_lines(finding: Finding) -> list[str]:
