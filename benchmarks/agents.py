@@ -34,7 +34,7 @@ from koala_adapter.vjm import channel
 from koala_adapter.vjm.center import ControlCenter
 from koala_adapter.vjm.certificate import digest, load_or_create, matches, server_context
 from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
-from koala_adapter.vjm.listener import AgentEvent, AgentListener, AgentRegistered, AgentReport
+from koala_adapter.vjm.listener import AgentEvent, AgentListener, AgentRegistered, AgentReport, TaskListener
 from tests.real.systems import SlurmCluster
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ HANDSHAKES_AT_ONCE = 100
 ENVIRONMENT = tuple((f"KOALA_VARIABLE_{number}", "a value of usual length") for number in range(20))
 
 
-class Listener(AgentListener):
+class Listener(AgentListener, TaskListener):
     """Admits all agents that know the token, and drops their output."""
 
     def __init__(self, hear: Callable[[AgentEvent | AgentReport], None]) -> None:
@@ -83,7 +83,8 @@ class Listener(AgentListener):
 
 def control_center(directory: Path, hear: Callable[[AgentEvent | AgentReport], None], lease: int) -> ControlCenter:
     """Return a control center that takes all agents that know the token."""
-    return ControlCenter(Listener(hear), server_context(load_or_create(directory)), lease=lease, heartbeat=30)
+    listener = Listener(hear)
+    return ControlCenter(listener, listener, server_context(load_or_create(directory)), lease=lease, heartbeat=30)
 
 
 # -- Many agents at once -------------------------------------------------------------------------------------

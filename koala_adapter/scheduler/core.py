@@ -97,7 +97,7 @@ class Scheduler:
         while (timer := self.timetable.take_due(context.now)) is not None:
             self._fire(context, timer)
             _finish_ended(context)
-        self._take_in(context, event)
+        HANDLERS[type(event)](context, event)
         _finish_ended(context)
         self._decide(context)
         while context.outcomes or context.lost_stubs:  # what a decision has ended
@@ -164,9 +164,6 @@ class Scheduler:
             roster=self._roster,
             recorded=recorded,
         )
-
-    def _take_in(self, context: Context, event: ev.Event) -> None:
-        HANDLERS[type(event)](context, event)
 
     def _fire(self, context: Context, timer: Timer) -> None:
         if timer.kind is TimerKind.SCAN:

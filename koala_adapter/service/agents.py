@@ -55,8 +55,7 @@ if TYPE_CHECKING:
     from koala_adapter.service.meter import ServiceMeter
     from koala_adapter.service.notices import Notices
     from koala_adapter.service.sizes import SizeChanges
-    from koala_adapter.vjm.channel import FileAck, FilePiece, TaskFiles, TunnelAsked
-    from koala_adapter.vjm.listener import AgentEvent, AgentReport, Route
+    from koala_adapter.vjm.listener import AgentEvent, PlaceholderMessage
 
 
 # -- Job scripts, one-time tokens and the output of placeholders ---------------------------------------------
@@ -230,7 +229,7 @@ log = structlog.get_logger()
 
 
 class Reception(AgentListener):
-    """Runs the control center of a service: accepts agents of wanted placeholders, and reports what agents say."""
+    """Runs the control center of a service: accepts agents of wanted placeholders, and reports what becomes of them."""
 
     def __init__(self, core: Core, applications: Applications, clusters: Mapping[ClusterName, ClusterDriver]) -> None:
         """Make the control center of ``core``. Nothing listens before :meth:`open`."""
@@ -242,6 +241,7 @@ class Reception(AgentListener):
         self._settings = core.site.control_center
         core.center = self._center = ControlCenter(
             self,
+            applications,
             certificate.server_context(self._certificate),
             lease=core.site.parameters.lease,
             heartbeat=self._settings.heartbeat,
@@ -308,22 +308,6 @@ class Reception(AgentListener):
     def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
         self._journal.bind(placeholder, session_hash)
 
-    def output_path(self, placeholder: PlaceholderId, task: str) -> Path | None:
-        return self._applications.output_path(placeholder, task)
-
-    def input_path(self, placeholder: PlaceholderId, task: str, content: str) -> Path | None:
-        return self._applications.input_path(placeholder, task, content)
-
-    def take_file(self, placeholder: PlaceholderId, piece: FilePiece) -> FileAck:
-        return self._applications.results.take(placeholder, piece)
-
-    async def check_file(self, placeholder: PlaceholderId, piece: FilePiece) -> FileAck:
-        """Compare the digest of an output file that is complete."""
-        return await self._applications.results.check(placeholder, piece)
-
-    def files_done(self, placeholder: PlaceholderId, files: TaskFiles) -> None:
-        self._applications.results.conclude(placeholder, files)
-
     def on_event(self, event: AgentEvent) -> None:
         """Report to scheduler and applications that an agent has come, has come again or has gone."""
         match event:
@@ -336,49 +320,22 @@ class Reception(AgentListener):
                 placeholder = str(event.placeholder)
                 report_refused(text, kind=placeholder, placeholder=placeholder, host=event.host, address=event.address)
 
-    def on_report(self, placeholder: PlaceholderId, report: AgentReport) -> None:
-        """Pass an agent's message to the part of the service that handles its kind."""
-        applications = self._applications
-        match report:
-            case channel.TaskStarted(task=task):
-                applications.started(placeholder, task)
-            case channel.TaskEnded(task=task, end=end):
-                applications.ended(placeholder, task, end)
-            case channel.Application(task=task, data=frame):
-                applications.said(placeholder, task, frame)
-            case channel.Listening():
-                applications.relays.listens(placeholder, report)
-            case channel.Forwarded():
-                applications.relays.forwards(placeholder, report)
-            case channel.Probing() | channel.Probed():
-                self.reachability.prober.answered(report)
-            case channel.Ending(reason=reason, detail=detail):
-                now = self._core.now()
-                self._core.post(ev.PlaceholderEnding(time=now, placeholder=placeholder, reason=reason, detail=detail))
-
-    async def route(self, placeholder: PlaceholderId, asked: TunnelAsked) -> Route | None:
-        return await self._applications.relays.route(placeholder, asked)
+    def on_report(self, placeholder: PlaceholderId, report: PlaceholderMessage) -> None:
+        """Report that a placeholder is about to end, or what its agent has found out about a connection."""
+        if isinstance(report, channel.Ending):
+            now, reason, detail = self._core.now(), report.reason, report.detail
+            self._core.loop.post(ev.PlaceholderEnding(time=now, placeholder=placeholder, reason=reason, detail=detail))
+        else:
+            self.reachability.prober.answered(report)
 
     def on_rejected(self, address: str, fault: str) -> None:
         """Log a peer that did not prove itself, but not every one: any host that reaches the port can be one."""
         report_refused("turned away somebody at the control center", kind=address, address=address, fault=fault)
 
-    def on_unwritten(self, task: str, stream: str, file: Path, why: str) -> None:
-        if self._applications.unwritten.note(task, stream, file, why):
-            self._core.note_change()
-
-    def on_written(self, task: str, stream: str) -> None:
-        self._applications.unwritten.written(task, stream)
-        self._core.note_change()
-
-    def on_output(self, task: str, stream: str, offset: int, data: bytes) -> None:
-        self._applications.output(task, stream, offset, data)
-        self._core.note_change()
-
     def _agent_registered(self, event: AgentRegistered) -> None:
         now = self._core.now()
         ends_at = None if event.ends_in is None else now + event.ends_in
-        self._core.post(
+        self._core.loop.post(
             ev.PlaceholderHeld(
                 time=now, placeholder=event.placeholder, host=event.host, address=event.address, ends_at=ends_at
             )
@@ -398,7 +355,7 @@ class Reception(AgentListener):
             driver.poller.poll_soon()
             self._core.note_change()
         else:
-            self._core.post(
+            self._core.loop.post(
                 ev.PlaceholderSilent(time=self._core.now(), placeholder=event.placeholder, detail=event.detail)
             )
             if driver is not None:
@@ -490,12 +447,12 @@ class LiveEffector:
             door = driver.commands.host.door
             driver.submit(scripts.submission(action, driver.config, driver.lrm, token, door=door))
         except LrmUnreachableError as error:
-            self.core.post(ev.BatchAbsent(time=self.core.now(), batch=action.batch, reason=error.message))
+            self.core.loop.post(ev.BatchAbsent(time=self.core.now(), batch=action.batch, reason=error.message))
         except (OSError, KoalaError) as error:
-            self.core.post(ev.BatchRejected(time=self.core.now(), batch=action.batch, reason=str(error)))
+            self.core.loop.post(ev.BatchRejected(time=self.core.now(), batch=action.batch, reason=str(error)))
         except Exception as error:  # noqa: BLE001 - otherwise the submission would be awaited for ever
             report_defect("making a submission", error, batch=action.batch)
-            self.core.post(
+            self.core.loop.post(
                 ev.BatchRejected(time=self.core.now(), batch=action.batch, reason=f"koala failed: {error!r}")
             )
 
@@ -539,7 +496,7 @@ class LiveEffector:
         log.warning(
             "placeholder did not report", cluster=action.cluster, placeholder=str(action.placeholder), wrote=text
         )
-        self.core.post(
+        self.core.loop.post(
             ev.PlaceholderSaid(time=self.core.now(), cluster=action.cluster, job_id=action.job_id, text=text)
         )
 

@@ -38,10 +38,13 @@ from koala_adapter.service.relays import Relays
 from koala_adapter.service.results import Results
 from koala_adapter.service.staging import Stager
 from koala_adapter.sites.cache import DIRECTORY as CACHE
+from koala_adapter.vjm import channel
 from koala_adapter.vjm.channel import LaunchFile
+from koala_adapter.vjm.listener import TaskListener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from koala_adapter.model import Job, PlaceholderId
@@ -54,7 +57,8 @@ if TYPE_CHECKING:
     from koala_adapter.service.information import Information
     from koala_adapter.service.results import ResultStore
     from koala_adapter.service.sweeps import Sweeps
-    from koala_adapter.vjm.channel import TaskReport
+    from koala_adapter.vjm.channel import FileAck, FilePiece, TaskFiles, TaskReport, TunnelAsked
+    from koala_adapter.vjm.listener import Route, TaskMessage
 
 
 # -- Output files that cannot be written ---------------------------------------------------------------------
@@ -118,8 +122,8 @@ def _job(task: str) -> JobId:
 # -- Runners of launched jobs --------------------------------------------------------------------------------
 
 
-class ApplicationListener(Protocol):
-    """Listener to processes of adaptive jobs (protocol)."""
+class SpeakingJob(Protocol):
+    """A job whose processes speak with the service (protocol)."""
 
     def said(self, record: JobRecord, rank: int, frame: bytes) -> None:
         """Process a frame of a process."""
@@ -127,11 +131,18 @@ class ApplicationListener(Protocol):
     def in_contact(self, record: JobRecord, rank: int) -> None:
         """Register that the agent of a process is in contact."""
 
-    def out_of_contact(self, record: JobRecord, rank: int) -> None:
+    def out_of_contact(self, rank: int) -> None:
         """Register that the agent of a process is out of contact."""
 
 
-class Applications:
+class SpeakingJobs(Protocol):
+    """Owner of all of them (protocol)."""
+
+    def speaking(self, record: JobRecord) -> AbstractContextManager[SpeakingJob | None]:
+        """Give one of them during a block, after which its deadline is looked at; None: it does not run."""
+
+
+class Applications(TaskListener):
     """Starts applications in held placeholders and follows their tasks."""
 
     def __init__(
@@ -157,8 +168,8 @@ class Applications:
         self._by_placeholder: tuple[tuple[Rank, ...], Mapping[PlaceholderId, Sequence[Rank]]] = ((), {})
         """The ranks of the job that was looked at last, by their placeholders: all of its placeholders end together."""
         self.relays = Relays(core)
-        self.listener: ApplicationListener | None = None
-        """Who hears what processes say themselves."""
+        self.speaking_jobs: SpeakingJobs | None = None
+        """Once there may be any."""
 
     def keep_input(self, job: Job) -> None:
         """Copy a job's input files to the service's own directory, so that later changes do not matter.
@@ -239,24 +250,46 @@ class Applications:
         for rank in runner.application.ranks_in.get(placeholder, ()):
             self._send(one for one in runner.launches_in(rank) if one.launch.task not in known)
             self.order(runner.asked_again(rank, self._core.now()))
-            if runner.speaks and self.listener is not None:
-                self.listener.in_contact(record, rank.rank)
+            if runner.speaks and self.speaking_jobs is not None:
+                with self.speaking_jobs.speaking(record) as job:
+                    if job is not None:
+                        job.in_contact(record, rank.rank)
 
     def disconnected(self, placeholder: PlaceholderId) -> None:
         """Prepare to repeat what was on its way to an agent out of contact."""
         self._sending.lost(placeholder)
         record = self._job_in(placeholder)
         runner = None if record is None else self._runners.get(record.job.id)
-        if record is not None and runner is not None and runner.speaks and self.listener is not None:
+        if record is not None and runner is not None and runner.speaks and self.speaking_jobs is not None:
             for rank in runner.application.ranks_in.get(placeholder, ()):
-                self.listener.out_of_contact(record, rank.rank)
+                with self.speaking_jobs.speaking(record) as job:
+                    if job is not None:
+                        job.out_of_contact(rank.rank)
 
-    def said(self, placeholder: PlaceholderId, task: str, frame: bytes) -> None:
-        """Process a message of a task's process, if the task is the agent's."""
+    # ---- what agents say of tasks (TaskListener) --------------------------------------------------------------------
+
+    def on_report(self, placeholder: PlaceholderId, report: TaskMessage) -> None:
+        """Handle a message of an agent on a task; one on a task that is not the agent's own has no effect."""
+        match report:
+            case channel.TaskStarted(task=task):
+                self.started(placeholder, task)
+            case channel.TaskEnded(task=task, end=end):
+                self.ended(placeholder, task, end)
+            case channel.Application(task=task, data=frame):
+                self._said(placeholder, task, frame)
+            case channel.Listening():
+                self.relays.listens(placeholder, report)
+            case channel.Forwarded():
+                self.relays.forwards(placeholder, report)
+
+    def _said(self, placeholder: PlaceholderId, task: str, frame: bytes) -> None:
         runner = self._runner_of(task) if self._owns(placeholder, task) else None
         rank = None if runner is None else runner.rank_of(task)
-        if runner is not None and runner.speaks and rank is not None and self.listener is not None:
-            self.listener.said(self._core.state.jobs[runner.application.job.id], rank, frame)
+        if runner is not None and runner.speaks and rank is not None and self.speaking_jobs is not None:
+            record = self._core.state.jobs[runner.application.job.id]
+            with self.speaking_jobs.speaking(record) as job:
+                if job is not None:
+                    job.said(record, rank, frame)
 
     def _tell(self, runner: Runner, report: TaskReport) -> None:
         events = list(runner.started(report.task, self._core.now()))
@@ -271,7 +304,7 @@ class Applications:
             record = self._core.state.jobs.get(event.job_id)
             if record is not None and event.rank in record.ends:
                 return
-        self._core.post(event)
+        self._core.loop.post(event)
 
     def started(self, placeholder: PlaceholderId, task: str) -> None:
         """Register that an agent started a task of its own."""
@@ -279,7 +312,7 @@ class Applications:
         self.relays.in_contact(placeholder)
         runner = self._runner_of(task) if self._owns(placeholder, task) else None
         for event in runner.started(task, self._core.now()) if runner else ():
-            self._core.post(event)
+            self._core.loop.post(event)
 
     def ended(self, placeholder: PlaceholderId, task: str, end: TaskEnd) -> None:
         """Register that a task of the agent ended."""
@@ -299,18 +332,40 @@ class Applications:
         job_id, _, rank = task.partition(":")
         record = self._core.state.jobs.get(JobId(job_id))
         if end.usage is not None and record is not None and rank.isdecimal() and int(rank) not in record.measured:
-            self._core.post(RankMeasured(time=self._core.now(), job_id=record.job.id, rank=int(rank), usage=end.usage))
+            now, usage = self._core.now(), end.usage
+            self._core.loop.post(RankMeasured(time=now, job_id=record.job.id, rank=int(rank), usage=usage))
         return replace(end, usage=None)
 
     def _owns(self, placeholder: PlaceholderId, task: str) -> bool:
         return self.output_path(placeholder, task) is not None
 
-    def output(self, task: str, stream: str, offset: int, data: bytes) -> None:
+    def on_output(self, task: str, stream: str, offset: int, data: bytes) -> None:
         """Process new output of a task, which its file already has."""
         self.unwritten.written(task, stream)
         runner = self._runner_of(task)
         if runner is not None:
             self._react(runner.output_of(task, stream, offset, data, self._core.now()))
+        self._core.note_change()
+
+    def on_unwritten(self, task: str, stream: str, file: Path, why: str) -> None:
+        if self.unwritten.note(task, stream, file, why):
+            self._core.note_change()
+
+    def on_written(self, task: str, stream: str) -> None:
+        self.unwritten.written(task, stream)
+        self._core.note_change()
+
+    def take_file(self, placeholder: PlaceholderId, piece: FilePiece) -> FileAck:
+        return self.results.take(placeholder, piece)
+
+    async def check_file(self, placeholder: PlaceholderId, piece: FilePiece) -> FileAck:
+        return await self.results.check(placeholder, piece)
+
+    def files_done(self, placeholder: PlaceholderId, files: TaskFiles) -> None:
+        self.results.conclude(placeholder, files)
+
+    async def route(self, placeholder: PlaceholderId, asked: TunnelAsked) -> Route | None:
+        return await self.relays.route(placeholder, asked)
 
     def _react(self, reaction: Reaction) -> None:
         self._send(reaction.launches)
@@ -377,7 +432,7 @@ class Applications:
         log.warning("application cannot be launched", job=job_id, error=why)
         end = TaskEnd(reason=EndReason.LAUNCH_FAILED, exit_code=1, detail=why)
         number = int(rank) if rank.isdecimal() else None
-        self._core.post(RankEnded(time=self._core.now(), job_id=JobId(job_id), rank=number, end=end))
+        self._core.loop.post(RankEnded(time=self._core.now(), job_id=JobId(job_id), rank=number, end=end))
 
     def _job_in(self, placeholder: PlaceholderId) -> JobRecord | None:
         found = self._core.state.placeholders.get(placeholder)

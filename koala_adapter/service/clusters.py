@@ -329,7 +329,7 @@ class ClusterDriver:
         now = self._core.now()
         judgement = self.judge.judge(self._core.state, look, now=now, in_contact=self._core.in_contact)
         for event in judgement.events:
-            self._core.post(event)
+            self._core.loop.post(event)
         if judgement.lost:
             self._to_refine.send_nowait(judgement.lost)
         self.cancel(judgement.cancel_again)
@@ -344,7 +344,7 @@ class ClusterDriver:
             return
         event = self.judge.failed(self._core.state, reason, now=self._core.now())
         if event is not None:
-            self._core.post(event)
+            self._core.loop.post(event)
 
     # ---- writing --------------------------------------------------------------------------------------------------
 
@@ -358,7 +358,7 @@ class ClusterDriver:
         async for submission in self._submissions:
             event = await self._submit_one(submission)
             self.judge.answered(submission.key)
-            self._core.post(event)
+            self._core.loop.post(event)
             self.poller.poll_soon()
 
     async def _submit_one(self, submission: Submission) -> Event:
@@ -413,7 +413,7 @@ class ClusterDriver:
                 if job is not None and job.end is not None:
                     detail = job.reason or event.detail
                     event = replace(event, reason=job.end, detail=detail)  # noqa: PLW2901 - the same, told better
-                self._core.post(event)
+                self._core.loop.post(event)
 
     async def _history(self, events: Sequence[PlaceholderEnded]) -> dict[PlaceholderId, LrmJob]:
         ids = self.judge.unexplained(self._core.state, events)

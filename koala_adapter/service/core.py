@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import ClusterName, LrmJobId, PlaceholderId
     from koala_adapter.scheduler import Scheduler
-    from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import State
     from koala_adapter.service.journal import Journal
     from koala_adapter.sizes import SizeRules
@@ -102,10 +101,6 @@ class Core:
     def now(self) -> float:
         """Return the time by the service clock."""
         return self.clock.now()
-
-    def post(self, event: Event) -> None:
-        """Journal and handle an event and carry out its actions, now or when that is possible."""
-        self.loop.post(event)
 
     def note_change(self) -> None:
         """Wake all who wait for :attr:`changed`."""

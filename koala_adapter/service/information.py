@@ -141,7 +141,7 @@ class Information:
                 record = self._core.state.clusters.get(config.cluster_name)
                 stated = config.parameters.bandwidth is not None
                 if record is not None and not stated and differs(record.observed_bandwidth, bandwidth):
-                    self._core.post(BandwidthKnown(time=now, cluster=config.cluster_name, bandwidth=bandwidth))
+                    self._core.loop.post(BandwidthKnown(time=now, cluster=config.cluster_name, bandwidth=bandwidth))
 
     def _keep(self) -> None:
         if not self._kept:

@@ -218,7 +218,7 @@ class Reachability:
                 cluster = state.clusters.get(event.cluster)
                 known = None if cluster is None else cluster.connections.get(event.other)
                 if cluster is not None and (known is None or known.seen_at < event.time - event.age - SAME):
-                    self._core.post(event)
+                    self._core.loop.post(event)
 
     async def _try_unknown(self) -> None:
         state, now = self._core.state, self._core.now()
@@ -236,4 +236,4 @@ class Reachability:
     def _found(self, cluster: ClusterName, other: ClusterName, connects: bool) -> None:  # noqa: FBT001 - what was found
         text = "nodes of clusters connect" if connects else "nodes of clusters do not connect: MPI is kept within one"
         log.info(text, cluster=cluster, other=other)
-        self._core.post(NodesConnect(time=self._core.now(), cluster=cluster, other=other, connects=connects))
+        self._core.loop.post(NodesConnect(time=self._core.now(), cluster=cluster, other=other, connects=connects))

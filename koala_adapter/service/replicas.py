@@ -292,7 +292,7 @@ class Replicas:
             gone = tuple(source for source in record.found if source not in places and source not in in_use)
             bringable = self._bringable(config, needed.values())
             if new or gone or bringable != record.bringable:
-                self._core.post(
+                self._core.loop.post(
                     FilesFound(
                         time=self._core.now(),
                         cluster=config.cluster_name,

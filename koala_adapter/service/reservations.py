@@ -60,7 +60,7 @@ class Reservations:
         while True:
             while self._asked:
                 action = self._asked.pop(0)
-                self._core.post(await self._reserve(action))
+                self._core.loop.post(await self._reserve(action))
             able = self._lrm.capabilities.reserve
             if self._over and able:
                 # Whether an earlier process has left some is asked once, and again only while one is in use.

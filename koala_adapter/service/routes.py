@@ -236,7 +236,7 @@ class Routes:
                 continue
             found = self.bandwidth(str(one.site), str(other.site))
             if differs(record.observed_bandwidth_from.get(one.cluster_name), found):
-                self._core.post(
+                self._core.loop.post(
                     BandwidthKnown(
                         time=self._core.now(), cluster=other.cluster_name, source=one.cluster_name, bandwidth=found
                     )

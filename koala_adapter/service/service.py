@@ -275,10 +275,6 @@ class Service:
 
     # ---- what becomes of events -----------------------------------------------------------------------------------
 
-    def post(self, event: ev.Event) -> None:
-        """Journal an event, let the scheduler handle it, and have its actions done; later, if that cannot be now."""
-        self._loop.post(event)
-
     def handled(self, event: ev.Event) -> None:
         """Follow up a handled event: metrics, sizes of jobs, final reports."""
         if isinstance(event, ev.PlaceholderEnded):
@@ -501,8 +497,8 @@ class Service:
                 for name, record in self.state.clusters.items():
                     if record.polled_at is not None:  # by an earlier service: it may not be connected yet
                         reason = "it has not answered yet"
-                        self.post(ClusterUnavailable(time=self.now(), cluster=name, reason=reason, awaited=True))
-                self.post(configuration(self.site, self.instance, self.now(), {}))
+                        self._loop.post(ClusterUnavailable(time=self.now(), cluster=name, reason=reason, awaited=True))
+                self._loop.post(configuration(self.site, self.instance, self.now(), {}))
                 self._doubt("the service was restarted")
                 self.sizes.resume()
                 left_there = {name for name, record in self.state.clusters.items() if record.managed}
@@ -512,7 +508,7 @@ class Service:
                 # answered would refuse jobs for ever. One that answers later refuses submissions by itself.
                 answered = [one for one in self.clusters.values() if one.version is not None]
                 capabilities = {one.name: one.lrm.capabilities for one in answered}
-                self.post(configuration(self.site, self.instance, self.now(), capabilities))
+                self._loop.post(configuration(self.site, self.instance, self.now(), capabilities))
                 tasks.start_soon(self._stop_when_failed)
                 tasks.start_soon(self._asking_again.run)
                 self._upkeep.start(tasks)
@@ -536,7 +532,7 @@ class Service:
     def _doubt(self, why: str, in_contact: Callable[[PlaceholderId], bool] = lambda _: False) -> None:
         under_way = {key for driver in self.clusters.values() for key in driver.judge.under_way}
         for event in doubts(self.state, now=self.now(), why=why, under_way=under_way, in_contact=in_contact):
-            self.post(event)
+            self._loop.post(event)
 
     async def _stop_when_failed(self) -> None:
         await self._failed.wait()

@@ -197,7 +197,7 @@ class Stager:
             if self._tasks is not None:
                 self._tasks.start_soon(self._run, transfer)
         elif transfer.done:
-            self._core.post(FilesStaged(time=self._core.now(), job_id=action.job_id, cluster=action.cluster))
+            self._core.loop.post(FilesStaged(time=self._core.now(), job_id=action.job_id, cluster=action.cluster))
         else:
             self._tell(transfer, always=True)
 
@@ -307,8 +307,8 @@ class Stager:
         names = {file.source for file in transfer.named}
         places = [(one.source, f"{CACHED}{one.digest}/{one.size}") for one in transfer.files.values()]
         if brought := tuple((source, place) for source, place in places if source in names):
-            self._core.post(FilesFound(time=self._core.now(), cluster=transfer.cluster, found=brought))
-        self._core.post(FilesStaged(time=self._core.now(), job_id=transfer.job_id, cluster=transfer.cluster))
+            self._core.loop.post(FilesFound(time=self._core.now(), cluster=transfer.cluster, found=brought))
+        self._core.loop.post(FilesStaged(time=self._core.now(), job_id=transfer.job_id, cluster=transfer.cluster))
         if missing:
             self.changed.set()
 
@@ -442,7 +442,7 @@ class Stager:
         pause = TELL if transfer.told_end else TELL_FIRST
         if always or (now - transfer.told_at >= pause and moved):
             transfer.told_at, transfer.told_end = now, end
-            self._core.post(
+            self._core.loop.post(
                 StagingProgressed(
                     time=now,
                     job_id=transfer.job_id,
@@ -456,6 +456,6 @@ class Stager:
     def _fail(self, transfer: Transfer, reason: str) -> None:
         log.warning("input files cannot be staged", job=transfer.job_id, cluster=transfer.cluster, reason=reason)
         self._transfers.pop((transfer.job_id, transfer.cluster), None)
-        self._core.post(
+        self._core.loop.post(
             StagingFailed(time=self._core.now(), job_id=transfer.job_id, cluster=transfer.cluster, reason=reason)
         )

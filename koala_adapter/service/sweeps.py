@@ -498,7 +498,7 @@ class Sweeps:
         self._over.add(job_id)
         log.info("a sweep is over", job=job_id, status=status, detail=detail)
         end = TaskEnd(reason=EndReason.EXITED, exit_code=status, detail=detail)
-        self._core.post(RankEnded(time=self._core.now(), job_id=job_id, rank=None, end=end))
+        self._core.loop.post(RankEnded(time=self._core.now(), job_id=job_id, rank=None, end=end))
 
 
 def _read(opening: _Opening) -> tuple[Expansion, Book]:

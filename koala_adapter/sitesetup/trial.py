@@ -29,7 +29,7 @@ from koala_adapter.vjm import certificate, channel
 from koala_adapter.vjm import certificate as credentials
 from koala_adapter.vjm import listener as agentevents
 from koala_adapter.vjm.center import ControlCenter
-from koala_adapter.vjm.listener import AgentListener
+from koala_adapter.vjm.listener import AgentListener, TaskListener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -129,7 +129,7 @@ class Visit:
     session: str | None = None
 
 
-class TrialCenter(AgentListener):
+class TrialCenter(AgentListener, TaskListener):
     """A control center for trials only."""
 
     def __init__(self, site: SiteConfig, directory: Path, *, state: Path) -> None:
@@ -142,7 +142,7 @@ class TrialCenter(AgentListener):
         """Peers that connected and did not prove themselves: address and fault."""
         own = certificate.load_or_create(directory / "certificate")
         self._fingerprint = own.fingerprint
-        self.center = ControlCenter(self, certificate.server_context(own), lease=LEASE, heartbeat=HEARTBEAT)
+        self.center = ControlCenter(self, self, certificate.server_context(own), lease=LEASE, heartbeat=HEARTBEAT)
         self.prober = Prober(self.center)
         self.port = 0
 

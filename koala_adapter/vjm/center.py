@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from anyio.abc import SocketStream, TaskGroup, TaskStatus
 
     from koala_adapter.vjm.channel import AgentMessage, CenterMessage, Decoder
-    from koala_adapter.vjm.listener import AgentListener
+    from koala_adapter.vjm.listener import AgentListener, TaskListener
 
 
 # -- The control center --------------------------------------------------------------------------------------
@@ -100,6 +100,7 @@ class ControlCenter:
     def __init__(
         self,
         listener: AgentListener,
+        task_listener: TaskListener,
         ssl_context: ssl.SSLContext,
         *,
         lease: float,
@@ -111,12 +112,13 @@ class ControlCenter:
         ``host``: address at which programs of this host are reached by ranks that may do that.
         """
         self._listener = listener
+        self._task_listener = task_listener
         self._ssl_context = ssl_context
         self._lease, self._heartbeat = lease, heartbeat
         self._silence = SILENT_INTERVALS * heartbeat
-        self._files = OutputFiles(listener)
+        self._files = OutputFiles(task_listener)
         self._room = anyio.CapacityLimiter(AT_ONCE)
-        self.tunnels = Tunnels(listener.route, self.tell, host)
+        self.tunnels = Tunnels(task_listener.route, self.tell, host)
         self._connected: dict[PlaceholderId, AgentConnection] = {}
         self._unproven = 0
         """Bytes that are kept of peers that have not proved themselves yet."""
@@ -301,7 +303,7 @@ class ControlCenter:
             raise
         is_current = partial(self._is_current, connection)
         output = TaskOutput(self._files, connection, tasks, resends=hello.resends, is_current=is_current)
-        inputs = InputSender(self._listener, connection, tasks, self._room)
+        inputs = InputSender(self._task_listener, connection, tasks, self._room)
         return _Agent(connection=connection, output=output, inputs=inputs, tasks=tasks)
 
     def _is_current(self, connection: AgentConnection) -> bool:
@@ -326,7 +328,7 @@ class ControlCenter:
             detail = detail or connection.fault or f"silent for {self._silence:g} s"
             self._listener.on_event(AgentDisconnected(placeholder=placeholder, detail=detail, closed=connection.closed))
 
-    def _handle(self, agent: _Agent, message: AgentMessage) -> None:
+    def _handle(self, agent: _Agent, message: AgentMessage) -> None:  # noqa: C901 - one case for each kind of message
         connection, output = agent.connection, agent.output
         placeholder = connection.placeholder
         match message:
@@ -337,7 +339,7 @@ class ControlCenter:
             case channel.Fetch():
                 agent.inputs.want(message)
             case channel.FilePiece():
-                answer = self._listener.take_file(placeholder, message)
+                answer = self._task_listener.take_file(placeholder, message)
                 if message.digest is None or answer.refusal or answer.offset < message.size:
                     connection.post(answer)
                 else:
@@ -350,12 +352,14 @@ class ControlCenter:
                 pass  # it will be told again, after the output that is still to come
             case channel.Hello() | channel.TunnelAsked() | channel.TunnelTaken():
                 raise ProtocolError("a second Hello")
-            case _:
+            case channel.Ending() | channel.Probing() | channel.Probed():
                 self._listener.on_report(placeholder, message)
+            case _:
+                self._task_listener.on_report(placeholder, message)
 
     async def _check_file(self, connection: AgentConnection, piece: channel.FilePiece) -> None:
         try:
-            connection.post(await self._listener.check_file(connection.placeholder, piece))
+            connection.post(await self._task_listener.check_file(connection.placeholder, piece))
         except Exception as error:  # noqa: BLE001 - a defect costs this connection, and the agent says all again
             report_defect("comparing the digest of an output file", error, placeholder=str(connection.placeholder))
             connection.drop(f"koala failed on a file: {error!r}")
@@ -376,12 +380,12 @@ class ControlCenter:
     def _kept(self, connection: AgentConnection, files: channel.TaskFiles) -> bool:
         """Store a report on files if possible, and acknowledge it."""
         try:
-            self._listener.files_done(connection.placeholder, files)
+            self._task_listener.files_done(connection.placeholder, files)
         except OSError as error:
             self._files.tell_unkept(connection.placeholder, files.task, error)
             return False
         connection.post(channel.FilesAck(task=files.task))
-        self._listener.on_written(files.task, FILES)
+        self._task_listener.on_written(files.task, FILES)
         return True
 
 

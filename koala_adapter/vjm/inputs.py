@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from koala_adapter.vjm.listener import AgentListener
+    from koala_adapter.vjm.listener import TaskListener
     from koala_adapter.vjm.output import AgentConnection
 
 AT_ONCE = 64
@@ -29,7 +29,7 @@ class InputSender:
     """Answers the questions of one agent for pieces of input files."""
 
     def __init__(
-        self, listener: AgentListener, connection: AgentConnection, tasks: TaskGroup, room: anyio.CapacityLimiter
+        self, listener: TaskListener, connection: AgentConnection, tasks: TaskGroup, room: anyio.CapacityLimiter
     ) -> None:
         """``tasks``: within which pieces are sent. ``room``: shared by all agents, of AT_ONCE pieces."""
         self._listener = listener

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a control center reports of its agents, and the interface of the object that it reports to."""
+"""What a control center reports of its agents, and the interfaces of the objects that it reports to."""
 
 from __future__ import annotations
 
@@ -63,16 +63,11 @@ class AgentRefused:
 
 AgentEvent: TypeAlias = AgentRegistered | AgentDisconnected | AgentRefused
 
-AgentReport: TypeAlias = (
-    channel.TaskStarted
-    | channel.TaskEnded
-    | channel.Application
-    | channel.Ending
-    | channel.Listening
-    | channel.Forwarded
-    | channel.Probing
-    | channel.Probed
+PlaceholderMessage: TypeAlias = channel.Ending | channel.Probing | channel.Probed
+TaskMessage: TypeAlias = (
+    channel.TaskStarted | channel.TaskEnded | channel.Application | channel.Listening | channel.Forwarded
 )
+AgentReport: TypeAlias = PlaceholderMessage | TaskMessage
 """A message of an agent that is handed on as it is. Those on a task may come more than once."""
 
 
@@ -88,11 +83,11 @@ class Route:
     """Which listens at the port."""
 
 
-# -- The listener --------------------------------------------------------------------------------------------
+# -- The listeners -------------------------------------------------------------------------------------------
 
 
 class AgentListener(ABC):
-    """Receiver of a control center's events, with the records of placeholders (protocol)."""
+    """Owner of the records of placeholders, told of their agents (protocol)."""
 
     @abstractmethod
     def admits(self, placeholder: PlaceholderId, token: str) -> bool:
@@ -115,8 +110,20 @@ class AgentListener(ABC):
         """Handle an event, in order; an exception closes the agent's connection."""
 
     @abstractmethod
-    def on_report(self, placeholder: PlaceholderId, report: AgentReport) -> None:
-        """Handle a message of an agent, in order with its events; an exception closes the agent's connection.
+    def on_report(self, placeholder: PlaceholderId, report: PlaceholderMessage) -> None:
+        """Handle a message of an agent, in order with its events; an exception closes the agent's connection."""
+
+    def on_rejected(self, address: str, fault: str) -> None:
+        """Called when a peer did not prove itself; any host that reaches the port can be one."""
+        del address, fault
+
+
+class TaskListener(ABC):
+    """Owner of the files of tasks, told of what happens to them (protocol)."""
+
+    @abstractmethod
+    def on_report(self, placeholder: PlaceholderId, report: TaskMessage) -> None:
+        """Handle a message on a task, in order with the events of its agent; an exception closes the connection.
 
         By the time of a TaskEnded all output of the task is in its files.
         """
@@ -136,10 +143,6 @@ class AgentListener(ABC):
     def on_written(self, task: str, stream: str) -> None:
         """Called when the report on a task's output files is stored."""
         del task, stream
-
-    def on_rejected(self, address: str, fault: str) -> None:
-        """Called when a peer did not prove itself; any host that reaches the port can be one."""
-        del address, fault
 
     def input_path(self, placeholder: PlaceholderId, task: str, content: str) -> Path | None:
         """Return the path of an input file by the digest of its content; None: the task has no such file."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import PlaceholderId
     from koala_adapter.vjm.channel import AgentMessage, CenterMessage, Decoder
-    from koala_adapter.vjm.listener import AgentListener
+    from koala_adapter.vjm.listener import TaskListener
 
 
 # -- Files of output -----------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ _Stream: TypeAlias = "tuple[str, str]"
 class OutputFiles:
     """Files with the output of all tasks."""
 
-    def __init__(self, listener: AgentListener) -> None:
+    def __init__(self, listener: TaskListener) -> None:
         """``listener``: returns paths of output, and is told of writes."""
         self._listener = listener
         self._store = OutputStore()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.actions import SizeAction
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import Claim, JobRecord, State
-    from koala_adapter.service.applications import ApplicationListener
+    from koala_adapter.service.applications import SpeakingJobs
     from tests.faults.adaptive import Adaptive
     from tests.faults.driver import SimulatedService
     from tests.faults.lrm import SimulatedAgent
@@ -236,7 +236,7 @@ class Sized:
         self._service = service
         self._workers = workers
         self._adaptive = adaptive
-        self.listener: ApplicationListener | None = None
+        self.speaking_jobs: SpeakingJobs | None = None
         self._core = StandInCore(self, center=adaptive)
         self.sizes = Sizes(self._core, self)  # type: ignore[arg-type] # it is all that is asked of them
         self._look = inf
@@ -321,18 +321,25 @@ class Sized:
 
     def registered(self, placeholder: PlaceholderId) -> None:
         self._workers.registered(placeholder)
-        if (found := self._found(placeholder)) is not None and self.listener is not None:
-            self.listener.in_contact(*found)
+        if (found := self._found(placeholder)) is not None:
+            record, rank = found
+            with self.sizes.speaking(record) as job:
+                if job is not None:
+                    job.in_contact(record, rank)
         self.look_again()
 
     def disconnected(self, placeholder: PlaceholderId) -> None:
-        if (found := self._found(placeholder)) is not None and self.listener is not None:
-            self.listener.out_of_contact(*found)
+        if (found := self._found(placeholder)) is not None:
+            record, rank = found
+            with self.sizes.speaking(record) as job:
+                if job is not None:
+                    job.out_of_contact(rank)
 
     def said(self, record: JobRecord, rank: int, data: bytes) -> None:
-        if self.listener is not None:
-            self.listener.said(record, rank, data)
-            self.look_again()
+        with self.sizes.speaking(record) as job:
+            if job is not None:
+                job.said(record, rank, data)
+        self.look_again()
 
     def _found(self, placeholder: PlaceholderId) -> tuple[JobRecord, int] | None:
         """Return whose process is in a placeholder: an adaptive job that was looked at, and the rank."""

@@ -20,7 +20,7 @@ from koala_adapter.vjm.center import ControlCenter
 from koala_adapter.vjm.certificate import digest, load_or_create, matches, new_token, server_context
 from koala_adapter.vjm.channel import FileAck, FilePiece, TaskFiles
 from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
-from koala_adapter.vjm.listener import AgentEvent, AgentListener, AgentRegistered, AgentReport
+from koala_adapter.vjm.listener import AgentEvent, AgentListener, AgentRegistered, AgentReport, TaskListener
 
 E = TypeVar("E")
 
@@ -38,7 +38,7 @@ def placeholder(index: int = 1) -> PlaceholderId:
     return PlaceholderId(batch=BATCH, index=index)
 
 
-class Site(AgentListener):
+class Site(AgentListener, TaskListener):
     """One control center with its files, and the agents that were started for it."""
 
     def __init__(self, directory: Path, *, lease: float = 120.0, heartbeat: float = 2.0) -> None:
@@ -172,7 +172,7 @@ class Site(AgentListener):
             subprocess.run(["rm", "-rf", left], check=True, timeout=60)
 
     def _new_center(self) -> ControlCenter:
-        return ControlCenter(self, server_context(self.certificate), lease=self.lease, heartbeat=self.heartbeat)
+        return ControlCenter(self, self, server_context(self.certificate), lease=self.lease, heartbeat=self.heartbeat)
 
     def admits(self, placeholder: PlaceholderId, token: str) -> bool:
         """Admit the batch with its token."""

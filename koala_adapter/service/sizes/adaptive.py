@@ -214,7 +214,7 @@ class AdaptiveJob(SizedJob):
             self.bargaining.withdraw(report.number, report.reason)
         elif isinstance(report, ev.RankEnded):
             log.warning("a process holds a change of size up for too long", job=self.id, rank=report.rank)
-        self._core.post(report)
+        self._core.loop.post(report)
 
     def _complain(self, rank: int, text: str) -> None:
         self.complaint = f"Process {rank} made a wrong call: {shown(text)}."

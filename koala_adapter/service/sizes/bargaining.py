@@ -437,7 +437,7 @@ class Bargaining:
             return
         if any(change.agreement == template.agreement_id for _, change in _changes(record, self._job)):
             return  # it was told before a restart
-        self._core.post(wish_of(record, component, rank, template, self._core.now()))
+        self._core.loop.post(wish_of(record, component, rank, template, self._core.now()))
 
     # ---- after a restart ------------------------------------------------------------------------------------------
 
@@ -546,7 +546,7 @@ class Bargaining:
         answer = ev.OfferAnswered(
             time=self._core.now(), job_id=self._job.id, number=number, accepted=settled.quantity(CPU)
         )
-        self._core.post(replace(answer, memory_declined=without_memory, trouble=self._trouble_with(number)))
+        self._core.loop.post(replace(answer, memory_declined=without_memory, trouble=self._trouble_with(number)))
 
     def _decline(
         self,
@@ -558,7 +558,7 @@ class Bargaining:
     ) -> None:
         answer = ev.OfferAnswered(time=self._core.now(), job_id=self._job.id, number=number, accepted=0, reason=why)
         trouble = trouble or self._trouble_with(number)
-        self._core.post(replace(answer, lapsed=lapsed, trouble=trouble))
+        self._core.loop.post(replace(answer, lapsed=lapsed, trouble=trouble))
 
     def _trouble_with(self, number: int) -> str:
         agreement = self._agreements.get(number)
@@ -566,7 +566,7 @@ class Bargaining:
 
     def _give_up(self, number: int, reason: str) -> None:
         self._agreements.pop(number, None)
-        self._core.post(ev.ChangeGivenUp(time=self._core.now(), job_id=self._job.id, number=number, reason=reason))
+        self._core.loop.post(ev.ChangeGivenUp(time=self._core.now(), job_id=self._job.id, number=number, reason=reason))
 
 
 def _loss(lost: int, of: int) -> str:

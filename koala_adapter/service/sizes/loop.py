@@ -7,6 +7,7 @@ there were no such programs.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from koala_adapter.service.sizes.workers import WorkersJob, answer_of
 from koala_adapter.sizes import Decision
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from anyio.abc import TaskGroup
 
@@ -53,7 +54,7 @@ class Sizes:
         """Of jobs that have ended, until they are forgotten: people ask why they did."""
         self._deadlines: Deadlines[JobId] = Deadlines()
         self._moved = anyio.Event()
-        applications.listener = self
+        applications.speaking_jobs = self
 
     def start(self, tasks: TaskGroup) -> None:
         """Start listening for programs if one is expected, and watch jobs' deadlines."""
@@ -76,10 +77,6 @@ class Sizes:
         if not isinstance(known, AdaptiveJob) or known.runner is not runner:
             known = self._jobs[job_id] = AdaptiveJob(self._around, runner)
         return known
-
-    def _adaptive(self, record: JobRecord) -> AdaptiveJob | None:
-        job = self.job(record)
-        return job if isinstance(job, AdaptiveJob) else None
 
     def _running(self, job_id: JobId) -> tuple[JobRecord, SizedJob] | None:
         """Return a job that can negotiate now; None when it does not run."""
@@ -125,7 +122,7 @@ class Sizes:
             self._look_again(action.job_id)
         elif isinstance(action, act.OfferProcessors | act.RequestProcessors):
             log.warning("declined, as the application keeps its size", job=action.job_id)
-            self._core.post(answer_of(self._core.now(), action.job_id, action.number, Decision(0)))
+            self._core.loop.post(answer_of(self._core.now(), action.job_id, action.number, Decision(0)))
 
     def resume(self) -> None:
         """Continue what the records show as under way, after a restart."""
@@ -144,28 +141,14 @@ class Sizes:
                         job.resume(record)
                         self._look_again(record.job.id)
 
-    # ---- what processes say (ApplicationListener) ------------------------------------------------------------------
+    # ---- what processes say (SpeakingJobs) -------------------------------------------------------------------------
 
-    def said(self, record: JobRecord, rank: int, frame: bytes) -> None:
-        """Process a frame of an adaptive job's process."""
-        job = self._adaptive(record)
-        if job is not None:
-            job.said(record, rank, frame)
-            self._look_again(record.job.id)
-
-    def in_contact(self, record: JobRecord, rank: int) -> None:
-        """Register that the agent of a process is in contact."""
-        job = self._adaptive(record)
-        if job is not None:
-            job.in_contact(record, rank)
-            self._look_again(record.job.id)
-
-    def out_of_contact(self, record: JobRecord, rank: int) -> None:
-        """Register that the agent of a process is out of contact."""
-        job = self._adaptive(record)
-        if job is not None:
-            job.out_of_contact(rank)
-            self._look_again(record.job.id)
+    @contextmanager
+    def speaking(self, record: JobRecord) -> Iterator[AdaptiveJob | None]:
+        """Give an adaptive job while its processes are heard; None for another one, or when it does not run."""
+        job = self.job(record)
+        yield job if isinstance(job, AdaptiveJob) else None
+        self._look_again(record.job.id)
 
     # ---- what programs say that negotiate --------------------------------------------------------------------------
 

@@ -180,7 +180,7 @@ class WorkersJob(SizedJob):
         claims = [one for one in record.claims if (one.component, one.cluster) == (action.component, action.cluster)]
         if runner is None or not claims:
             log.warning("declined, as the application keeps its size", job=self.id)
-            self._core.post(answer_of(self._core.now(), self.id, action.number, Decision(0)))
+            self._core.loop.post(answer_of(self._core.now(), self.id, action.number, Decision(0)))
             return
         claim, now = claims[0], self._core.now()
         grows = isinstance(action, act.OfferProcessors)
@@ -191,7 +191,7 @@ class WorkersJob(SizedJob):
         if not grows and not decision.processors and not decision.trouble and proposal.minimum < proposal.size:
             decision = Decision(0, _no_size_is_left(record, proposal))
         # Told first: a worker that ends at once must be known to have been asked.
-        self._core.post(answer_of(now, self.id, action.number, decision))
+        self._core.loop.post(answer_of(now, self.id, action.number, decision))
         if not grows:
             self._applications.order(runner.shrink(claim.component, proposal.cluster, decision.processors, now))
 

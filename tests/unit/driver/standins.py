@@ -47,8 +47,10 @@ class FailingScheduler(Scheduler):
     def __init__(self, defects: Defects, state: State | None = None) -> None:
         super().__init__(state, defects.policies)
         self._defects = defects
+        self._event: Event | None = None
 
     def handle(self, event: Event, recorded: RecordedBatches | None = None) -> list[Action]:
+        self._event = event
         if self._defects.before(event):
             advance(self.state, event.time)
             raise InjectedError(f"before {type(event).__name__}")
@@ -57,10 +59,10 @@ class FailingScheduler(Scheduler):
             raise InjectedError(f"after {type(event).__name__}")
         return actions
 
-    def _take_in(self, context: Context, event: Event) -> None:
-        super()._take_in(context, event)
-        if self._defects.within(event):
-            raise InjectedError(f"within {type(event).__name__}")
+    def _decide(self, context: Context) -> None:
+        if self._event is not None and self._defects.within(self._event):
+            raise InjectedError(f"within {type(self._event).__name__}")
+        super()._decide(context)
 
 
 class RecordingEffector:

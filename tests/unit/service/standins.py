@@ -89,6 +89,7 @@ class StandInCore(Core):
         self.journal = NothingKept()  # type: ignore[assignment]  # all that is asked of it
         self.center = center or Center()  # type: ignore[assignment]  # all that is asked of it
         self.changed = anyio.Event()
+        self.loop = self  # type: ignore[assignment]  # all that is asked of it
         self.lrm_hosts = {}
         self.name_prefix = "koala-k-"
         self.user = "alice"

@@ -147,7 +147,7 @@ def test_an_agent_speaks_for_its_own_rank_only(tmp_path: Path) -> None:
 def test_the_launcher_speaks_from_the_first_placeholder_only(tmp_path: Path) -> None:
     launched = Launched(tmp_path, mpi=True)
     assert launched.orders.tasks == ["1:launcher"]
-    launched.applications.output("1:launcher", "out", 0, b"koala: rank 0 ended with 0\nkoala: rank 1 ended with 0\n")
+    launched.applications.on_output("1:launcher", "out", 0, b"koala: rank 0 ended with 0\nkoala: rank 1 ended with 0\n")
     for number, placeholder in enumerate(launched.ranks):
         launched.applications.ended(placeholder, f"1:{number}", WELL)
     launched.applications.ended(launched.ranks[1], "1:launcher", WELL)

@@ -158,7 +158,7 @@ class Place:
 
     def submit(self, one: Job) -> None:
         for event in self.replicas.found(one):
-            self.core.post(event)
+            self.core.loop.post(event)
         self.world.post(ev.JobSubmitted(time=self.world.now, job=one))
 
     def found(self, name: ClusterName = A) -> dict[str, str]:

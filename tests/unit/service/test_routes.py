@@ -135,7 +135,7 @@ async def test_a_file_with_a_logical_name_comes_from_another_site(two: Two, tmp_
     """Through here where there is no other way. It is a content of the cache, of which the launch is told."""
     home = Home(two, tmp_path, NOWHERE)
     place = ("lfn:big", str(two.path))
-    home.core.post(FilesFound(time=home.world.now, cluster=ONE, found=(place,)))
+    home.core.loop.post(FilesFound(time=home.world.now, cluster=ONE, found=(place,)))
     async with home.serving():
         await home.staged(home.job("1", "lfn:big"), OTHER)
         assert two.there.read_bytes() == two.path.read_bytes()
@@ -152,7 +152,7 @@ async def test_a_route_is_measured_when_a_waiting_job_could_use_it(two: Two, tmp
         await home.routes.look()
         assert not home.routes.known
         home.job("1", str(two.path))
-        home.core.post(FilesFound(time=home.world.now, cluster=ONE, found=((str(two.path), str(two.path)),)))
+        home.core.loop.post(FilesFound(time=home.world.now, cluster=ONE, found=((str(two.path), str(two.path)),)))
         await home.routes.look()
         assert list(home.routes.known) == ["leiden to delft"]
         first = home.routes.known["leiden to delft"].estimate
@@ -172,7 +172,7 @@ async def test_what_the_site_file_states_counts(two: Two, tmp_path: Path) -> Non
     home.core.site = home.core.site.model_copy(update={"sites": sites})
     async with home.serving():
         home.job("1", str(two.path))
-        home.core.post(FilesFound(time=home.world.now, cluster=ONE, found=((str(two.path), str(two.path)),)))
+        home.core.loop.post(FilesFound(time=home.world.now, cluster=ONE, found=((str(two.path), str(two.path)),)))
         await home.routes.look()
         assert (home.told(), home.routes.known) == ({(ONE, OTHER): 80.0}, {})
         forbidden = leiden.model_copy(update={"direct": False})

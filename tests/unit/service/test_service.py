@@ -311,8 +311,10 @@ async def test_a_defect_in_what_comes_again_and_again_cuts_nobody_off(
         begun = service.now()
         failing_on(monkeypatch, lambda e: e.time > begun and isinstance(e, ev.ClusterPolled | ev.TimeReached))
         for _ in range(3):
-            service.post(ev.ClusterPolled(time=service.now(), cluster=ClusterName("a"), processors=9, idle=9, ours=0))
-            service.post(ev.TimeReached(time=service.now()))
+            service.core.loop.post(
+                ev.ClusterPolled(time=service.now(), cluster=ClusterName("a"), processors=9, idle=9, ours=0)
+            )
+            service.core.loop.post(ev.TimeReached(time=service.now()))
             await anyio.sleep(0.1)
         assert len(service.journal.events_set_aside()) >= 6
         assert all(placeholder.silent_since is None for placeholder in service.state.placeholders.values())
@@ -356,9 +358,11 @@ async def test_a_service_whose_state_cannot_be_built_stops(served: Served, monke
     with pytest.RaisesGroup(RecoveryError, flatten_subgroups=True, allow_unwrapped=True) as stopped:
         async with served.running() as service:
             for number in range(15):
-                service.post(ev.ClusterUnavailable(time=service.now(), cluster=ClusterName("a"), reason=str(number)))
+                service.core.loop.post(
+                    ev.ClusterUnavailable(time=service.now(), cluster=ClusterName("a"), reason=str(number))
+                )
             failing_on(monkeypatch, lambda event: isinstance(event, ev.ClusterUnavailable))
-            service.post(ev.ClusterUnavailable(time=service.now(), cluster=ClusterName("a"), reason="last"))
+            service.core.loop.post(ev.ClusterUnavailable(time=service.now(), cluster=ClusterName("a"), reason="last"))
             await anyio.sleep(30)
     assert stopped.value.exceptions
     assert RecoveryError.exit_code == EXIT_SERVICE
@@ -664,7 +668,7 @@ async def test_a_stop_while_a_snapshot_is_written_and_events_wait(
         write, service._loop._snapshot_interval = Journal.snapshot_in_groups, 1
         monkeypatch.setattr(Journal, "snapshot_in_groups", held_open)
         await until(lambda: service._loop.in_snapshot, service)
-        service.post(ev.RankEnded(time=service.now(), job_id=id_, rank=0, end=WELL))
+        service.core.loop.post(ev.RankEnded(time=service.now(), job_id=id_, rank=0, end=WELL))
         assert service._loop.in_snapshot
         tasks.cancel_scope.cancel()
     monkeypatch.undo()
@@ -726,7 +730,7 @@ def fill_the_disk(service: Service) -> None:
     """Leave the journal no more pages than it has, and write until these are full."""
     service.journal._database.execute("PRAGMA max_page_count = 1")
     while not service.trouble:
-        service.post(ev.TimeReached(time=service.now()))
+        service.core.loop.post(ev.TimeReached(time=service.now()))
 
 
 async def test_a_service_for_one_command_ends_where_the_disk_is_full(served: Served) -> None:

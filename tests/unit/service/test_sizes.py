@@ -32,7 +32,7 @@ from koala_adapter.scheduler.events import Event, RankEnded
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import JobRecord, State
 from koala_adapter.scheduler.sizechange import Change, ChangePhase, Part
-from koala_adapter.service.applications import ApplicationListener
+from koala_adapter.service.applications import SpeakingJobs
 from koala_adapter.service.sizes.adaptive import AdaptiveJob
 from koala_adapter.service.sizes.jobs import Deadlines, resizable
 from koala_adapter.service.sizes.loop import Sizes
@@ -58,7 +58,7 @@ class OneRunner:
         record = site.record("1")
         application = Application(job=record.job, ranks=record.ranks, files={"m": ()})
         self.runner = AdaptiveRunner(application)
-        self.listener: ApplicationListener | None = None
+        self.speaking_jobs: SpeakingJobs | None = None
         self.asked = 0
 
     def adaptive(self, record: JobRecord) -> AdaptiveRunner | None:
@@ -100,7 +100,10 @@ class Line(Center):
 
     def say(self, rank: int, data: bytes) -> list[tuple[str, bytes]]:
         before = len(self.heard)
-        self.sizes.said(self.site.record("1"), rank, data)
+        record = self.site.record("1")
+        with self.sizes.speaking(record) as job:
+            if job is not None:
+                job.said(record, rank, data)
         return self.heard[before:]
 
     def note(self, rank: int, said: Note) -> list[tuple[str, bytes]]:
@@ -283,7 +286,9 @@ def test_a_placeholder_that_ends_before_the_walltime_counts() -> None:
         line.note(rank, hello_of_today())
     before, placeholder = len(line.heard), record.ranks[1].placeholder
     line.site.hold(placeholder, ends_at=line.site.now + 200)
-    line.sizes.in_contact(record, 1)
+    with line.sizes.speaking(record) as job:
+        assert job is not None
+        job.in_contact(record, 1)
     assert ends(line.heard[before:]) == [("1:0", 190, "0")], "who comes back is told with its hello"
     assert ends(line.note(1, hello_of_today())) == [("1:1", 190, "0")]
     assert line.sizes.next_deadline() == line.site.now + 130

@@ -30,7 +30,7 @@ from koala_adapter.vjm.agent.connection import PIECES, STALE, Channel
 from koala_adapter.vjm.agent.node import Settings
 from koala_adapter.vjm.center import ControlCenter
 from koala_adapter.vjm.certificate import digest, load_or_create, matches, new_token, server_context
-from koala_adapter.vjm.listener import AgentEvent, AgentListener, AgentRegistered, AgentReport
+from koala_adapter.vjm.listener import AgentEvent, AgentListener, AgentRegistered, AgentReport, TaskListener
 from koala_adapter.vjm.output import OutputStore
 
 # The control center's certificate: made once, private, and good for what agents compare.
@@ -134,7 +134,7 @@ HELLO = channel.Hello(
 )
 
 
-class Served(AgentListener):
+class Served(AgentListener, TaskListener):
     """A control center, and what it tells."""
 
     def __init__(self, directory: Path) -> None:
@@ -144,7 +144,7 @@ class Served(AgentListener):
         """Where output goes."""
         self.unwritten = anyio.Event()
         context = server_context(load_or_create(directory))
-        self.center = ControlCenter(self, context, lease=LIVENESS, heartbeat=LIVENESS)
+        self.center = ControlCenter(self, self, context, lease=LIVENESS, heartbeat=LIVENESS)
 
     def admits(self, placeholder: PlaceholderId, token: str) -> bool:
         del placeholder
