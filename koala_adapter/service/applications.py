@@ -234,7 +234,7 @@ class Applications(TaskListener):
         record = self._core.state.jobs[job_id]
         runner = self._runner(record)
         if runner is not None:
-            self._send(runner.launches())
+            self._sending.add(runner.launches())
 
     def registered(self, placeholder: PlaceholderId, tasks: Sequence[TaskReport]) -> None:
         """Update an agent that registered, and the records by its report on tasks."""
@@ -248,7 +248,7 @@ class Applications(TaskListener):
             if report.task.startswith(f"{record.job.id}:") and self._owns(placeholder, report.task):
                 self._tell(runner, report)
         for rank in runner.application.ranks_in.get(placeholder, ()):
-            self._send(one for one in runner.launches_in(rank) if one.launch.task not in known)
+            self._sending.add(one for one in runner.launches_in(rank) if one.launch.task not in known)
             self.order(runner.asked_again(rank, self._core.now()))
             if runner.speaks and self.speaking_jobs is not None:
                 with self.speaking_jobs.speaking(record) as job:
@@ -368,7 +368,7 @@ class Applications(TaskListener):
         return await self.relays.route(placeholder, asked)
 
     def _react(self, reaction: Reaction) -> None:
-        self._send(reaction.launches)
+        self._sending.add(reaction.launches)
         for event in reaction.events:
             self._report_new(event)
 
@@ -416,9 +416,6 @@ class Applications(TaskListener):
             found = by_placeholder(record.ranks)
             self._by_placeholder = record.ranks, found
         return found
-
-    def _send(self, launches: Iterable[AddressedLaunch]) -> None:
-        self._sending.add(launches)
 
     def _order(self, one: AddressedLaunch) -> bool:
         try:
@@ -521,7 +518,7 @@ class Applications(TaskListener):
         if runner is None:
             return
         try:
-            self._send(runner.grow(self._application(record, runner.application), ranks))
+            self._sending.add(runner.grow(self._application(record, runner.application), ranks))
         except (OSError, KoalaError) as error:
             self._cannot_launch(task_id(record.job.id, min(ranks)), str(error))
 
@@ -529,7 +526,7 @@ class Applications(TaskListener):
         """Send orders to agents; those out of contact get them when they register."""
         for one in orders:
             if isinstance(one, AddressedLaunch):
-                self._send([one])
+                self._sending.add([one])
             else:
                 self._core.center.tell(one.placeholder, one.signal)
 

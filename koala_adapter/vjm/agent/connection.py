@@ -13,7 +13,23 @@ from koala_adapter.vjm.agent.node import Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+    from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple, Union
+
+    class ChannelOwner(Protocol):
+        """Hears of a channel (protocol)."""
+
+        def opened(self) -> None:
+            """Called when the control center has proved itself."""
+
+        def in_contact(self) -> None:
+            """Called when bytes have arrived."""
+
+        def received(self, line: bytes) -> None:
+            """Called with each line. Raises OSError to end the connection."""
+
+        def closed(self, reason: str) -> None:
+            """Called when the connection has ended, or could not be made."""
+
 
 LINE = 32 * 1024 * 1024  # longest line accepted from the control center
 STALE = 8  # failures to connect after which the address of the control center is looked up again
@@ -30,22 +46,10 @@ def require_certificate(connection: ssl.SSLSocket, fingerprint: str) -> None:
 class Channel:
     """TLS connection of the agent to the control center, with queued lines; one at a time."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        selector: selectors.BaseSelector,
-        *,
-        opened: "Callable[[], None]",
-        heard: "Callable[[], None]",
-        received: "Callable[[bytes], None]",
-        closed: "Callable[[str], None]",
-    ) -> None:
+    def __init__(self, settings: Settings, selector: selectors.BaseSelector, owner: "ChannelOwner") -> None:
         self._settings = settings
         self._selector = selector
-        self._opened = opened
-        self._heard = heard
-        self._received = received
-        self._closed = closed
+        self._owner = owner
         self._socket: "Optional[socket.socket]" = None
         self._tls: "Optional[ssl.SSLSocket]" = None
         self._step: "Callable[[socket.socket], None]" = self._connect
@@ -86,7 +90,7 @@ class Channel:
         return str(self._socket.getsockname()[0]) if self._socket else ""
 
     def dial(self) -> None:
-        """Start connecting; calls ``opened`` or ``closed`` later."""
+        """Start connecting; the owner is told later that it is open or closed."""
         try:
             found = self._addresses()
             family, kind, protocol, _, address = found[self._tries % len(found)]
@@ -161,7 +165,7 @@ class Channel:
         self.open = False
         self._in.clear()
         self._out.clear()
-        self._closed(reason)
+        self._owner.closed(reason)
 
     def _watch(self, interest: int) -> None:
         if self._socket is None or interest == self._interest:
@@ -202,7 +206,7 @@ class Channel:
         self.open = True
         self._good, self._failures = self._found, 0
         self._step = self._transfer
-        self._opened()
+        self._owner.opened()
         self._step(connection)
 
     def _transfer(self, connection: socket.socket) -> None:
@@ -214,7 +218,7 @@ class Channel:
             data = connection.recv(65536)
             if not data:
                 raise OSError(errno.ECONNRESET, "the control center closed the connection")
-            self._heard()
+            self._owner.in_contact()
             self._receive(data)
 
     def _receive(self, data: bytes) -> None:
@@ -227,7 +231,7 @@ class Channel:
             line = bytes(self._in[:end])
             del self._in[: end + 1]
             searched = 0
-            self._received(line)
+            self._owner.received(line)
         if len(self._in) > LINE:
             raise OSError(errno.EMSGSIZE, "the control center sent a line beyond all measure")
 

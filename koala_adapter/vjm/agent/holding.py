@@ -92,14 +92,7 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.timers = Timers()
         self.ending: "Optional[Tuple[str, str]]" = None  # reason and detail, once the agent must go
-        self._channel = Channel(
-            settings,
-            self.selector,
-            opened=self.opened,
-            heard=self.in_contact,
-            received=self.received,
-            closed=self.closed,
-        )
+        self._channel = Channel(settings, self.selector, self)
         self._session = random_name() + random_name()
         self._tasks: "Optional[TaskList]" = None  # what they need is not even compiled before the first
         self._probes: "Optional[Probes]" = None  # likewise

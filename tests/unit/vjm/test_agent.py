@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -643,14 +644,12 @@ def test_a_connection_may_break_while_much_is_sent(tmp_path: Path) -> None:
         peer = threading.Thread(target=accept_and_reset)
         peer.start()
         given = settings(host="127.0.0.1", port=server.getsockname()[1], fingerprint=own.fingerprint)
-        channel = Channel(
-            given,
-            selector,
-            opened=lambda: channel.send({}, bytes(2**24)),
-            heard=lambda: None,
-            received=lambda _line: None,
-            closed=broken.append,
-        )
+
+        def send_much() -> None:
+            channel.send({}, bytes(2**24))
+
+        owner = SimpleNamespace(opened=send_much, in_contact=lambda: None, closed=broken.append)
+        channel = Channel(given, selector, owner)
         channel.dial()
         while not broken:
             for key, mask in selector.select(PATIENCE):

@@ -268,14 +268,8 @@ class Flood:
 def test_a_long_order_is_read_in_turns(ahead: int, reads: int) -> None:
     """A turn ends after some pieces, so that heartbeats go out meanwhile, but not before what TLS holds is read."""
     heard: list[None] = []
-    channel = Channel(
-        cast("Settings", None),
-        selectors.DefaultSelector(),
-        opened=lambda: None,
-        heard=lambda: heard.append(None),
-        received=lambda _line: None,
-        closed=lambda _reason: None,
-    )
+    owner = SimpleNamespace(in_contact=lambda: heard.append(None))
+    channel = Channel(cast("Settings", None), selectors.DefaultSelector(), owner)
     flood = Flood(ahead)
     channel.open = True
     channel._socket = cast("socket.socket", flood)
@@ -306,14 +300,8 @@ def test_a_resolver_that_is_away_stops_nobody_who_was_connected(
     selector = selectors.DefaultSelector()
     reasons: list[str] = []
     settings = SimpleNamespace(host="center", port=1, fingerprint=certificate.fingerprint)
-    channel = Channel(
-        cast("Settings", settings),
-        selector,
-        opened=lambda: None,
-        heard=lambda: None,
-        received=lambda _line: None,
-        closed=reasons.append,
-    )
+    owner = SimpleNamespace(opened=lambda: None, in_contact=lambda: None, closed=reasons.append)
+    channel = Channel(cast("Settings", settings), selector, owner)
 
     seen_open = threading.Event()
 
