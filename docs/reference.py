@@ -20,13 +20,12 @@ from docs.manpages import man_page
 from docs.statediagram import drawing
 from docs.variables import table as variables_table
 from koala_adapter.cli.jsonshapes import SHAPES
+from koala_adapter.config.directives import DirectivesConfig, MapConfig
 from koala_adapter.config.jobtables import ComponentTable, InputFileTable, JobHeader, SweepTable
 from koala_adapter.config.schema import job_schema, schema_text, site_schema
 from koala_adapter.config.sitefile import (
     ClusterConfig,
     ControlCenterConfig,
-    DirectivesConfig,
-    MapConfig,
     MetricsConfig,
     NotifyConfig,
     RemoteSiteConfig,

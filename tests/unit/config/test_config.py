@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
+from koala_adapter.config.directives import DirectivesConfig
 from koala_adapter.config.fields import Environment, Host, Seconds, WholeSeconds
 from koala_adapter.config.sitefile import (
     ClusterConfig,
     ControlCenterConfig,
-    DirectivesConfig,
     SchedulerConfig,
     SiteConfig,
     load_site,

@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter
 
 from koala_adapter.config import locations
+from koala_adapter.config.directives import DirectivesConfig
 from koala_adapter.config.locations import locate_site_file, no_site_file, state_directory
 from koala_adapter.config.parameterkeys import Kind, settings_of, values_of
 from koala_adapter.config.schema import job_schema, site_schema
 from koala_adapter.config.sitefile import (
     ClusterConfig,
     ControlCenterConfig,
-    DirectivesConfig,
     NoSettings,
     SchedulerConfig,
     SiteConfig,
