@@ -21,8 +21,9 @@ import struct
 import sys
 import time
 
+from koala_adapter.gateway.agents import Agents, Watch
 from koala_adapter.gateway.files import Files, make_directory, require_strong
-from koala_adapter.gateway.program import SILENCE, Agents, Command, Connection, Watch
+from koala_adapter.gateway.program import SILENCE, Command, Connection
 from koala_adapter.gateway.streams import ViolationError
 
 TYPE_CHECKING = False

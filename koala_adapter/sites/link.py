@@ -64,7 +64,7 @@ _OWN_IMPORT = re.compile(r"^from koala_adapter\.gateway\.\w+ import (?:\([^)]*\)
 @cache
 def gateway_file() -> bytes:
     """Return the text of the gateway as one file."""
-    names = ("streams.py", "files.py", "cache.py", "direct.py", "program.py", "resident.py")
+    names = ("streams.py", "files.py", "cache.py", "direct.py", "agents.py", "program.py", "resident.py")
     texts = [(resources.files(gateway) / name).read_text(encoding="utf-8") for name in names]
     return _OWN_IMPORT.sub("", "\n".join([*texts, "main(GIVEN)\n"])).encode()
 
