@@ -17,6 +17,7 @@ from koala_adapter.api.client import AGAIN, LOOK_AGAIN, TIMEOUT, new_submission,
 from koala_adapter.api.protocol import from_json
 from koala_adapter.api.statedirectory import socket_path
 from koala_adapter.errors import ServiceAbsentError, ServiceUnavailableError
+from koala_adapter.host.accepting import Received
 from koala_adapter.report.values import JobReport
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class AsyncClient:
         """Yield the replies to a watch."""
         async with await self._connected() as stream:
             await self._send(stream, request)
-            lines, last = BufferedByteReceiveStream(stream), False
+            lines, last = BufferedByteReceiveStream(Received(stream)), False
             while not last:
                 reply = await self._reply(lines)
                 last = reply.last
@@ -99,7 +100,7 @@ class AsyncClient:
             with anyio.fail_after(patience):
                 async with await self._connected() as stream:
                     await self._send(stream, request)
-                    return (await self._reply(BufferedByteReceiveStream(stream))).result
+                    return (await self._reply(BufferedByteReceiveStream(Received(stream)))).result
         except TimeoutError as error:
             raise unavailable(self.directory, "timed out") from error
 

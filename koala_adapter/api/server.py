@@ -35,7 +35,7 @@ from koala_adapter.errors import (
     ServiceAbsentError,
     ServiceUnavailableError,
 )
-from koala_adapter.host.accepting import serve_streams
+from koala_adapter.host.accepting import Received, serve_streams
 from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.host.sockets import same_user
 from koala_adapter.lrm.commands import login_name
@@ -196,12 +196,9 @@ class Server:
         return self._service.unfinished
 
     async def quiet(self, patience: float = 1.0) -> None:
-        """Wait until no client is connected, at most ``patience`` seconds.
-
-        Without it asyncio may report a read as done and cancelled, where a client leaves as the service is cancelled.
-        """
+        """Tell those who watch all jobs that this is the end, and wait at most ``patience`` seconds until all leave."""
         self._leaving = True
-        self._service.settled()  # whoever watches all jobs is told that this is the end
+        self._service.settled()
         with anyio.move_on_after(patience):
             while self._conversations:
                 await self._ended.wait()
@@ -220,7 +217,7 @@ class Server:
             if not same_user(stream.extra(SocketAttribute.raw_socket)):
                 report_refused("refused a connection of another user")
                 return
-            buffered = BufferedByteReceiveStream(stream)
+            buffered = BufferedByteReceiveStream(Received(stream))
             with suppress(*LOST, anyio.IncompleteRead, anyio.DelimiterNotFound):
                 while True:
                     line = await buffered.receive_until(b"\n", protocol.LINE_LIMIT)

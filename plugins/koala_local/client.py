@@ -15,6 +15,7 @@ from anyio.abc import SocketAttribute
 
 import koala_adapter
 from koala_adapter.errors import LrmUnavailableError, ProtocolError
+from koala_adapter.host.accepting import Received
 from koala_adapter.host.privatedirectory import make_private_directory
 from koala_adapter.host.sockets import peer_user
 from koala_local.jobs import LAYOUT_NAME, LOG_NAME, LONGEST_MESSAGE, Layout, decode, encode, raise_failure, short_path
@@ -97,7 +98,7 @@ class DaemonClient(Daemon):
                 async with self._connection() as stream:
                     await stream.send(request)
                     await stream.send_eof()
-                    return decode(await _receive_all(stream))
+                    return decode(await _receive_all(Received(stream)))
         except TimeoutError:
             message = f"the daemon of {self._directory} did not answer within {self._seconds:g} s"
             raise LrmUnavailableError(message, hint="it is asked again later") from None
@@ -132,7 +133,7 @@ class DaemonClient(Daemon):
             raise LrmUnavailableError(message, hint=f"see {self._directory / LOG_NAME}")
 
 
-async def _receive_all(stream: SocketStream) -> bytes:
+async def _receive_all(stream: Received) -> bytes:
     raw = bytearray()
     while True:
         try:

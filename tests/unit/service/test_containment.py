@@ -3,26 +3,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import anyio
 import pytest
 from anyio import to_thread
 from anyio.abc import SocketStream
+from anyio.lowlevel import checkpoint
 from anyio.streams.tls import TLSStream
 from structlog.testing import capture_logs
 
 from koala_adapter import negotiation as nt
 from koala_adapter.api import protocol
-from koala_adapter.api.statedirectory import SOCKET_NAME
+from koala_adapter.api.server import Server, listening
+from koala_adapter.api.statedirectory import SOCKET_NAME, socket_path
 from koala_adapter.errors import JobRefusedError, KoalaError
 from koala_adapter.host import containment
-from koala_adapter.host.accepting import serve_streams
+from koala_adapter.host.accepting import Received, serve_streams
 from koala_adapter.host.containment import LOG_INTERVAL, MOST_KINDS, DefectLog
 from koala_adapter.lrm import RenderedSubmission, Submission
 from koala_adapter.model import JobId, PlaceholderId, RunnerName, Sweep, SweepAxis
@@ -124,6 +129,44 @@ async def test_a_handler_that_raises_costs_its_connection() -> None:
             await stream.send(b"good")
             assert await stream.receive() == b"well"
         tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("moment", ["comes", "leaves"])
+async def test_a_client_that_comes_or_leaves_as_the_service_is_cancelled_costs_no_message(
+    moment: str, tmp_path: Path
+) -> None:
+    """A read that is done, and cancelled at the same time, would be reported by the event loop."""
+    reported: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    server = Server(cast("Service", None))
+    async with listening(tmp_path) as own, anyio.create_task_group() as tasks:
+        tasks.start_soon(server.serve, own)
+        with socket.socket(socket.AF_UNIX) as client:
+            if moment == "leaves":
+                client.connect(str(socket_path(tmp_path)))
+            await anyio.wait_all_tasks_blocked()
+            if moment == "comes":
+                client.connect(str(socket_path(tmp_path)))
+            else:
+                client.close()
+            await checkpoint()  # the loop hears of it in the round in which all is cancelled
+            tasks.cancel_scope.cancel()
+    assert not reported
+
+
+async def test_an_answer_that_comes_as_its_reader_is_cancelled_costs_no_message() -> None:
+    """Such as that of a local cluster's daemon at the end of a service."""
+    reported: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    here, there = socket.socketpair()
+    with there:
+        async with await anyio.abc.UNIXSocketStream.from_socket(here) as stream, anyio.create_task_group() as tasks:
+            tasks.start_soon(Received(stream).receive)
+            await anyio.wait_all_tasks_blocked()
+            there.send(b"answer")
+            await checkpoint()
+            tasks.cancel_scope.cancel()
+    assert not reported
 
 
 async def test_an_agent_on_whose_words_koala_fails_comes_back(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
