@@ -10,12 +10,12 @@ import signal
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from koala_adapter import __version__
-from koala_adapter.cli.session import Session
+from koala_adapter.cli.session import EXIT_INTERRUPTED, Session
 from koala_adapter.cli.terminal import hangup_once
 
 if TYPE_CHECKING:
@@ -74,6 +74,13 @@ class OnDemandGroup(click.Group):
         for title, names in self.sections.items():
             with formatter.section(title):
                 formatter.write_dl([(name.ljust(width), self.commands[name].help or "") for name in names])
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - that of click
+        """Import and run the command; Ctrl-C during the import ends it as later, where click would exit with 1."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(EXIT_INTERRUPTED)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

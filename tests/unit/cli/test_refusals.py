@@ -216,6 +216,17 @@ command()
 """
 
 
+def test_an_interrupted_import_of_a_command_ends_as_an_interrupted_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import takes longer than many commands do."""
+
+    def interrupted(_: OnDemandCommand) -> click.Command:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(OnDemandCommand, "load", interrupted)
+    done = CliRunner().invoke(koala, ["status"])
+    assert (done.exit_code, done.output) == (EXIT_INTERRUPTED, "")
+
+
 @pytest.mark.parametrize(
     ("statement", "code"),
     [
