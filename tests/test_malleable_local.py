@@ -7,6 +7,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -54,6 +56,21 @@ def workers_saying(koala: Koala, word: str) -> int:
     """Return how many workers of job 1 have printed a word."""
     said = (path.read_text() for path in (koala.state / "jobs" / "1" / "worker").glob("*.out"))
     return sum(word in text for text in said)
+
+
+def test_a_worker_whose_head_has_ended_leaves_without_an_error(tmp_path: Path) -> None:
+    """As many of them do, before koala asks them to end."""
+    write_taskqueue(tmp_path, tasks=1, seconds=0)
+    named = {"KOALA_RANK": "0", "KOALA_CLUSTER": "alpha", "KOALA_HEAD_ADDRESS": "127.0.0.1"}
+    environment = {**os.environ, **named, "TASKQUEUE_PORT": str(free_port()), "TASKQUEUE_SECONDS": "0"}
+    command = [sys.executable, "taskqueue.py"]
+    with subprocess.Popen([*command, "head", "1"], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as head:
+        worker = subprocess.run(
+            [*command, "worker"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+    assert head.returncode == 0
+    assert (worker.stderr, worker.returncode) == ("", 0)
+    assert worker.stdout.splitlines() == ["worker 0 on alpha joins", "worker 0 on alpha leaves"]
 
 
 def test_workers_come_while_processors_are_idle_and_go_when_others_wait(koala: Koala) -> None:

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from multiprocessing.managers import BaseManager
 from pathlib import Path
 
@@ -62,6 +63,13 @@ def worker() -> None:
     Queues.register("tasks")
     Queues.register("results")
     queues = Queues((os.environ["KOALA_HEAD_ADDRESS"], PORT), authkey=Path("authkey").read_bytes())
+    with suppress(ConnectionError, EOFError):  # the head has ended: all is done
+        work(queues, leave, who)
+    print(f"{who} leaves", flush=True)
+
+
+def work(queues: Queues, leave: threading.Event, who: str) -> None:
+    """Join the head and do its tasks until the worker is to leave. Raises ConnectionError when the head ends."""
     while not leave.is_set():
         try:
             queues.connect()
@@ -77,7 +85,6 @@ def worker() -> None:
             continue
         time.sleep(SECONDS)
         queues.results().put((number, number * number, who))  # type: ignore[attr-defined]
-    print(f"{who} leaves", flush=True)
 
 
 if __name__ == "__main__":
