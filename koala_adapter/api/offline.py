@@ -277,7 +277,7 @@ def next_submissions(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterAnswer:
-    """Listing of a cluster, or the error of it."""
+    """Listing of a cluster, or the error that prevented it."""
 
     config: ClusterConfig
     version: str | None = None

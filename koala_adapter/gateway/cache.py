@@ -130,7 +130,7 @@ class Arrival:
         return bool(self._pieces)
 
     def take(self, data: bytes) -> None:
-        """Take in a piece of it."""
+        """Queue a received piece of the content."""
         self._pieces.append(data)
 
     def write(self) -> "Dict[str, Any]":

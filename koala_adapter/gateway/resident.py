@@ -366,7 +366,7 @@ class Gateway:
         return self.reason
 
     def _turn(self) -> None:
-        """Do what is to be done now, after waiting for it."""
+        """Wait for the next events of sockets and pipes, and handle them."""
         try:
             if self._connection is not None:
                 self._connection.flush()

@@ -438,7 +438,7 @@ class CommandPlugin(Lrm):
         return self._submitter.obstacle
 
     async def look_for_obstacle(self) -> None:
-        """Try that library again."""
+        """Try the DRMAA library again, after an earlier failure."""
         await self._submitter.look_for_obstacle()
 
     # -- submitting --------------------------------------------------------------------------------------------------

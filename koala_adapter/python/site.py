@@ -261,7 +261,7 @@ class Site:
         return [self.job(report.id) for report in self.information().jobs(limit)]
 
     def information(self) -> Client | ClosedJournal | JournalView:
-        """Return what tells of jobs: the service, or its journal when none runs.
+        """Return the source of information on jobs: the service, or the journal when none runs.
 
         Raises ServiceUnavailableError when there has never been a service.
         """

@@ -176,7 +176,7 @@ class Stager:
     # -- what the scheduler wants ------------------------------------------------------------------------------------
 
     def stage(self, action: StageFiles) -> None:
-        """Bring files to a cluster; asked again, tell how far they are."""
+        """Bring files to a cluster, or report the progress of a transfer under way."""
         key = (action.job_id, action.cluster)
         transfer = self._transfers.get(key)
         try:

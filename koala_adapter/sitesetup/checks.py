@@ -459,7 +459,7 @@ def asked_times(installation: Installation) -> list[AskedTime]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What results are of: a cluster, a site, the way between sites, or this host."""
+    """Subject of check results: a cluster, a site, the way between two sites, or this host."""
 
     site: str | None = None
     cluster: str | None = None

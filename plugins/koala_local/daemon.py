@@ -207,7 +207,7 @@ class IdleClock:
         self._look()
 
     def asked(self) -> None:
-        """Note a request; the idle time may be another one since the last."""
+        """Restart the idle time at a request; its length may have changed."""
         self._last = time.monotonic()
         self._asked = True
         self._next.cancel()

@@ -82,7 +82,7 @@ class PeerListener:
     """Accepts connections, identifies them by token and passes them on."""
 
     def __init__(self, converse: Callable[[str, SocketStream], Awaitable[None]], tokens: OneTimeTokens) -> None:
-        """``converse`` takes the name of an application and its connection, until that ends."""
+        """``converse``: called with the name of an application and its connection; returns when that has ended."""
         self._converse = converse
         self._tokens = tokens
         self.admission = Admission(limit=MOST_SILENT, time_limit=GREET_WITHIN, patience=0.0)
