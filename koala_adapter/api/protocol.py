@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from koala_adapter import errors
-from koala_adapter.config.written import DescribedJob  # noqa: TC001 - its type is read at run time
+from koala_adapter.config.written import DescribedJob, is_text
 from koala_adapter.errors import KoalaError, ProtocolError
 from koala_adapter.report.selection import JobSelection  # noqa: TC001 - its type is read at run time
 
@@ -107,18 +107,9 @@ def _single(kind: Any, value: object, where: str) -> object:  # noqa: ANN401 - a
         raise _mismatch(where, f"a number between {-LARGEST_WHOLE} and {LARGEST_WHOLE}")
     if kind is float and type(value) is int:
         return float(value)
-    if type(value) is not kind or (isinstance(value, str) and not _is_text(value)):
+    if type(value) is not kind or (isinstance(value, str) and not is_text(value)):
         raise _mismatch(where, kind.__name__)
     return value
-
-
-def _is_text(value: str) -> bool:
-    """Return whether a string has no lone surrogates, which JSON can express."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _mismatch(where: str, expected: str) -> ProtocolError:

@@ -205,29 +205,37 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
         transfers=transfers,
         concluded=concluded,
         usage=_usage(record, now),
-        attempts=tuple(
-            AttemptReport(
-                number=one.number,
-                launched_at=one.launched_at + wall_offset,
-                ended_at=one.ended_at + wall_offset,
-                clusters=one.clusters,
-                outcome=one.outcome,
-                goes_on=is_requeued(record.job, one.outcome),
-            )
-            for one in record.attempts
-        ),
-        size_changes=tuple(
-            SizeChangeReport(
-                at=one.at + wall_offset,
-                component=one.component,
-                cluster=one.cluster,
-                before=one.before,
-                after=one.after,
-                reason=one.reason,
-                waited=one.waited,
-            )
-            for one in record.size_changes
-        ),
+        attempts=_attempts(record, wall_offset),
+        size_changes=_size_changes(record, wall_offset),
+    )
+
+
+def _attempts(record: JobRecord, wall_offset: float) -> tuple[AttemptReport, ...]:
+    return tuple(
+        AttemptReport(
+            number=one.number,
+            launched_at=one.launched_at + wall_offset,
+            ended_at=one.ended_at + wall_offset,
+            clusters=one.clusters,
+            outcome=one.outcome,
+            goes_on=is_requeued(record.job, one.outcome),
+        )
+        for one in record.attempts
+    )
+
+
+def _size_changes(record: JobRecord, wall_offset: float) -> tuple[SizeChangeReport, ...]:
+    return tuple(
+        SizeChangeReport(
+            at=one.at + wall_offset,
+            component=one.component,
+            cluster=one.cluster,
+            before=one.before,
+            after=one.after,
+            reason=one.reason,
+            waited=one.waited,
+        )
+        for one in record.size_changes
     )
 
 

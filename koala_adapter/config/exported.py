@@ -11,6 +11,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from koala_adapter.config.written import is_text
 from koala_adapter.vjm.agent.processes import FOREIGN_NAMES, FOREIGN_PREFIXES
 
 if TYPE_CHECKING:
@@ -49,24 +50,16 @@ def exported(patterns: Sequence[str], environment: Mapping[str, str]) -> dict[st
     return {
         name: value
         for name, value in environment.items()
-        if any(_takes(pattern, name) for pattern in patterns) and (_is_text(name + value) or ALL not in patterns)
+        if any(_takes(pattern, name) for pattern in patterns) and (is_text(name + value) or ALL not in patterns)
     }
 
 
 def unfit(patterns: Sequence[str], environment: Mapping[str, str]) -> Iterator[str]:
     """Yield the names of variables that are asked for and cannot travel: they are not UTF-8."""
-    return (name for name, value in exported(patterns, environment).items() if not _is_text(name + value))
+    return (name for name, value in exported(patterns, environment).items() if not is_text(name + value))
 
 
 def _takes(pattern: str, name: str) -> bool:
     if not GLOB & set(pattern):
         return pattern == name
     return fnmatchcase(name, pattern) and not stays_behind(name)
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

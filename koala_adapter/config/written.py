@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people wrote, before it is checked: durations, then whole jobs, for the process that checks them.
+"""What people wrote, before it is checked: durations, whole jobs for the process that checks them, and any text.
 
 Light: the types of files take long to import.
 """
@@ -85,3 +85,12 @@ class DescribedJob:
         return cls(
             source=source, name=source, directory=str(Path.cwd()), values=dict(values), environment=dict(os.environ)
         )
+
+
+def is_text(value: str) -> bool:
+    """Return whether a string can be written as UTF-8: it has no lone surrogates, which JSON can express."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmError
@@ -49,7 +50,7 @@ class SgeChecks(Checks):
     def steps(self) -> tuple[Step, ...]:
         return (
             (self._cell, self._root, ""),
-            ("defaults of commands", self._defaults, ""),
+            ("defaults of commands", partial(check_defaults, self._settings, self._host), ""),
             (self._qstat, self._version, "install gridengine-client, or set bin_directory"),
             ("qmaster", self._nodes, f"start sge_qmaster, correct qmaster_port, or {BE_A_SUBMIT_HOST}"),
             (self._queue_subject, self._queues, BE_A_SUBMIT_HOST),
@@ -73,9 +74,6 @@ class SgeChecks(Checks):
         if not await self._host.resolved(str(common / "act_qmaster")):
             return bad(self._cell, f"no {common}/act_qmaster", "correct root and cell (SGE_ROOT, SGE_CELL)")
         return good(self._cell, str(common))
-
-    async def _defaults(self) -> CheckResult:
-        return await check_defaults(self._settings, self._host)
 
     async def _version(self) -> CheckResult:
         return good(self._qstat, await self._lrm.version())

@@ -226,7 +226,8 @@ class CoreReservation:
         self._pin = replace(self._pin, counts=cores)
         async with self._reserved.lock:
             try:
-                await (self._make_by_node(job) if self._numbers_by_node else self._make_from_idle(job))
+                attempt = self._try_by_node if self._numbers_by_node else self._try_from_idle
+                await self._until_idle(partial(attempt, job))
             except BaseException:
                 # Where there is no answer something may be left, and is looked for again.
                 self._reserved.left = None
@@ -261,9 +262,6 @@ class CoreReservation:
         """Read the order of nodes again, as a job ran on the wrong ones."""
         self._reserved.natural = False
 
-    async def _make_by_node(self, job: LrmJob) -> None:
-        await self._until_idle(partial(self._try_by_node, job))
-
     async def _try_by_node(self, job: LrmJob) -> bool:
         order = natural_order(tuple(self._pin.counts))
         for _ in range(2):
@@ -282,9 +280,6 @@ class CoreReservation:
             f"cores of {', '.join(order)} could not be reserved in the order of slurm.conf",
             hint="list the nodes in slurm.conf in the order of their names",
         )
-
-    async def _make_from_idle(self, job: LrmJob) -> None:
-        await self._until_idle(partial(self._try_from_idle, job))
 
     async def _until_idle(self, attempt: Callable[[], Awaitable[bool]]) -> None:
         """Retry a reservation a few times, as cores that have just come free may still seem busy."""
