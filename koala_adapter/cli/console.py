@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import io
 import re
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.segment import Segment
@@ -57,3 +58,28 @@ def _safe(segment: Segment) -> Segment:
 
 def _escaped(text: str) -> str:
     return text if text.isprintable() else _WITHIN_LINE.sub(lambda found: printable(found[0]), text)
+
+
+class LineEnds(io.TextIOBase):
+    """Output stream that drops trailing spaces of lines, which tables leave."""
+
+    def __init__(self, file: IO[str]) -> None:
+        """Write to ``file``."""
+        self._file = file
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override] # by which rich chooses what it draws with
+        """Encoding of the file."""
+        return getattr(self._file, "encoding", None) or "utf-8"
+
+    def write(self, text: str) -> int:
+        """Write text without blanks at the ends of lines."""
+        self._file.write(re.sub(" +(?=\n)", "", text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the file."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Do nothing: the file belongs to its owner, who may have closed it before this is collected."""

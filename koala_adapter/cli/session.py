@@ -10,7 +10,6 @@ import errno
 import io
 import json
 import os
-import re
 import sys
 import traceback
 from dataclasses import dataclass
@@ -170,7 +169,7 @@ def _is_unicode(file: IO[str]) -> bool:
 
 def make_console(file: IO[str]) -> Console:
     """Return a console on a standard stream, as wide as the terminal, or as wide as needed without one."""
-    from koala_adapter.cli.console import SafeConsole
+    from koala_adapter.cli.console import LineEnds, SafeConsole
 
     if isinstance(file, io.TextIOWrapper) and not _is_unicode(file):
         file.reconfigure(errors="replace")
@@ -178,31 +177,6 @@ def make_console(file: IO[str]) -> Console:
         return SafeConsole(file=file, highlight=False, emoji=False)
     width = None if os.environ.get("COLUMNS") else WIDE
     return SafeConsole(file=cast("IO[str]", LineEnds(file)), width=width, highlight=False, emoji=False)
-
-
-class LineEnds(io.TextIOBase):
-    """Output stream that drops trailing spaces of lines, which tables leave."""
-
-    def __init__(self, file: IO[str]) -> None:
-        """Write to ``file``."""
-        self._file = file
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override] # by which rich chooses what it draws with
-        """Encoding of the file."""
-        return getattr(self._file, "encoding", None) or "utf-8"
-
-    def write(self, text: str) -> int:
-        """Write text without blanks at the ends of lines."""
-        self._file.write(re.sub(" +(?=\n)", "", text))
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush the file."""
-        self._file.flush()
-
-    def close(self) -> None:
-        """Do nothing: the file belongs to its owner, who may have closed it before this is collected."""
 
 
 def show_error(error: KoalaError) -> None:

@@ -27,8 +27,8 @@ from koala_adapter.scheduler.sizechange import ChangePhase
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from koala_adapter.runners.nodes import RelayPlan
     from koala_adapter.runners.notes import Note
-    from koala_adapter.runners.relayed import RelayPlan
     from koala_adapter.runners.runner import AddressedLaunch, Application
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.records import JobRecord

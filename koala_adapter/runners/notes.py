@@ -17,7 +17,7 @@ from koala_adapter.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from koala_adapter.runners.relayed import RelayPlan
+    from koala_adapter.runners.nodes import RelayPlan
 
 
 # -- Notes: messages between an application and koala beside templates ---------------------------------------

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import CACHED
-from koala_adapter.runners.relayed import HOST, RelayPlan
-from koala_adapter.runners.software import ClusterSoftware
+from koala_adapter.runners.nodes import HOST, ClusterSoftware, RelayPlan
 from koala_adapter.scheduler.events import Event, RankEnded, RankStarted
 from koala_adapter.scheduler.parameters import lacking
 from koala_adapter.vjm.channel import Forward, Launch, LaunchFile, TimeWarning

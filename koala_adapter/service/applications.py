@@ -19,6 +19,7 @@ from koala_adapter.host.containment import contained, report_defect
 from koala_adapter.model import EndReason, JobId, Launcher, MpiResize, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.report.values import ATTEMPTS
+from koala_adapter.runners.nodes import ClusterSoftware
 from koala_adapter.runners.runner import (
     LAUNCHER_TASK,
     AddressedLaunch,
@@ -30,7 +31,6 @@ from koala_adapter.runners.runner import (
     by_placeholder,
     task_id,
 )
-from koala_adapter.runners.software import ClusterSoftware
 from koala_adapter.runners.workers import SweepRunner, WorkersRunner
 from koala_adapter.scheduler.events import RankEnded, RankMeasured
 from koala_adapter.service.inputfiles import INPUT, InputStore

@@ -22,7 +22,7 @@ from anyio.abc import SocketAttribute
 
 from koala_adapter.host.accepting import serve_streams
 from koala_adapter.outcome import JobState, PlaceholderState
-from koala_adapter.runners.relayed import HOST, RelayPlan
+from koala_adapter.runners.nodes import HOST, RelayPlan
 from koala_adapter.runners.runner import task_id
 from koala_adapter.vjm.agent.sockets import user_at
 from koala_adapter.vjm.channel import Forward, Forwarded, Listening

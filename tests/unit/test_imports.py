@@ -222,7 +222,11 @@ INSIDE_FUNCTIONS = {
     f"{CORE}.cli.koala": ["importlib.metadata"],
     f"{CORE}.cli.plan": ["rich.syntax.Syntax"],
     f"{CORE}.cli.run": ["koala_adapter.cli.innerservice.inner_service"],
-    f"{CORE}.cli.session": ["koala_adapter.cli.console.SafeConsole", "koala_adapter.cli.log.set_up_log"],
+    f"{CORE}.cli.session": [
+        "koala_adapter.cli.console.LineEnds",
+        "koala_adapter.cli.console.SafeConsole",
+        "koala_adapter.cli.log.set_up_log",
+    ],
     f"{CORE}.api.client": ["koala_adapter.model.Job"],
     f"{CORE}.lrm.rate": ["structlog"],
     f"{CORE}.python.site": [

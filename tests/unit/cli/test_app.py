@@ -26,10 +26,11 @@ from hypothesis import strategies as st
 
 from koala_adapter.application.shipping import C_FILES, FILE_NAME, NEGOTIATION_FILE_NAME, PKG_CONFIG_FILE
 from koala_adapter.cli.arguments import SOURCE, JobArguments, slot_options, sweep_of_words
+from koala_adapter.cli.console import LineEnds
 from koala_adapter.cli.innerservice import log_to_file
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.log import KEPT, LARGEST, RotatedLog
-from koala_adapter.cli.session import LineEnds, Session
+from koala_adapter.cli.session import Session
 from koala_adapter.cli.terminal import Interrupts
 from koala_adapter.config.jobfile import job_of_values
 from koala_adapter.config.tomlfile import toml_of

@@ -23,7 +23,7 @@ from koala_adapter.model import (
     TaskEnd,
 )
 from koala_adapter.runners.mpi import MpiRunner
-from koala_adapter.runners.relayed import HOST, MOST_RANKS, RelayPlan
+from koala_adapter.runners.nodes import HOST, MOST_RANKS, RelayPlan
 from koala_adapter.runners.restartedmpi import KEEPER, RestartedMpiRunner
 from koala_adapter.runners.runner import IN_FLIGHT, AddressedLaunch, Application, ProcessRunner, Reaction, Sending
 from koala_adapter.scheduler.actions import Rank

@@ -18,9 +18,9 @@ from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import ClusterName, Launcher
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.mpi import AdaptiveMpiRunner, MpiRunner
+from koala_adapter.runners.nodes import ClusterSoftware
 from koala_adapter.runners.restartedmpi import RestartedMpiRunner
 from koala_adapter.runners.runner import AddressedSignal, Application, ProcessRunner, Runner
-from koala_adapter.runners.software import ClusterSoftware
 from koala_adapter.runners.workers import COMMAND, SweepRunner, WorkersRunner
 from koala_adapter.slots import Slot
 from tests.unit.runners import test_runners, test_workers

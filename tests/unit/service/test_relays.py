@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from koala_adapter.model import ClusterName, JobId, PlaceholderId
-from koala_adapter.runners.relayed import HOST
+from koala_adapter.runners.nodes import HOST
 from koala_adapter.scheduler.events import NodesConnect
 from koala_adapter.scheduler.parameters import ClusterParameters
 from koala_adapter.service.relays import Relays
