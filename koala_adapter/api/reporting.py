@@ -420,7 +420,7 @@ def _put_off(service: Service, job_id: JobId) -> str:
     record = service.state.jobs[job_id]
     told = []
     for name, driver in service.clusters.items():
-        waits = driver.commands.waits
+        waits = driver.commands.waits()
         if waits >= SHORTEST_TOLD and (what := _to_be_asked(service.state, record, name)):
             often = f"{name} has been asked {driver.config.requests_per_minute} times a minute"
             told.append(f"{often}, its bound (requests_per_minute): {what} in {waits:.0f} s.")

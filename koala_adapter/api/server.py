@@ -457,6 +457,7 @@ async def host(  # noqa: PLR0913 - all that a service can be told
     policies: Policies = OWN,
     snapshot_interval: int = SNAPSHOT_INTERVAL,
     journal_patience: float | None = None,
+    settings_trusted: float = 0.0,
     site_file: SiteFileState | None = None,
     read_again: Callable[[], object] | None = None,
     reload_failure: str = "",
@@ -467,9 +468,9 @@ async def host(  # noqa: PLR0913 - all that a service can be told
 
     ``idle_limit``: it also ends when nothing has been unfinished for so many seconds; None: never. ``clocks``: None:
     those of this machine. ``policies``: those that the scheduler may use. ``snapshot_interval``: events of the journal
-    after which a snapshot stands for them. ``journal_patience``: as of :class:`Service`. ``site_file``,
-    ``read_again``, ``reload_failure``: as of :class:`Server`. ``before_serving`` is called with what the service counts
-    before the first request is answered; what it raises ends the service.
+    after which a snapshot stands for them. ``journal_patience``, ``settings_trusted``: as of :class:`Service`.
+    ``site_file``, ``read_again``, ``reload_failure``: as of :class:`Server`. ``before_serving`` is called with what the
+    service counts before the first request is answered; what it raises ends the service.
     """
     # Before anything that takes time: who comes meanwhile waits for the answer, instead of finding nobody.
     async with listening(directory) as listener:
@@ -482,6 +483,7 @@ async def host(  # noqa: PLR0913 - all that a service can be told
             policies=policies,
             snapshot_interval=snapshot_interval,
             journal_patience=journal_patience,
+            settings_trusted=settings_trusted,
         )
         server = Server(service, site_file=site_file, read_again=read_again, reload_failure=reload_failure)
         async with anyio.create_task_group() as tasks:

@@ -27,6 +27,7 @@ from koala_adapter.cli.log import LogStream, RotatedLog
 from koala_adapter.cli.session import Session, koala_error
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL
 from koala_adapter.errors import ServiceUnavailableError
+from koala_adapter.lrm.commands import SETTINGS_KEPT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -77,6 +78,7 @@ def inner_service(
                     policies=session.policies,
                     snapshot_interval=snapshot_interval,
                     journal_patience=JOURNAL_PATIENCE,
+                    settings_trusted=SETTINGS_KEPT,
                     site_file=session.here.file_state,
                 ),
                 session.site,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import calendar
 import getpass
+import json
 import os
 import platform
 import pwd
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -31,7 +33,7 @@ import anyio
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.host.privatedirectory import make_directory
 from koala_adapter.lrm.lrmhost import HostFacts, HostProcess, LrmHost
-from koala_adapter.lrm.rate import SharedWindow
+from koala_adapter.lrm.rate import KeptAnswers, Priority, SharedWindow
 
 if TYPE_CHECKING:
     import re
@@ -293,6 +295,18 @@ class _Request:
     """How it failed: ``status``, ``timeout`` or ``absent``."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    """A request that waits for the bound."""
+
+    priority: Priority
+    until: float
+    """By time.monotonic()."""
+
+
+_priority: ContextVar[Priority] = ContextVar("priority of requests", default=Priority.ORDINARY)
+
+
 def _unobserved(_name: str, _seconds: float, _failure: str) -> None:
     """Observer that ignores what it is told."""
 
@@ -306,19 +320,21 @@ class CommandRunner:
         per_minute: int = 60,
         environment: Mapping[str, str] | None = None,
         shared: Path | None = None,
+        answers: KeptAnswers | None = None,
         host: LrmHost = THIS_HOST,
     ) -> None:
         """``environment`` is added to the built one for every command (``SLURM_CONF``, ``SGE_ROOT`` ...).
 
-        ``shared``: file by which all processes that ask this cluster keep within the bound together. ``host``: where
-        the commands are.
+        ``shared``: file by which all processes that ask this cluster keep within the bound together. ``answers``: what
+        it was asked before. ``host``: where the commands are.
         """
+        self.kept_answers = KeptAnswers() if answers is None else answers
         self.host = host
         self.window = SharedWindow(per_minute, shared)
         self.put_off = 0.0
         """Seconds for which requests have waited for the bound, all in all."""
-        self._next_at: float | None = None
-        """When a request that waits for the bound may go; None: none waits. On the monotonic clock."""
+        self._waiting: list[_Waiting] = []
+        """Requests that wait for the bound."""
         self._environment = dict(environment or {})
         self.patience: float | None = None
         """Seconds that a request may take at most, whatever whoever makes it allows; None: as long as that."""
@@ -333,21 +349,30 @@ class CommandRunner:
 
         For requests that are no commands (DRMAA calls); ``run`` does it by itself.
         """
-        while (wait := self.window.take(urgent=urgent)) > 0:
+        priority = Priority.URGENT if urgent else _priority.get()
+        while (wait := self.window.take(priority)) > 0:
             begun = anyio.current_time()
-            if not urgent:
-                self._next_at = time.monotonic() + wait
+            waiting = _Waiting(priority, time.monotonic() + wait)
+            self._waiting.append(waiting)
             try:
                 await anyio.sleep(wait)
             finally:
                 self.put_off += anyio.current_time() - begun
-                if not urgent:
-                    self._next_at = None
+                self._waiting.remove(waiting)
 
-    @property
-    def waits(self) -> float:
-        """Seconds until a request that waits for the bound may go; 0: none waits."""
-        return 0.0 if self._next_at is None else max(0.0, self._next_at - time.monotonic())
+    @contextmanager
+    def submitting(self) -> Iterator[None]:
+        """Give the requests that are made in the block the priority of submissions."""
+        former = _priority.set(Priority.SUBMISSION)
+        try:
+            yield
+        finally:
+            _priority.reset(former)
+
+    def waits(self, priority: Priority = Priority.ORDINARY) -> float:
+        """Return the seconds until a request of a priority that waits for the bound may go; 0: none waits."""
+        times = [one.until for one in self._waiting if one.priority is priority]
+        return max(0.0, min(times) - time.monotonic()) if times else 0.0
 
     def bounded(self, timeout: float) -> float:
         """Return the time limit of a request that wants ``timeout`` seconds; ``run`` applies it by itself."""
@@ -426,6 +451,10 @@ class CommandRunner:
 
 T = TypeVar("T")
 
+SETTINGS_KEPT = 300.0
+"""Seconds for which an answer about a batch system's settings serves: sites change them seldom."""
+QUEUES_KEPT = 10.0
+"""Seconds for which an answer about queues serves that also says which of them are open."""
 SILENT = "the command failed without a word"
 SHOWN = 200
 """Characters of unreadable output that an error quotes."""
@@ -543,6 +572,33 @@ class CommandSystem:
         if error is not None:
             raise error
         return result.text
+
+    async def setting(
+        self,
+        command: Sequence[str],
+        parse: Callable[[str], T],
+        *,
+        action: str | None = None,
+        within: float = SETTINGS_KEPT,
+    ) -> T:
+        """Return what a command says of the batch system's settings, as far as possible without asking again.
+
+        ``action``: what a failure is called; None: a command that fails says what it prints. ``within``: seconds for
+        which an answer serves. Raises LrmError when the command failed, and whatever ``parse`` raises.
+        """
+        question = json.dumps([self.argv(command), dict(self.environment)])
+        kept = self._runner.kept_answers.get(question, within=within)
+        if kept is not None:
+            with suppress(LrmError):
+                return parse(kept)
+        result = await self.run(command)
+        error = None if action is None else self.reading_error(result, action=action)
+        if error is not None:
+            raise error
+        found = parse(result.text)
+        if not result.returncode and result.stdout.strip():
+            self._runner.kept_answers.keep(question, result.text)
+        return found
 
     async def change(self, command: Sequence[str], *, action: str) -> None:
         """Run a command that changes something. Raises LrmError when it complains."""

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds of requests to an LRM: a window of one minute, pauses between polls, a circuit breaker.
+"""Bounds of requests to an LRM: a window of one minute, pauses between polls, a circuit breaker, answers that are kept.
 
-The first part consists of plain values that are given the time (seconds, any monotonic origin). The second part shares
-a window between all processes of a user on this host that ask the same batch system.
+The first part consists of plain values that are given the time (seconds, any monotonic origin). The second and third
+parts share a window, and answers, between all processes of a user on this host that ask the same batch system.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from array import array
 from collections import deque
 from contextlib import contextmanager, suppress
+from enum import Enum
 from hashlib import sha256
+from math import inf
 from typing import TYPE_CHECKING
 
 from koala_adapter.host.clock import boot_id, seconds_since_boot
@@ -29,16 +32,25 @@ WINDOW = 60.0
 SHORTEST_PAUSE = 0.5
 """Seconds between two polls, however few there were."""
 URGENT_SHARE = 0.2
-"""Share of the window that only urgent requests (cancels) may use, so that polling never delays a clean-up."""
+"""Share of the window that polls leave, so that they never delay a clean-up."""
+
+
+class Priority(Enum):
+    """Kinds of requests; the value is the share of the window up to which requests of the kind may fill it."""
+
+    ORDINARY = 1 - URGENT_SHARE
+    SUBMISSION = 1 - URGENT_SHARE / 2
+    """Submissions, which polls must not delay for half a minute either."""
+    URGENT = 1.0
+    """Cancels."""
 
 
 class RequestWindow:
-    """At most ``per_minute`` requests in any 60 seconds; a share is kept for urgent ones."""
+    """At most ``per_minute`` requests in any 60 seconds; shares are kept for those of a higher priority."""
 
     def __init__(self, per_minute: int, times: Iterable[float] = ()) -> None:
         """``per_minute``: the stated upper bound, at least 2. ``times``: those of requests that went before."""
         self.per_minute = max(2, per_minute)
-        self._ordinary = max(1, int(self.per_minute * (1 - URGENT_SHARE)))
         self._times = deque(sorted(times))
         self.total = 0
         self.largest = 0
@@ -49,10 +61,10 @@ class RequestWindow:
         """Times of the requests of the last 60 seconds, in order."""
         return tuple(self._times)
 
-    def wait(self, now: float, *, urgent: bool = False) -> float:
+    def wait(self, now: float, priority: Priority = Priority.ORDINARY) -> float:
         """Return 0.0 when a request may go now, else the seconds to wait before asking again."""
         self._forget(now)
-        limit = self.per_minute if urgent else self._ordinary
+        limit = max(1, int(self.per_minute * priority.value))
         if len(self._times) < limit:
             return 0.0
         # Rounding must not make it longer than a window.
@@ -76,21 +88,25 @@ class PollPace:
     In the long run they use no more than half of the ordinary requests, in any 60 seconds at most three quarters.
     """
 
-    def __init__(self, *, shortest_interval: float) -> None:
-        """``shortest_interval``: seconds between polls that would use all of the ordinary requests."""
-        self._lasting = 2 * shortest_interval
-        self._times: deque[float] = deque()
+    def __init__(self, per_minute: int) -> None:
+        """``per_minute``: the bound of requests."""
+        self._lasting = per_minute * Priority.ORDINARY.value / 2
+        """Requests that polls may make in each minute in the long run."""
+        self._polls: deque[tuple[float, int]] = deque()
 
-    def polled(self, now: float) -> None:
-        """Count one poll at ``now``."""
-        self._times.append(now)
+    def polled(self, now: float, requests: int) -> None:
+        """Count one poll at ``now`` that took so many requests."""
+        self._polls.append((now, max(1, requests)))
 
     def pause(self, now: float) -> float:
         """Return the seconds to the next poll."""
-        while self._times and self._times[0] <= now - WINDOW:
-            self._times.popleft()
-        # As many in a window as may last are as far apart as may last; fewer are nearer to each other by so much.
-        return max(SHORTEST_PAUSE, self._lasting * min(1.0, self._lasting * len(self._times) / WINDOW))
+        while self._polls and self._polls[0][0] <= now - WINDOW:
+            self._polls.popleft()
+        if not self._polls:
+            return SHORTEST_PAUSE
+        used, latest = sum(requests for _, requests in self._polls), self._polls[-1][1]
+        # With as many in a window as may last, polls are as far apart as may last; with fewer, nearer in proportion.
+        return max(SHORTEST_PAUSE, WINDOW * latest / self._lasting * min(1.0, used / self._lasting))
 
 
 class CircuitBreaker:
@@ -137,6 +153,7 @@ LOCKED_AT_MOST = 5.0
 UNUSED_AFTER = 86_400.0
 """Seconds after which the file of a batch system that nobody asked is removed."""
 SUFFIX = ".requests"
+ANSWERS_SUFFIX = ".answers"
 
 
 def window_path(directory: Path, *identity: str) -> Path:
@@ -162,7 +179,7 @@ def prepare_directory(directory: Path, *, now: float) -> None:
 def unused_windows(directory: Path, *, now: float) -> list[Path]:
     """Return the files in the directory of windows that are out of use; ``now``: the time of day."""
     found = []
-    for path in directory.glob(f"*{SUFFIX}"):
+    for path in (*directory.glob(f"*{SUFFIX}"), *directory.glob(f"*{ANSWERS_SUFFIX}")):
         with suppress(OSError):
             if path.stat().st_mtime < now - UNUSED_AFTER:
                 found.append(path)
@@ -215,31 +232,31 @@ class SharedWindow:
             return max(own, len(_read(file.fileno(), now)))
         return own
 
-    def take(self, *, urgent: bool = False) -> float:
+    def take(self, priority: Priority = Priority.ORDINARY) -> float:
         """Count one request and return 0.0 when it may go now, else the seconds to wait before asking again."""
         now = self._clock()
-        wait = self._own.wait(now, urgent=urgent)
+        wait = self._own.wait(now, priority)
         if wait == 0.0 and self._path is not None:
-            wait = self._take_shared(self._path, now, urgent=urgent)
+            wait = self._take_shared(self._path, now, priority)
         if wait == 0.0:
             self._own.record(now)
         return wait
 
-    def _take_shared(self, path: Path, now: float, *, urgent: bool) -> float:
+    def _take_shared(self, path: Path, now: float, priority: Priority) -> float:
         try:
             with _locked(path) as descriptor:
                 if descriptor is None:
                     return self._another_has_it(now)
-                wait = self._take_locked(descriptor, now, urgent=urgent)
+                wait = self._take_locked(descriptor, now, priority)
         except OSError as error:
             self._go_alone(str(error))
             return 0.0
         self._locked_since, self._alone = None, False
         return wait
 
-    def _take_locked(self, descriptor: int, now: float, *, urgent: bool) -> float:
+    def _take_locked(self, descriptor: int, now: float, priority: Priority) -> float:
         window = RequestWindow(self.per_minute, _read(descriptor, now))
-        wait = window.wait(now, urgent=urgent)
+        wait = window.wait(now, priority)
         if wait == 0.0:
             window.record(now)
             _write(descriptor, window.times)
@@ -300,3 +317,55 @@ def _write(descriptor: int, times: tuple[float, ...]) -> None:
     raw = array("d", times).tobytes()
     os.pwrite(descriptor, raw, 0)
     os.ftruncate(descriptor, len(raw))
+
+
+# -- Answers that are kept, so that questions need not be asked again ----------------------------------------
+# Several commands of koala that follow each other, as init, check and run do, ask a batch system for the same settings.
+# What it answered is kept in a file beside that of its window.
+
+LARGEST_ANSWER = 1024**2
+"""Characters of an answer that is kept in the file."""
+
+
+class KeptAnswers:
+    """What a batch system has answered to questions for its settings."""
+
+    def __init__(
+        self, path: Path | None = None, *, trusted: float = 0.0, clock: Callable[[], float] = seconds_since_boot
+    ) -> None:
+        """``path``: in a private directory; None: only this process uses its answers. ``clock``: the same for all (s).
+
+        ``trusted``: how many seconds before now an answer to another process may have been given to be used here.
+        """
+        self._path = path
+        self._clock = clock
+        self._since = clock() - trusted
+        self._answers: dict[str, tuple[float, str]] = _read_answers(path) if trusted and path is not None else {}
+
+    def get(self, question: str, *, within: float) -> str | None:
+        """Return an answer that was given in the last ``within`` seconds; None: there is none."""
+        given_at, answer = self._answers.get(question, (-inf, ""))
+        now = self._clock()
+        return answer if max(self._since, now - within) <= given_at <= now else None
+
+    def keep(self, question: str, answer: str) -> None:
+        """Keep an answer that was given now."""
+        self._answers[question] = given = (self._clock(), answer)
+        if self._path is None or len(answer) > LARGEST_ANSWER:
+            return
+        # Of two processes that write at the same time one answer is lost, and asked for again.
+        kept = {**_read_answers(self._path), question: given}
+        recent = {question: one for question, one in kept.items() if one[0] > given[0] - UNUSED_AFTER}
+        with suppress(OSError):
+            new = self._path.with_suffix(f".{os.getpid()}.new")
+            new.write_text(json.dumps(recent), encoding="utf-8")
+            new.replace(self._path)
+
+
+def _read_answers(path: Path) -> dict[str, tuple[float, str]]:
+    """Return what a file has kept; nothing of a damaged one."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return {str(question): (float(given_at), str(answer)) for question, (given_at, answer) in kept.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}

@@ -220,6 +220,10 @@ def last_words(path: Path, *, most: int = 500) -> str:
 # -- Control center: admit agents, report what they say ------------------------------------------------------
 # Only agents of placeholders that the scheduler wants are admitted.
 
+AGENT_LEAVES = 2.0
+"""Seconds after the release of placeholders for which the batch system is not asked: agents say when they end."""
+JOB_ENDS = 0.5
+"""Seconds that the batch system is given to notice the end of a placeholder before it is asked."""
 RELEASE_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL when an application is ended."""
 PORT_PATIENCE = 60.0
@@ -352,7 +356,7 @@ class Reception(AgentListener):
         if record.state is PlaceholderState.ENDING and driver is not None:
             if event.closed:
                 driver.judge.farewell(event.placeholder)
-            driver.poller.poll_soon()
+            driver.poller.poll_soon(within=JOB_ENDS)
             self._core.note_change()
         else:
             self._core.loop.post(
@@ -470,7 +474,7 @@ class LiveEffector:
                 to_cancel.append(lrm_id)
         if driver is not None:
             driver.cancel(to_cancel)
-            driver.poller.poll_soon()
+            driver.poller.poll_soon(within=AGENT_LEAVES)
 
     def _has_more_to_say(self, placeholder: PlaceholderId) -> bool:
         """Return whether an agent out of contact keeps output that is still wanted.

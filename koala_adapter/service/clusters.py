@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import anyio
 import structlog
 
-from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import (
     LrmError,
     LrmRejectedError,
@@ -38,6 +38,7 @@ from koala_adapter.lrm.listing import (
 from koala_adapter.lrm.rate import CircuitBreaker, PollPace
 from koala_adapter.lrm.slotcount import count_slots
 from koala_adapter.model import BatchKey, ClusterName, LrmJobId
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler.events import (
     BatchAbsent,
     BatchRejected,
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.lrm import Lrm
     from koala_adapter.lrm.commands import CommandRunner
-    from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import Job, LrmJob, Node, PlaceholderId
     from koala_adapter.service.core import Core
     from koala_adapter.slots import Slot, SlotCount
@@ -72,6 +72,10 @@ if TYPE_CHECKING:
 # more frequent, at first without pause, but never so frequent that submissions wait long for the request bound.
 
 IDLE_FACTOR = 4
+READING_SERVES = 5.0
+"""Seconds after a poll for which a new job does without another."""
+SUBMISSION_LISTED = 2.0
+"""Seconds after a submission at which its placeholders are looked for: most that start at once report before."""
 
 log = structlog.get_logger()
 
@@ -100,17 +104,23 @@ class ClusterReading(Listing):
 class Poller:
     """Polls one cluster at intervals and passes readings and failures to its owner."""
 
-    def __init__(self, core: Core, config: ClusterConfig, lrm: Lrm, owner: ClusterDriver, host: LrmHost) -> None:
+    def __init__(
+        self, core: Core, config: ClusterConfig, lrm: Lrm, owner: ClusterDriver, commands: CommandRunner
+    ) -> None:
         """Poll nothing before :meth:`run`."""
         self._core = core
         self._config = config
         self._name: ClusterName = config.cluster_name
         self._lrm = lrm
         self._owner = owner
-        self._host = host
         self._wanted = Nudge()
-        shortest = shortest_poll_interval(config.requests_per_minute, lrm.requests_per_poll)
-        self._pace = PollPace(shortest_interval=shortest)
+        """Set when the time of the next poll changes."""
+        self._due = inf
+        """When the next poll is due at the latest (monotonic)."""
+        self._due_if_waiting = inf
+        """The same while a job waits to be placed, or placeholders wait in the queue; else a poll tells nothing new."""
+        self._commands = commands
+        self._pace = PollPace(config.requests_per_minute)
         self.breaker = CircuitBreaker(pause=config.poll_interval)
         self._watcher = Watcher(self._read, breaker=self.breaker, on_trouble=self._note_trouble)
         self.latest: ClusterReading | None = None
@@ -120,22 +130,49 @@ class Poller:
         """Reason of the last failed poll; None when it succeeded."""
         return None if self._watcher.failure is None else self._watcher.failure.message
 
-    def poll_soon(self) -> None:
-        """Schedule the next poll as early as the bounds allow."""
+    def poll_soon(self, *, within: float = 0.0) -> None:
+        """Schedule the next poll so many seconds from now at the latest, or else as early as the bounds allow."""
+        self._due = min(self._due, anyio.current_time() + within)
+        self._wanted.set()
+
+    def refresh(self) -> None:
+        """Schedule a poll for a new job, when the latest one has become too old for it."""
+        self._due_if_waiting = min(self._due_if_waiting, self._watcher.begun_at + READING_SERVES)
+        self._wanted.set()
+
+    def submitted(self) -> None:
+        """Schedule a poll for new placeholders, unless their agents report before it."""
+        self._due_if_waiting = min(self._due_if_waiting, anyio.current_time() + SUBMISSION_LISTED)
         self._wanted.set()
 
     async def run(self) -> None:
         """Poll until cancelled."""
         while True:
+            before = self._commands.window.total
             restless = await self._poll()
             now = anyio.current_time()
-            self._pace.polled(now)
-            await anyio.sleep(min(self._config.poll_interval, self._pace.pause(now)))
-            if not restless:
-                interval = self._config.poll_interval * (1 if self._core.busy else IDLE_FACTOR)
-                with anyio.move_on_after(max(0.0, now + interval - anyio.current_time())):
-                    await self._wanted.wait()
-            self._wanted.clear()
+            self._pace.polled(now, self._commands.window.total - before)
+            earliest = now + min(self._config.poll_interval, self._pace.pause(now))
+            interval = self._config.poll_interval * (1 if self._core.busy else IDLE_FACTOR)
+            await self._until_due(earliest, earliest if restless else now + interval)
+
+    async def _until_due(self, earliest: float, latest: float) -> None:
+        """Wait until the next poll is due, within two times."""
+        while (left := max(earliest, min(latest, self._next_due)) - anyio.current_time()) > 0:
+            with anyio.move_on_after(left):
+                await self._wanted.wait()
+        self._due = self._due_if_waiting = inf
+
+    @property
+    def _next_due(self) -> float:
+        return self._due_if_waiting if self._due_if_waiting < self._due and self._waits else self._due
+
+    @property
+    def _waits(self) -> bool:
+        """Whether a job waits to be placed, or placeholders wait in the queue."""
+        state = self._core.state
+        unplaced = any(record.state is JobState.WAITING for record in state.jobs.values())
+        return unplaced or any(one.waiting for one in state.placeholders.on(self._name).values())
 
     async def _poll(self) -> bool:
         if self._watcher.resting:
@@ -162,7 +199,7 @@ class Poller:
             self._config,
             self._lrm,
             name_prefix=self._core.name_prefix,
-            user=self._core.user if self._host.here else self._host.user,
+            user=self._core.user if self._commands.host.here else self._commands.host.user,
             read_at=self._core.now(),
             others=others,
             slots=self._core.slots_on(self._name) if others else {},
@@ -228,7 +265,7 @@ class ClusterDriver:
         self.version: str | None = None
         """Name and version of the LRM, once it answered."""
         self._passed_over = False
-        self.poller = Poller(core, config, lrm, self, commands.host)
+        self.poller = Poller(core, config, lrm, self, commands)
         self.reservations = Reservations(core, config, lrm)
 
     def slots_counted(self, job: Job) -> SlotsCounted | None:
@@ -359,7 +396,10 @@ class ClusterDriver:
             event = await self._submit_one(submission)
             self.judge.answered(submission.key)
             self._core.loop.post(event)
-            self.poller.poll_soon()
+            if isinstance(event, BatchSubmitted):
+                self.poller.submitted()
+            else:
+                self.poller.poll_soon()
 
     async def _submit_one(self, submission: Submission) -> Event:
         key = submission.key
@@ -367,7 +407,7 @@ class ClusterDriver:
             reason = self.poller.failure or "out of reach"
             return BatchAbsent(time=self._core.now(), batch=key, reason=reason)
         try:
-            with answering(self.name):
+            with answering(self.name), self.commands.submitting():
                 ids = tuple(await self.lrm.submit(submission))
         except (LrmRejectedError, LrmUnsupportedError) as error:
             return BatchRejected(time=self._core.now(), batch=key, reason=str(error))

@@ -17,7 +17,7 @@ from koala_adapter.errors import ConfigurationError, LrmError
 from koala_adapter.host.privatedirectory import make_private_directory
 from koala_adapter.lrm import ClusterContext
 from koala_adapter.lrm.commands import THIS_HOST, CommandRunner, login_name
-from koala_adapter.lrm.rate import prepare_directory, window_path
+from koala_adapter.lrm.rate import ANSWERS_SUFFIX, KeptAnswers, prepare_directory, window_path
 from koala_adapter.sites.remotesite import RemoteSite, SiteAddress
 
 if TYPE_CHECKING:
@@ -143,11 +143,13 @@ def make_lrm(
     *,
     host: LrmHost = THIS_HOST,
     owner: bool = False,
+    trusted: float = 0.0,
 ) -> tuple[Lrm, CommandRunner]:
     """Return a cluster's LRM, not started, and the window of its requests.
 
     ``directory``: the state directory, below which the plugin gets its private one. ``host``: one of `SiteHosts`.
-    ``owner``: we own the order of all jobs there, and may ask more often, unless the site says how often. Raises
+    ``owner``: we own the order of all jobs there, and may ask more often, unless the site says how often.
+    ``trusted``: seconds for which the answers about settings that other processes were given serve here. Raises
     OSError.
     """
     if host.here and config.site is not None:
@@ -155,7 +157,8 @@ def make_lrm(
         raise ConfigurationError(message, hint="use it on the login node of the site")
     per_minute = config.requests_as_owner if owner else config.requests_per_minute
     window = request_window(config, plugins[config.plugin], directory)
-    commands = CommandRunner(per_minute=per_minute, shared=window, host=host)
+    answers = KeptAnswers(window.with_suffix(ANSWERS_SUFFIX), trusted=trusted)
+    commands = CommandRunner(per_minute=per_minute, shared=window, answers=answers, host=host)
     private = directory / "clusters" / config.name
     make_private_directory(private)
     if config.output_directory is None and host.here:

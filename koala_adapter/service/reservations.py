@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import ceil
 from typing import TYPE_CHECKING
 
 import anyio
 import structlog
 
-from koala_adapter.errors import LrmError, LrmUnavailableError
+from koala_adapter.errors import JournalBlockedError, LrmError, LrmUnavailableError
 from koala_adapter.lrm import Submission
 from koala_adapter.lrm.contract import ReservationRequest
 from koala_adapter.lrm.listing import answering
@@ -39,7 +40,9 @@ class Reservations:
         self._config = config
         self._lrm = lrm
         self._asked: list[ReserveProcessors] = []
-        self._over = True
+        self._key = f"reserved on {config.name}"
+        """Key of the journal under which it is kept that there may be reservations of ours."""
+        self._over = bool(core.journal.value(self._key))
         """Reservations with our names may be there that belong to no job: also those of an earlier process."""
         self._ended = False
         """Some of this process are among them."""
@@ -73,7 +76,12 @@ class Reservations:
         if self._ended and self._lrm.capabilities.reserve:
             await self._remove()
 
+    def _keep(self, kept: str) -> None:
+        with suppress(JournalBlockedError):  # then the next process asks, which does no harm
+            self._core.journal.set_value(self._key, kept)
+
     async def _reserve(self, action: ReserveProcessors) -> Event:
+        self._keep("yes")
         now, job_id, name = self._core.now(), action.job_id, action.name
         try:
             with answering(self._config.name):
@@ -116,4 +124,6 @@ class Reservations:
                     done = False
                     if not isinstance(error, LrmUnavailableError):
                         log.warning("a reservation stays", cluster=self._config.name, name=name, error=str(error))
+        if done and not wanted:
+            self._keep("")
         return done

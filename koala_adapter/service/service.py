@@ -156,7 +156,7 @@ def largest_job_number(jobs_directory: Path) -> int:
 class Service:
     """One user's koala: the queue, its clusters and its control center. Owns the state directory while it runs."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a service can be told
         self,
         site: SiteConfig,
         plugins: Mapping[str, PluginDefinition],
@@ -167,14 +167,15 @@ class Service:
         policies: Policies = OWN,
         snapshot_interval: int = SNAPSHOT_INTERVAL,
         journal_patience: float | None = None,
+        settings_trusted: float = 0.0,
     ) -> None:
         """``directory``: private (0700), locked by the caller. Nothing is started before :meth:`run`.
 
         ``make_report`` makes the report (JSON) of a job that is kept when it has ended. ``clocks``: None: those of this
         machine. ``snapshot_interval``: events after which a snapshot stands for them. ``journal_patience``: seconds
         after which it ends, by a JournalBlockedError, where the journal cannot be written and no application runs;
-        None: it waits. Raises ConfigurationError, with nothing changed, when a policy that the journal needs is not
-        among ``policies``.
+        None: it waits. ``settings_trusted``: as ``trusted`` of :func:`make_lrm`. Raises ConfigurationError, with
+        nothing changed, when a policy that the journal needs is not among ``policies``.
         """
         self.site = site
         self.directory = directory
@@ -205,7 +206,9 @@ class Service:
             self.applications.inputs.tidy()
             self.sizes = SizeChanges(core, self.applications)
             self._hosts = SiteHosts(self.site.sites, self.directory, lasting=True)
-            self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
+            self.clusters = {
+                config.cluster_name: self._new_driver(config, plugins, settings_trusted) for config in site.clusters
+            }
             self.reception = Reception(core, self.applications, self.clusters)
             self._asking_again = AskingAgain(core)
             self.archive = Archive(core, self.applications, partial(make_report, self))
@@ -233,8 +236,11 @@ class Service:
             self._upkeep = Upkeep(core, self.clusters, self._effector, journal_patience=journal_patience)
             failing.pop_all()
 
-    def _new_driver(self, config: ClusterConfig, plugins: Mapping[str, PluginDefinition]) -> ClusterDriver:
-        lrm, commands = make_lrm(config, plugins, self.directory, host=self._hosts.at(config.site))
+    def _new_driver(
+        self, config: ClusterConfig, plugins: Mapping[str, PluginDefinition], settings_trusted: float
+    ) -> ClusterDriver:
+        host = self._hosts.at(config.site)
+        lrm, commands = make_lrm(config, plugins, self.directory, host=host, trusted=settings_trusted)
         self.core.lrm_hosts[config.name] = commands.host
         self.meter.watch(config.name, commands)
         return ClusterDriver(self.core, config, lrm, commands)
@@ -371,7 +377,8 @@ class Service:
         except KoalaError:
             self.applications.forget(job.id)
             raise
-        self._poll_soon(component.cluster for component in job.components)
+        for driver in self._drivers(component.cluster for component in job.components):
+            driver.poller.refresh()
         return job.id
 
     def _after_known(self, job: Job) -> Job:
@@ -452,14 +459,13 @@ class Service:
         found = resizable(record, component, processors, self.core.size_rules)
         wanted = ev.SizeWanted(time=self.now(), job_id=record.job.id, component=found, processors=processors)
         self._loop.enter(wanted)
-        self._poll_soon(claim.cluster for claim in record.claims if claim.component == found)
+        for driver in self._drivers(claim.cluster for claim in record.claims if claim.component == found):
+            driver.poller.poll_soon()
 
-    def _poll_soon(self, names: Iterable[ClusterName | None]) -> None:
-        """Poll clusters soon; all of them where one is None."""
+    def _drivers(self, names: Iterable[ClusterName | None]) -> list[ClusterDriver]:
+        """Return the drivers of some clusters; all of them where one is None."""
         wanted = set(names)
-        for name, driver in self.clusters.items():
-            if None in wanted or name in wanted:
-                driver.poller.poll_soon()
+        return [driver for name, driver in self.clusters.items() if None in wanted or name in wanted]
 
     @property
     def scripts(self) -> ScriptMaker:

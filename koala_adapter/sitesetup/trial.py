@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import ConfigurationError, KoalaError, LrmError
 from koala_adapter.lrm import CheckResult
 from koala_adapter.lrm.listing import attribute
@@ -366,8 +365,7 @@ class Trial:
         self._seen: dict[PlaceholderId, LrmJob] = {}
         self._trouble = ""
         self._left = False
-        shortest = shortest_poll_interval(config.requests_per_minute, lrm.requests_per_poll)
-        self._pace = PollPace(shortest_interval=shortest)
+        self._pace = PollPace(config.requests_per_minute)
 
     async def run(self) -> tuple[CheckResult, ...]:
         """Submit the placeholders, wait for them, use one, and see them gone. Raises nothing but cancellation."""
@@ -426,15 +424,15 @@ class Trial:
             count=len(self._visits),
             walltime=walltime if limit is None else min(walltime, limit),
         )
-        return await self._lrm.submit(
-            self._center.scripts.submission(
-                action,
-                self._config,
-                self._lrm,
-                next(iter(self._visits.values())).token,
-                door=self._commands.host.door,
-            )
+        submission = self._center.scripts.submission(
+            action,
+            self._config,
+            self._lrm,
+            next(iter(self._visits.values())).token,
+            door=self._commands.host.door,
         )
+        with self._commands.submitting():
+            return await self._lrm.submit(submission)
 
     async def _wait_for_agents(self) -> None:
         """Return when the agents have reported, or when it is clear that no more of them will soon."""
@@ -472,13 +470,14 @@ class Trial:
 
     async def _look(self) -> bool:
         """Read the LRM's word on the placeholders; tell whether one is listed and has not ended."""
+        before = self._commands.window.total
         try:
             listing = await self._lrm.jobs(name_prefix=self._batch)
         except LrmError as error:
             self._trouble = error.message
             return True
         finally:
-            self._pace.polled(anyio.current_time())
+            self._pace.polled(anyio.current_time(), self._commands.window.total - before)
         self._trouble = ""
         user = self._commands.host.user
         jobs = attribute(listing, {id_: self._ids.get(id_) for id_ in self._visits}, user=user).jobs

@@ -22,7 +22,7 @@ from koala_adapter.errors import ConfigurationError, LrmError, ServiceRunningErr
 from koala_adapter.host.accepting import serve_streams
 from koala_adapter.host.containment import report_refused
 from koala_adapter.host.sockets import is_loopback, local_tcp_user
-from koala_adapter.lrm.rate import RequestWindow
+from koala_adapter.lrm.rate import Priority, RequestWindow
 from koala_adapter.wiki.codec.frames import FrameReader
 from koala_adapter.wiki.codec.words import Dialect
 
@@ -184,7 +184,7 @@ def _plain(peer: str) -> Address | None:
 def _counted(window: RequestWindow) -> bool:
     """Count a request of a peer; return False when it exceeds the rate."""
     now = anyio.current_time()
-    if window.wait(now, urgent=True) > 0:
+    if window.wait(now, Priority.URGENT) > 0:
         return False
     window.record(now)
     return True

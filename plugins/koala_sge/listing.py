@@ -604,14 +604,6 @@ class GridEngineCommands(CommandSystem):
         complaint = result.complaint or f"exit code {result.returncode} and no output"
         raise error_of(kind_of_text(complaint), f"{result.argv[0]}: {complaint}")
 
-    async def first_line(self, command: Sequence[str]) -> str:
-        """Return the first line of text that a command printed."""
-        result = await self.run(command)
-        lines = [line.strip() for line in result.text.splitlines() if line.strip()]
-        if not lines:
-            raise error_of(FailureKind.UNAVAILABLE, f"{result.argv[0]}: {result.complaint or 'no output'}")
-        return lines[0]
-
     def changing_error(self, result: CommandResult, *, action: str) -> LrmError | None:  # noqa: ARG002 - the program says it
         """Return the error of a change, by the text alone, in the words of DRMAA's classification."""
         complaint = result.complaint
@@ -619,3 +611,11 @@ class GridEngineCommands(CommandSystem):
         if kind is not FailureKind.UNSUPPORTED:
             return error_of(kind, f"{result.argv[0]}: {complaint}")
         return error_of(FailureKind.UNAVAILABLE, f"{result.argv[0]}: {complaint}") if result.returncode else None
+
+
+def first_line(text: str) -> str:
+    """Return the first line of what ``qstat -help`` prints, the version. Raises LrmUnavailableError."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise LrmUnavailableError("qstat -help prints nothing", hint="is bin_directory that of Grid Engine's commands?")
+    return lines[0]

@@ -34,6 +34,7 @@ from koala_sge.explained import ExplainedJob, parse_explained
 from koala_sge.heldjobs import HeldJobs, possibly_hook_holds, without_users
 from koala_sge.listing import (
     GridEngineCommands,
+    first_line,
     parse_jobs,
     parse_layouts,
     parse_left,
@@ -186,20 +187,22 @@ class SgeLrm(CommandPlugin):
                 keep(self._complexes_path, self._complexes)
 
     async def _read_complexes(self) -> Complexes:
-        shown = await self._commands.read(LIST_COMPLEXES, action="listing of complexes")
         environment = self._settings.parallel_environment or await self._find_environment()
-        return parse_complexes(shown, environment)
+        return await self._commands.setting(
+            LIST_COMPLEXES, lambda shown: parse_complexes(shown, environment), action="listing of complexes"
+        )
 
     async def _find_environment(self) -> str:
-        queues = await self._commands.run(heldjobs.SHOW_QUEUES)
-        for name in environments_of_queues(queues.text, self._settings.queue)[:MOST_ENVIRONMENTS]:
-            if is_on_one_host((await self._commands.run(show_environment(name))).text):
+        wanted = self._settings.queue
+        names = await self._commands.setting(heldjobs.SHOW_QUEUES, lambda shown: environments_of_queues(shown, wanted))
+        for name in names[:MOST_ENVIRONMENTS]:
+            if await self._commands.setting(show_environment(name), is_on_one_host):
                 return name
         return ""
 
     async def version(self) -> str:
         """Return the version as qstat tells it, such as ``SGE 8.1.9``."""
-        return await self._commands.first_line(heldjobs.SHOW_VERSION)
+        return await self._commands.setting(heldjobs.SHOW_VERSION, first_line, action="asking for the version")
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -304,9 +307,9 @@ class SgeLrm(CommandPlugin):
         return [with_layout(job, self._layouts.get(job.id, (None, None))[1]) for job in jobs]
 
     async def queues(self) -> tuple[Queue, ...]:
+        limits = await self._commands.setting(heldjobs.SHOW_QUEUES, parse_limits)
         document = await self._commands.document(heldjobs.LIST_QUEUES)
-        shown = await self._commands.run(heldjobs.SHOW_QUEUES)
-        return parse_queues(document, parse_limits(shown.text), default=self._settings.queue)
+        return parse_queues(document, limits, default=self._settings.queue)
 
     async def accounted(self, ids: Sequence[LrmJobId]) -> Sequence[LrmJob]:
         """Return the ends that accounting knows; it can lag behind by 15 s (accounting_flush_time, sge_conf(5))."""

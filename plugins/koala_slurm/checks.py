@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import CheckResult, Submission
 from koala_adapter.lrm.commandplugin import Checks, OutsideChecks, bad, good
+from koala_adapter.lrm.commands import QUEUES_KEPT
 from koala_adapter.model import BatchKey, LrmJobId
 from koala_slurm import client, releases
 from koala_slurm.listing import (
@@ -28,6 +29,8 @@ from koala_slurm.submission import dry_run_command, sbatch_command
 from koala_slurm.words import parse_job_id, submission_error
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from koala_adapter.lrm.commandplugin import Step
     from koala_adapter.lrm.contract import Directives
     from koala_adapter.model import LrmJob, Queue
@@ -87,12 +90,16 @@ class SlurmChecks(Checks):
 
     async def _controller(self) -> CheckResult:
         self.require_answer()
-        config = self._config = parse_config(await self._commands.read(CONFIG_COMMAND, action="asking the controller"))
+        config = await self._commands.setting(CONFIG_COMMAND, parse_config, action="asking the controller")
+        self._config = config
         elements = config.max_array_size - 1
         return good("controller", f"cluster {config.cluster}, at most {elements} placeholders in one submission")
 
     async def _partitions(self) -> CheckResult:
-        partitions = parse_partitions(await self._commands.read(PARTITION_COMMAND, action="listing of partitions"))
+        action = "listing of partitions"
+        partitions = await self._commands.setting(
+            PARTITION_COMMAND, parse_partitions, action=action, within=QUEUES_KEPT
+        )
         up = [partition for partition in partitions if partition.up]
         if not up:
             return bad("partitions", "none is up", "wait until the site opens one")
@@ -102,8 +109,10 @@ class SlurmChecks(Checks):
         return good("partitions", "; ".join(_described(partition) for partition in partitions))
 
     async def _memory(self) -> CheckResult:
-        shown = await self._commands.read(PARTITION_COMMAND, action="listing of partitions")
-        names = without_default_memory(shown) if self._config is not None and self._config.whole_memory else ()
+        names: Sequence[str] = ()
+        if self._config is not None and self._config.whole_memory:
+            action = "listing of partitions"
+            names = await self._commands.setting(PARTITION_COMMAND, without_default_memory, action=action)
         if not names:
             return good("memory", "a placeholder takes none from others, or the site's default")
         where = ", ".join(names)

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmRejectedError
-from koala_adapter.lrm.commands import CommandSystem, message_line
+from koala_adapter.lrm.commands import SETTINGS_KEPT, CommandSystem, message_line
 from koala_slurm.listing import (
     NODE_COMMAND,
     PARTITION_COMMAND,
@@ -127,9 +127,6 @@ LISTING_REQUESTS = 6 + ASKED_SINGLY
 """At most, of a listing of all users: jobs (by pyslurm, and by squeue what that does not tell), details, partitions,
 licences, generic resources."""
 
-PARTITIONS_KEPT = 300.0
-"""Seconds after which partitions are read again: sites change them seldom."""
-
 # -- Reading nodes and jobs ----------------------------------------------------------------------------------
 # With sinfo and squeue.
 
@@ -161,14 +158,17 @@ class CommandReader:
             await self._read_partitions()
 
     async def _read_partitions(self) -> None:
-        shown = await self._commands.read(PARTITION_COMMAND, action="listing of partitions")
-        self._units, self._whole = parse_units(shown, self._unit), parse_whole(shown)
+        self._units, self._whole = await self._commands.setting(
+            PARTITION_COMMAND,
+            lambda shown: (parse_units(shown, self._unit), parse_whole(shown)),
+            action="listing of partitions",
+        )
         self._partitions_read_at = time.monotonic()
 
     async def nodes(self) -> tuple[Node, ...]:
         """List all nodes, each once; settings of partitions are read again now and then."""
         read_at = self._partitions_read_at
-        if read_at is not None and time.monotonic() > read_at + PARTITIONS_KEPT:
+        if read_at is not None and time.monotonic() > read_at + SETTINGS_KEPT:
             await self._read_partitions()
         output = await self._commands.read(NODE_COMMAND, action="listing of nodes")
         return parse_nodes(

@@ -16,7 +16,7 @@ import structlog
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import Capabilities, PinnedStart, RenderedSubmission
 from koala_adapter.lrm.commandplugin import CommandPlugin, require_directives
-from koala_adapter.lrm.commands import EXPORTED, message_line, portions, worst
+from koala_adapter.lrm.commands import EXPORTED, QUEUES_KEPT, SETTINGS_KEPT, message_line, portions, worst
 from koala_adapter.lrm.drmaa.choice import Submitter
 from koala_adapter.lrm.drmaa.libraries import SLURM
 from koala_adapter.model import LrmJobId, LrmJobState
@@ -149,7 +149,7 @@ class SlurmLrm(CommandPlugin):
 
         async def misfit(library: Path) -> str:
             # Later than at the start, the controller may have been updated meanwhile.
-            told = config if self._config is None else await self._read_config()
+            told = config if self._config is None else await self._read_config(within=0.0)
             return releases.misfit(library, release_number(told.version))
 
         self._config = None
@@ -191,8 +191,9 @@ class SlurmLrm(CommandPlugin):
         output = await self._commands.read(ADDRESS_COMMAND, action="listing of the nodes' addresses")
         return all_here(output, host=(await self._context.host.facts()).name)
 
-    async def _read_config(self) -> ControllerConfig:
-        return parse_config(await self._commands.read(CONFIG_COMMAND, action="reading the configuration"))
+    async def _read_config(self, *, within: float = SETTINGS_KEPT) -> ControllerConfig:
+        action = "reading the configuration"
+        return await self._commands.setting(CONFIG_COMMAND, parse_config, action=action, within=within)
 
     async def _accounting_works(self) -> bool:
         try:
@@ -235,7 +236,8 @@ class SlurmLrm(CommandPlugin):
         return self._outside
 
     async def queues(self) -> tuple[Queue, ...]:
-        return parse_partitions(await self._commands.read(PARTITION_COMMAND, action="listing of partitions"))
+        action = "listing of partitions"
+        return await self._commands.setting(PARTITION_COMMAND, parse_partitions, action=action, within=QUEUES_KEPT)
 
     async def accounted(self, ids: Sequence[LrmJobId]) -> Sequence[LrmJob]:
         """Return sacct's records of these jobs' arrays."""
@@ -384,7 +386,7 @@ class SlurmLrm(CommandPlugin):
         Different numbers of processors on its nodes need an operator's rights.
         """
         if self._config is None:
-            self._config = await self._read_config()
+            self._config = await self._read_config(within=0.0)
         try:
             await self._starting(start).begin(self._outside.known(start.job))
         except LrmRejectedError:

@@ -26,6 +26,7 @@ from koala_adapter.lrm.rate import (
     WINDOW,
     CircuitBreaker,
     PollPace,
+    Priority,
     RequestWindow,
     SharedWindow,
     prepare_directory,
@@ -49,7 +50,7 @@ def send_all(window: RequestWindow, wanted: list[tuple[float, bool]]) -> list[tu
     now, sent = 1000.0, []
     for pause, urgent in wanted:
         now += pause
-        while (wait := window.wait(now, urgent=urgent)) > 0:
+        while (wait := window.wait(now, Priority.URGENT if urgent else Priority.ORDINARY)) > 0:
             now += wait
         window.record(now)
         sent.append((now, urgent))
@@ -77,7 +78,7 @@ def test_ordinary_requests_leave_the_urgent_share(bound: int, wanted: list[tuple
     times = [time for time, _ in send_all(window, [(pause, False) for pause, _ in wanted])]
     ordinary = max(1, int(bound * (1 - URGENT_SHARE)))
     assert largest_in_any_window(times) <= ordinary
-    assert window.wait(times[-1], urgent=True) == 0.0
+    assert window.wait(times[-1], Priority.URGENT) == 0.0
 
 
 @given(bound=bounds, wanted=wishes, urgent=st.booleans())
@@ -85,9 +86,9 @@ def test_ordinary_requests_leave_the_urgent_share(bound: int, wanted: list[tuple
 def test_waiting_as_told_is_enough(bound: int, wanted: list[tuple[float, bool]], urgent: bool) -> None:  # noqa: FBT001
     window = RequestWindow(bound)
     now = send_all(window, wanted)[-1][0]
-    wait = window.wait(now, urgent=urgent)
+    wait = window.wait(now, Priority.URGENT if urgent else Priority.ORDINARY)
     assert 0.0 <= wait <= WINDOW
-    assert window.wait(now + wait + 0.01, urgent=urgent) == 0.0
+    assert window.wait(now + wait + 0.01, Priority.URGENT if urgent else Priority.ORDINARY) == 0.0
 
 
 def test_no_wait_without_need() -> None:
@@ -97,7 +98,7 @@ def test_no_wait_without_need() -> None:
         assert window.wait(100.0) == 0.0
         window.record(100.0)
     assert window.wait(130.0) == 30.0
-    assert window.wait(130.0, urgent=True) == 0.0
+    assert window.wait(130.0, Priority.URGENT) == 0.0
     assert window.wait(160.0) == 0.0
 
 
@@ -135,19 +136,44 @@ def test_breaker_closes_on_success() -> None:
     assert not breaker.open
 
 
-@given(shortest=st.floats(0.05, 40.0))
-def test_the_pace_of_polls(shortest: float) -> None:
-    pace, now = PollPace(shortest_interval=shortest), 1000.0
+@given(bound=bounds, wanted=wishes)
+def test_submissions_go_where_polls_have_used_their_share(bound: int, wanted: list[tuple[float, bool]]) -> None:
+    """Polls leave a tenth of the bound to submissions, and these leave a tenth to cancels."""
+    window = RequestWindow(10 * bound)
+    now = 1000.0
+    for priority, most in (
+        (Priority.ORDINARY, 8 * bound),
+        (Priority.SUBMISSION, 9 * bound),
+        (Priority.URGENT, 10 * bound),
+    ):
+        while window.wait(now, priority) == 0.0:
+            window.record(now)
+        assert len(window.times) == most
+
+
+@given(bound=st.integers(2, 600), cost=st.integers(1, 9))
+def test_the_pace_of_polls(bound: int, cost: int) -> None:
+    """Polls of any cost use half of the ordinary requests in the long run, and three quarters in any minute."""
+    pace, now = PollPace(bound), 1000.0
     times: list[float] = []
     while now < 1000.0 + 10 * WINDOW and len(times) < 2000:
         times.append(now)
-        pace.polled(now)
+        pace.polled(now, cost)
         now += pace.pause(now)
-    bound = WINDOW / shortest
+    ordinary = bound * (1 - URGENT_SHARE)
     windows = [sum(begin <= one < begin + WINDOW for one in times) for begin in times[::7]]
-    assert max(windows) <= 0.75 * bound + 1
-    assert len(times) <= (now - 1000.0) / WINDOW * bound * 0.53 + 2
-    assert times[1] - times[0] <= max(SHORTEST_PAUSE, (2 * shortest) ** 2 / WINDOW) + 1e-6
+    assert cost * max(windows) <= 0.75 * ordinary + cost
+    assert cost * len(times) <= (now - 1000.0) / WINDOW * ordinary * 0.53 + 2 * cost
+
+
+def test_a_poll_of_few_requests_is_soon_followed_by_another() -> None:
+    """What polls cost at the most does not matter, only what they did cost."""
+    cheap, dear = PollPace(60), PollPace(60)
+    cheap.polled(1000.0, 1)
+    dear.polled(1000.0, 7)
+    assert cheap.pause(1000.0) == SHORTEST_PAUSE
+    assert dear.pause(1000.0) > 5.0 * 0.9
+    assert PollPace(60).pause(1000.0) == SHORTEST_PAUSE
 
 
 # The window that processes share: the bound holds for all of them together, and a bad file stops nobody.
@@ -218,7 +244,7 @@ def test_another_process_leaves_the_urgent_share(path: Path) -> None:
     assert [one.take() for _ in range(8)] == [0.0] * 8
     clock.now += 20
     assert other.take() == 40.0
-    assert other.take(urgent=True) == 0.0
+    assert other.take(Priority.URGENT) == 0.0
     clock.now += 40
     assert other.take() == 0.0
     assert (one.total, other.total) == (8, 2)
