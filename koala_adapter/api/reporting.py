@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from koala_adapter import api
+from koala_adapter.lrm.rate import Priority
 from koala_adapter.model import RunnerName
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.report.sitevalues import ClusterReport, PlannedComponent, PlannedTravel, PlanReport
@@ -420,27 +421,38 @@ def _put_off(service: Service, job_id: JobId) -> str:
     record = service.state.jobs[job_id]
     told = []
     for name, driver in service.clusters.items():
-        waits = driver.commands.waits()
-        if waits >= SHORTEST_TOLD and (what := _to_be_asked(service.state, record, name)):
-            often = f"{name} has been asked {driver.config.requests_per_minute} times a minute"
-            told.append(f"{often}, its bound (requests_per_minute): {what} in {waits:.0f} s.")
+        submits = driver.commands.waits(Priority.SUBMISSION)
+        if submits >= SHORTEST_TOLD and _is_submitted(service.state, record, name):
+            told.append(f"{_asked_enough(driver)}: the submission goes in {submits:.0f} s.")
+        looks = driver.commands.waits()
+        if looks >= SHORTEST_TOLD and _is_looked_for(service.state, record, name):
+            told.append(f"{_asked_enough(driver)}: it is looked at again in {looks:.0f} s.")
     return " ".join(told)
 
 
-def _to_be_asked(state: State, record: JobRecord, name: ClusterName) -> str:
-    """Return what a job waits for that a cluster must be asked; empty: nothing."""
+def _asked_enough(driver: ClusterDriver) -> str:
+    """Return in words that a cluster may not be asked now."""
+    bound = driver.config.requests_per_minute
+    return f"{driver.name} has been asked as often as its bound of {bound} a minute (requests_per_minute) allows"
+
+
+def _is_submitted(state: State, record: JobRecord, name: ClusterName) -> bool:
+    """Return whether placeholders of a job are being submitted to a cluster."""
     batches = (batch for batch in state.batches.values() if (batch.job_id, batch.cluster) == (record.job.id, name))
-    if any(batch.lrm_ids is None and batch.uncertain is None for batch in batches):
-        return "the submission goes"
+    return any(batch.lrm_ids is None and batch.uncertain is None for batch in batches)
+
+
+def _is_looked_for(state: State, record: JobRecord, name: ClusterName) -> bool:
+    """Return whether a job waits for a look at a cluster: for its slots there, or for the end of its placeholders."""
     cluster = state.clusters[name]
     slots = [one.slot_on(name) for one in record.job.components if one.cluster in {None, name}]
     unseen = record.state is JobState.WAITING and any(
         cluster.polled_at is None or not cluster.has_counted(slot) for slot in slots
     )
-    ends = record.state.final and any(
-        (one.job_id, one.cluster) == (record.job.id, name) for one in state.placeholders.values()
+    return unseen or any(
+        (one.job_id, one.cluster) == (record.job.id, name) and (record.state.final or one.waiting)
+        for one in state.placeholders.values()
     )
-    return "it is looked at again" if unseen or ends else ""
 
 
 def report_to_keep(service: Service, job_id: JobId) -> str:

@@ -358,7 +358,9 @@ class KeptAnswers:
         recent = {question: one for question, one in kept.items() if one[0] > given[0] - UNUSED_AFTER}
         with suppress(OSError):
             new = self._path.with_suffix(f".{os.getpid()}.new")
-            new.write_text(json.dumps(recent), encoding="utf-8")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(new, flags, 0o600), "w", encoding="utf-8") as file:
+                json.dump(recent, file)
             new.replace(self._path)
 
 

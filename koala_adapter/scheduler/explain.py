@@ -570,7 +570,7 @@ def _state_of(cluster: ClusterRecord, slot: Slot, now: float) -> str:
     if closed is not None:
         return f"is {closed}" if cluster.listed or cluster.unavailable else f"is closed: {closed}"
     if not cluster.has_counted(slot):
-        return f"was {NOT_COUNTED}"
+        return "was not looked at yet" if cluster.polled_at is None else f"was {NOT_COUNTED}"
     if cluster.room <= 0 and cluster.managed:
         return f"has no room (our jobs have all {cluster.managed} that we may use)"
     return f"has room for {max(0, cluster.room_for(slot).room)}"

@@ -162,6 +162,7 @@ class CommandReader:
             PARTITION_COMMAND,
             lambda shown: (parse_units(shown, self._unit), parse_whole(shown)),
             action="listing of partitions",
+            within=SETTINGS_KEPT,
         )
         self._partitions_read_at = time.monotonic()
 

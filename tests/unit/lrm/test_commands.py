@@ -32,6 +32,7 @@ from koala_adapter.lrm.commands import (
     parsed,
     portions,
 )
+from koala_adapter.lrm.rate import Priority
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.testing import eventually
 
@@ -153,6 +154,23 @@ async def test_each_command_counts() -> None:
     await runner.run(["true"])
     await runner.admit()
     assert runner.window.total == 2
+
+
+async def test_submissions_wait_less_than_polls() -> None:
+    """What polls may not use any more is there for a submission; who waits for what is told apart."""
+    runner = CommandRunner(per_minute=10)
+    for _ in range(8):
+        await runner.admit()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(runner.admit)
+        await anyio.wait_all_tasks_blocked()
+        assert 50 < runner.waits() <= 60
+        with runner.submitting():
+            await runner.admit()
+        assert runner.window.total == 9
+        assert runner.waits(Priority.SUBMISSION) == 0
+        tasks.cancel_scope.cancel()
+    assert runner.waits() == 0
 
 
 async def test_over_the_bound_one_waits() -> None:
@@ -367,3 +385,34 @@ def test_portions_are_complete_and_bounded() -> None:
     assert list(portions(["1", "2", "3"], 2)) == [("1", "2"), ("3",)]
     assert list(portions(["1", "2"], 1)) == [("1",), ("2",)]
     assert list(portions([], 2)) == []
+
+
+async def test_settings_are_asked_for_once(pbs: CommandSystem, tmp_path: Path) -> None:
+    """An answer serves all who read it, each in its own way, until it is too old for one."""
+    says(tmp_path, "qmgr", out="a = 1")
+    assert await pbs.setting(["qmgr"], str.strip, action="reading") == "a = 1"
+    says(tmp_path, "qmgr", out="a = 2")
+    assert await pbs.setting(["qmgr"], str.upper) == "A = 1"
+    assert await pbs.setting(["qmgr", "-a"], str.strip) == "a = 2"
+    assert await pbs.setting(["qmgr"], str.strip, within=-1.0) == "a = 2"
+    assert await pbs.setting(["qmgr"], str.strip) == "a = 2"
+
+
+async def test_a_failure_is_no_answer_that_is_kept(pbs: CommandSystem, tmp_path: Path) -> None:
+    """Nor is what could not be read, or what another process kept and this one cannot read."""
+
+    def strictly(text: str) -> str:
+        if "=" not in text:
+            raise LrmUnavailableError("cannot be read")
+        return text.strip()
+
+    says(tmp_path, "qmgr", out="a = 0", err="connection refused", status=1)
+    with pytest.raises(LrmError):
+        await pbs.setting(["qmgr"], strictly, action="reading")
+    assert await pbs.setting(["qmgr"], strictly) == "a = 0"
+    says(tmp_path, "qmgr", out="rubbish")
+    with pytest.raises(LrmUnavailableError):
+        await pbs.setting(["qmgr"], strictly)
+    assert await pbs.setting(["qmgr"], str.strip) == "rubbish"
+    says(tmp_path, "qmgr", out="a = 1")
+    assert await pbs.setting(["qmgr"], strictly) == "a = 1"

@@ -17,6 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from koala_adapter.lrm.rate import (
+    LARGEST_ANSWER,
     LOCKED_AT_MOST,
     LOCKED_PAUSE,
     SHORTEST_PAUSE,
@@ -25,6 +26,7 @@ from koala_adapter.lrm.rate import (
     URGENT_SHARE,
     WINDOW,
     CircuitBreaker,
+    KeptAnswers,
     PollPace,
     Priority,
     RequestWindow,
@@ -306,6 +308,55 @@ def test_a_file_removed_meanwhile_is_made_anew(path: Path) -> None:
 def test_each_batch_system_has_a_file_of_its_own(tmp_path: Path) -> None:
     paths = {window_path(tmp_path, *words) for words in (("a", "b"), ("ab",), ("a", "c"), ("a", "b"))}
     assert len(paths) == 3
+
+
+# -- Answers that are kept.
+
+
+def test_an_answer_serves_for_a_while(path: Path) -> None:
+    """It serves its own process for as long as each question allows, another one for as long as that trusts it."""
+    clock = Clock()
+    own = KeptAnswers(path, clock=clock)
+    own.keep("settings", "a = 1")
+    clock.now += 20
+    assert own.get("settings", within=30) == "a = 1"
+    assert own.get("settings", within=10) is None
+    assert own.get("another", within=30) is None
+    assert KeptAnswers(path, trusted=30, clock=clock).get("settings", within=30) == "a = 1"
+    assert KeptAnswers(path, trusted=10, clock=clock).get("settings", within=30) is None
+    assert KeptAnswers(path, clock=clock).get("settings", within=30) is None
+    assert path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("content", ["", "[1, 2]", '{"settings": 3}', '{"settings": ["x", "y"]}', "\x00"])
+def test_a_damaged_file_of_answers_has_none(path: Path, content: str) -> None:
+    path.write_text(content)
+    clock = Clock()
+    answers = KeptAnswers(path, trusted=30, clock=clock)
+    assert answers.get("settings", within=30) is None
+    answers.keep("settings", "a = 1")
+    assert KeptAnswers(path, trusted=30, clock=clock).get("settings", within=30) == "a = 1"
+
+
+def test_answers_of_several_questions_are_kept_together(path: Path) -> None:
+    """Old ones, and very large ones, are not."""
+    clock = Clock()
+    one, other = KeptAnswers(path, clock=clock), KeptAnswers(path, clock=clock)
+    one.keep("old", "0")
+    clock.now += UNUSED_AFTER
+    one.keep("large", "x" * (LARGEST_ANSWER + 1))
+    one.keep("one", "1")
+    other.keep("other", "2")
+    kept = KeptAnswers(path, trusted=2 * UNUSED_AFTER, clock=clock)
+    found = {name: kept.get(name, within=2 * UNUSED_AFTER) for name in ("old", "large", "one", "other")}
+    assert found == {"old": None, "large": None, "one": "1", "other": "2"}
+    assert one.get("large", within=1) == "x" * (LARGEST_ANSWER + 1)
+
+
+def test_answers_that_cannot_be_written_serve_their_process(tmp_path: Path) -> None:
+    answers = KeptAnswers(tmp_path / "missing" / "file", clock=Clock())
+    answers.keep("settings", "a = 1")
+    assert answers.get("settings", within=1) == "a = 1"
 
 
 # -- Slots counted on nodes: how many of a shape there are ever, and now.

@@ -263,7 +263,7 @@ async def test_a_change_of_a_partition_is_seen_later(
     lrm = await started(cluster, context)
     cluster.conf.write_text(cluster.conf.read_text().replace('"whole_nodes": false', '"whole_nodes": true'))
     assert {node.places("main") for node in await lrm.nodes()} == {4}
-    monkeypatch.setattr("koala_slurm.client.PARTITIONS_KEPT", -1.0)
+    monkeypatch.setattr("koala_slurm.client.SETTINGS_KEPT", -1.0)
     assert {node.places("main") for node in await lrm.nodes()} == {1}
     cluster.close()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import anyio
@@ -14,13 +15,13 @@ import pytest
 from koala_adapter.config.sitefile import ClusterConfig, load_site
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm import Capabilities, Submission, load_plugins
-from koala_adapter.lrm.commands import THIS_HOST, CommandRunner
+from koala_adapter.lrm.commands import CommandRunner
 from koala_adapter.lrm.listing import answering
 from koala_adapter.model import BatchKey, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, NodeState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.events import Event
 from koala_adapter.service.agents import leave_token
-from koala_adapter.service.clusters import ClusterDriver, ClusterReading, Poller
+from koala_adapter.service.clusters import READING_SERVES, ClusterDriver, ClusterReading, Poller
 from koala_adapter.service.listings import ClusterObservation, Judgement, ListingJudge, new_holds
 from koala_adapter.service.opening import make_lrm, request_window, token_path
 from tests.unit.scheduler.scheduler_site import A, Site, component, job
@@ -315,7 +316,7 @@ class Polled:
         self._restless = restless
         core = StandInCore(Site({}))
         core.others_matter, core.grows = others_matter, growth_waits
-        self.poller = Poller(core, settings or config(), self.lrm, self, THIS_HOST)  # type: ignore[arg-type]
+        self.poller = Poller(core, settings or config(), self.lrm, self, CommandRunner())  # type: ignore[arg-type]
 
     def examine(self, reading: ClusterReading) -> bool:
         self.readings.append(reading)
@@ -426,6 +427,21 @@ async def test_a_wish_shortens_the_pause() -> None:
                 polled.poller.poll_soon()
                 await anyio.sleep(0.05)
         tasks.cancel_scope.cancel()
+
+
+async def test_a_new_job_needs_no_second_look() -> None:
+    """It is placed by a look that has just been made; a look is repeated when that has become too old."""
+    driven = Driven(poll_interval=3600)
+    poller = driven.driver.poller
+    poller.refresh()
+    assert poller._next_due == -inf
+    await poller._poll()
+    poller._due_if_waiting = inf
+    poller.refresh()
+    assert READING_SERVES - 1 < poller._next_due - anyio.current_time() <= READING_SERVES
+    driven.core.state.jobs.clear()
+    driven.core.state.placeholders.clear()
+    assert poller._next_due == inf
 
 
 async def test_errors_of_an_lrm_pass_as_they_are() -> None:

@@ -777,7 +777,7 @@ async def test_a_submission_polls_the_clusters_that_it_names(served: Served, mon
     async with served.running() as service:
         polled: list[str] = []
         for name, driver in service.clusters.items():
-            monkeypatch.setattr(driver.poller, "poll_soon", partial(polled.append, name))
+            monkeypatch.setattr(driver.poller, "refresh", partial(polled.append, name))
         for cluster, expected in (("b", ["b"]), (None, ["a", "b", "c"])):
             polled.clear()
             one = component("x", 1, cluster=cluster)

@@ -22,6 +22,7 @@ from koala_adapter.config.sitefile import load_site
 from koala_adapter.driver.loop import EventLoop
 from koala_adapter.errors import JobRefusedError, LrmUnavailableError, ServiceAbsentError, ServiceUnavailableError
 from koala_adapter.lrm import Submission, load_plugins
+from koala_adapter.lrm.rate import Priority
 from koala_adapter.model import BatchKey, ClusterName, JobId, LrmJobId, PlaceholderId
 from koala_adapter.outcome import JobState
 from koala_adapter.service.agents import last_words, tidy_words, words_paths
@@ -162,7 +163,7 @@ async def test_a_submission_that_waits_for_the_bound_of_requests_says_so(
     """A user who starts many short jobs learns why the next one is not queued yet."""
     async with served.running() as service:
         (driver, *_) = service.clusters.values()
-        while not driver.commands.window.take():
+        while not driver.commands.window.take(Priority.SUBMISSION):
             pass  # until the minute is full
 
         async def asks(_: Submission) -> tuple[LrmJobId, ...]:
@@ -172,7 +173,10 @@ async def test_a_submission_that_waits_for_the_bound_of_requests_says_so(
         for each in service.clusters.values():
             monkeypatch.setattr(each.lrm, "submit", asks)
         id_ = submit(service, "one")
-        await until(lambda: "its bound (requests_per_minute)" in live_report(service, id_).explanation, service)
+        await until(
+            lambda: "(requests_per_minute) allows: the submission goes in" in live_report(service, id_).explanation,
+            service,
+        )
 
 
 async def test_what_waits_for_a_look_that_is_put_off_says_so(served: Served) -> None:
