@@ -431,16 +431,17 @@ async def test_a_wish_shortens_the_pause() -> None:
 
 async def test_a_new_job_needs_no_second_look() -> None:
     """It is placed by a look that has just been made; a look is repeated when that has become too old."""
-    driven = Driven(poll_interval=3600)
-    poller = driven.driver.poller
+    site = Site({"a": 4})
+    site.submit(job("1", component("x", 2, cluster="a")))
+    poller = Polled(settings=config(poll_interval=3600)).poller
+    poller._core = StandInCore(site)
     poller.refresh()
     assert poller._next_due == -inf
     await poller._poll()
     poller._due_if_waiting = inf
     poller.refresh()
     assert READING_SERVES - 1 < poller._next_due - anyio.current_time() <= READING_SERVES
-    driven.core.state.jobs.clear()
-    driven.core.state.placeholders.clear()
+    poller._core = StandInCore(Site({}))
     assert poller._next_due == inf
 
 
