@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import click
 
 from koala_adapter.api.statedirectory import prepare_directory
 from koala_adapter.cli.session import EXIT_FAILURE, Session, command_body, pass_session
+from koala_adapter.cli.terminal import run_in_foreground
 from koala_adapter.config.diagnosis import not_among
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.host.privatedirectory import make_private_directory
@@ -61,5 +61,6 @@ def log_in(site: RemoteSiteConfig, directory: Path, *, end: bool = False) -> Non
     prepare_directory(directory)
     make_private_directory(socket.parent)
     command = (logout_command if end else login_command)(site.ssh, site.ssh_options, socket, site.program)
-    if subprocess.run(command, check=False).returncode:
+    # What ssh starts to reach the site (ProxyCommand) serves the login for as long as that lasts.
+    if run_in_foreground(command):
         sys.exit(EXIT_FAILURE)
