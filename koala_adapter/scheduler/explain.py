@@ -16,6 +16,7 @@ from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.claiming.connections import doubts, doubts_of, must_connect, said_apart, said_untried
 from koala_adapter.scheduler.claiming.dependencies import WORDS, awaited
 from koala_adapter.scheduler.claiming.queue import position_of
+from koala_adapter.scheduler.claiming.reservations import wants_reservation
 from koala_adapter.scheduler.claiming.staging import STARTS_IN, expected_hold, submission_at
 from koala_adapter.scheduler.claiming.waiting import awaited_looks
 from koala_adapter.scheduler.context import NOT_COUNTED, closed_reason, lack_of
@@ -148,7 +149,7 @@ def _sizes(state: State, record: JobRecord, component: Component) -> str:
         cluster = state.clusters.get(record.claims[part.claim].cluster or ClusterName(""))
         on = "" if len(claims) == 1 or cluster is None else f" on {cluster.name}"
         changing += f"; {_change(change, part)}{on}{_shrunk_for(cluster, change)}"
-    changing += "".join(_places(state, record, claim) for claim in claims)
+    changing += "".join(_places(state, record, claim) for claim in claims) + _asked_back(record, component)
     others = "".join(f" {wanted_by_others(cluster)}." for cluster in clusters if cluster.others_waiting)
     return f" {who} can have {component.minimum} to {component.maximum} processors {where}{asks}{changing}.{others}"
 
@@ -160,6 +161,15 @@ def _places(state: State, record: JobRecord, claim: Claim) -> str:
         return ""
     wait = "1 placeholder waits" if waiting == 1 else f"{waiting} placeholders wait"
     return f"; {wait} in the queue of {claim.cluster} for a growth to {record.sizes_wanted[claim.component]}"
+
+
+def _asked_back(record: JobRecord, component: Component) -> str:
+    """Return how many processors beyond the size that the owner wants are still to be asked back, in words."""
+    name, wanted = component.name, record.sizes_wanted.get(component.name)
+    if wanted is None or record.ends:
+        return ""
+    surplus = record.size(name) + record.coming(name) - record.leaving(name) - wanted
+    return f"; {surplus} more than the {wanted} that its owner wants are to be asked back" if surplus > 0 else ""
 
 
 def sizes_it_had(record: JobRecord) -> str:
@@ -369,9 +379,20 @@ def files_on_the_way(state: State, record: JobRecord, now: float) -> str:
     transfers = [_transfer(name, one, now) for name, one in record.staging.items() if not one.done]
     if not transfers:
         return ""
-    asked = [_postponed(state, record, claim, now) for claim in record.claims if claim.postponed is not None]
-    processors = f" Processors are asked for so that they are held then: {'; '.join(asked)}." if asked else ""
-    return f" Its input files are on the way: {'; '.join(transfers)}.{processors}"
+    return f" Its input files are on the way: {'; '.join(transfers)}.{_claimed_later(state, record, now)}"
+
+
+def _claimed_later(state: State, record: JobRecord, now: float) -> str:
+    """Say when processors are asked for that are to be held when files are there; empty: reservations see to it."""
+    if record.reservations and not record.not_reserved:
+        return ""
+    later = [claim for claim in record.claims if claim.postponed is not None]
+    reserved = [claim for claim in later if wants_reservation(state, record, claim)]
+    if reserved:
+        where = _joined(f"{claim.missing} on {claim.cluster}" for claim in reserved)
+        return f" Processors are reserved ({where}) when it is known when the files are there."
+    asked = "; ".join(_postponed(state, record, claim, now) for claim in later)
+    return f" Processors are asked for so that they are held then: {asked}." if asked else ""
 
 
 def reservations(record: JobRecord, now: float) -> str:

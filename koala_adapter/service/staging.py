@@ -270,10 +270,14 @@ class Stager:
         return self._sites[str(config.site)]
 
     async def _wait(self, transfer: Transfer, why: str, until: anyio.Event) -> None:
-        if transfer.waits_for != why:
+        new = transfer.waits_for != why
+        if new:
             log.info("input files wait", job=transfer.job_id, cluster=transfer.cluster, reason=why)
         transfer.waits_for, transfer.moved, transfer.admitted = why, 0, False
-        self._tell(transfer)
+        if not transfer.began:
+            transfer.missing = transfer.size  # what is there already is not known
+        # The scheduler would submit placeholders by an estimate that does not hold any more.
+        self._tell(transfer, always=new and transfer.missing > 0)
         with anyio.move_on_after(PAUSE):
             await until.wait()
 

@@ -77,6 +77,16 @@ def test_all_clusters_reserve_for_the_same_time_before_placeholders_are_submitte
     assert all(one.walltime < ask.seconds for one, ask in zip(submitted, asked, strict=True))
 
 
+def test_what_is_reserved_is_not_said_to_be_asked_for() -> None:
+    """While files travel, the explanation tells of reservations, or of what they wait for."""
+    site = ReservingSite()
+    site.submit(with_file())
+    assert "Processors are reserved for it, beginning in" in site.explained()
+    assert "asked for so" not in site.explained()
+    site.made(NAMES[0])
+    assert "asked for so" not in site.explained()
+
+
 def test_reservations_are_given_back_when_the_last_placeholder_is_gone() -> None:
     site = ReservingSite()
     site.submit(two_clusters())

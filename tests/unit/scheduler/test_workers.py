@@ -343,7 +343,10 @@ def test_an_application_that_keeps_what_it_has_is_not_asked_for_ever() -> None:
     site.start(headed(1, 3))
     site.grow_by(of_kind(OfferProcessors, site.actions)[0])
     (asked,) = of_kind(RequestProcessors, want(site, 1))
+    assert "it has been asked to give up 2" in site.explained()
+    assert "are to be asked back" not in site.explained()
     assert of_kind(RequestProcessors, site.answer(asked, 0)) == []
+    assert "; 2 more than the 1 that its owner wants are to be asked back" in site.explained()
     site.now += 16
     assert len(of_kind(RequestProcessors, site.poll("a", 4, idle=0, ours=4))) == 1
 

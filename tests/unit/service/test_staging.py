@@ -150,6 +150,9 @@ async def test_a_site_that_is_away_is_waited_for(place: Place, tmp_path: Path, m
     async with home.serving():
         home.stage(made)
         await home.until_waiting("1", "site delft is away")
+        told = await home.until(StagingProgressed, "1")  # no placeholders are submitted by an earlier estimate
+        assert isinstance(told, StagingProgressed)
+        assert (told.missing_bytes, told.rate) == (SIZE, None)
         place.away.unlink()
         await home.until(FilesStaged, "1")
     assert home.cached == 1
