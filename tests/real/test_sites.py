@@ -36,10 +36,6 @@ from tests.real.user import part
 INIT_PATIENCE = 180.0
 
 
-MOST_ASKED = 15
-"""Requests of a short job to all batch systems together, with three looks at each more than it needs."""
-
-
 def koala(home: Path, variables: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run ``koala`` as a new user does, who has nothing in the home directory."""
     environment = {
@@ -59,12 +55,6 @@ def koala(home: Path, variables: Mapping[str, str], *arguments: str) -> subproce
         timeout=INIT_PATIENCE,
         check=False,
     )
-
-
-def asked(home: Path) -> dict[str, int]:
-    """Return how many requests of the last minute are counted for each batch system."""
-    files = (home / ".local" / "state" / "koala" / "requests").glob("*.requests")
-    return {file.name: file.stat().st_size // 8 for file in files}
 
 
 def test_from_nothing_to_the_first_job(slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path) -> None:
@@ -91,12 +81,9 @@ def test_from_nothing_to_the_first_job(slurm_a: SlurmCluster, sge_cell: GridEngi
     assert done.returncode == 0, done.stdout + done.stderr
 
     for _ in range(3):
-        before = asked(tmp_path)
         done = koala(tmp_path, {}, *job)
         assert (done.returncode, done.stdout.count("hello")) == (0, 2), done.stderr
-        assert "requests_per_minute" not in done.stderr
-        # A look before the submission, and one after the job, are two requests each where it runs.
-        assert sum(asked(tmp_path).values()) - sum(before.values()) <= MOST_ASKED
+        assert "requests_per_minute" not in done.stderr  # it has not waited for its bound
 
     done = koala(tmp_path, variables, "init", "--yes")
     assert done.returncode != 0

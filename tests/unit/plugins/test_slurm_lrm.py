@@ -19,6 +19,7 @@ from koala_adapter.errors import (
 from koala_adapter.lrm import ClusterContext, PinnedStart, Submission
 from koala_adapter.lrm.commands import CommandResult, child_environment
 from koala_adapter.lrm.contract import Directives, ReservationRequest
+from koala_adapter.lrm.rate import KeptAnswers
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.slots import Slot
 from koala_adapter.testing import RecordingRunner, eventually, new_context
@@ -265,6 +266,22 @@ async def test_a_change_of_a_partition_is_seen_later(
     assert {node.places("main") for node in await lrm.nodes()} == {4}
     monkeypatch.setattr("koala_slurm.client.SETTINGS_KEPT", -1.0)
     assert {node.places("main") for node in await lrm.nodes()} == {1}
+    cluster.close()
+
+
+async def test_the_next_command_asks_for_no_settings_again(tmp_path: Path) -> None:
+    """What the first one was told serves one that trusts it, and checks of the same command."""
+    cluster = FakeSlurm(tmp_path / "fake", cpus=4, release="26.05.5")
+    found: list[list[str]] = []
+    for trusted in 0.0, 60.0, 0.0:
+        context = new_context(tmp_path)
+        assert isinstance(context.commands, RecordingRunner)
+        context.commands.kept_answers = KeptAnswers(tmp_path / "answers", trusted=trusted)
+        lrm = await started(cluster, context)
+        assert {node.places("main") for node in await lrm.nodes()} == {4}
+        await lrm.queues()
+        found.append([Path(command.argv[0]).name for command in context.commands.commands])
+    assert found == [["scontrol", "scontrol", "sinfo"], ["sinfo"], ["scontrol", "scontrol", "sinfo"]]
     cluster.close()
 
 
