@@ -2,8 +2,8 @@
 """Fixtures of the real batch systems.
 
 `slurm_a`, `slurm_b` and `sge_cell` run through the whole session, because several tests use all three at once; each
-test gets them empty. A test that destroys a daemon for good, or needs other settings, makes a system of its own with
-`new_slurm` or `new_grid_engine`.
+test gets them empty. A test that destroys a daemon for good, or needs other settings, makes a system of its own, and
+starts it with `started`.
 """
 
 from __future__ import annotations
@@ -16,43 +16,14 @@ from typing import Protocol
 import pytest
 
 from tests.real.agents import Site
-from tests.real.lrms import Served, System
+from tests.real.lrms import Served
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import SystemDirectory, compile_program
 from tests.real.systems.requirements import (
-    missing_for_grid_engine,
     missing_for_mpi,
-    missing_for_slurm,
     require,
 )
-from tests.real.systems.slurm import Authentication
 from tests.real.user import KoalaUser, Values
-
-
-class NewSlurm(Protocol):
-    """Makes started Slurm clusters; they end with the test."""
-
-    def __call__(
-        self,
-        name: str = "x",
-        *,
-        nodes: int = 1,
-        cpus: int = 4,
-        auth: Authentication = "none",
-        settings: Mapping[str, str] | None = None,
-        node_options: str = "",
-        partition_options: str = "",
-    ) -> SlurmCluster:
-        """Return a cluster of its own, up and idle."""
-
-
-class NewGridEngine(Protocol):
-    """Makes started Grid Engine cells; they end with the test."""
-
-    def __call__(
-        self, name: str = "x", *, slots: int = 4, configuration: Mapping[str, str] | None = None
-    ) -> GridEngineCell:
-        """Return a cell of its own, up and idle."""
 
 
 class NewUser(Protocol):
@@ -73,7 +44,6 @@ class NewUser(Protocol):
 @pytest.fixture(scope="session")
 def session_slurm_a() -> Iterator[SlurmCluster]:
     """Run cluster `a`, two nodes of four processors, through the session; tests take `slurm_a`."""
-    require(missing_for_slurm())
     with SlurmCluster("a", nodes=2, cpus=4) as cluster:
         yield cluster
 
@@ -81,7 +51,6 @@ def session_slurm_a() -> Iterator[SlurmCluster]:
 @pytest.fixture(scope="session")
 def session_slurm_b() -> Iterator[SlurmCluster]:
     """Run cluster `b`, two nodes of four processors, through the session; tests take `slurm_b`."""
-    require(missing_for_slurm())
     with SlurmCluster("b", nodes=2, cpus=4) as cluster:
         yield cluster
 
@@ -89,7 +58,6 @@ def session_slurm_b() -> Iterator[SlurmCluster]:
 @pytest.fixture(scope="session")
 def session_sge_cell() -> Iterator[GridEngineCell]:
     """Run cell `c`, one host of four slots, through the session; tests take `sge_cell`."""
-    require(missing_for_grid_engine())
     with GridEngineCell("c", slots=4) as cell:
         yield cell
 
@@ -115,53 +83,11 @@ def sge_cell(session_sge_cell: GridEngineCell) -> Iterator[GridEngineCell]:
     session_sge_cell.reset()
 
 
-@pytest.fixture(params=["slurm_a", "sge_cell"])
-def system(request: pytest.FixtureRequest) -> System:
-    """Give the test a Slurm cluster, and once more a Grid Engine cell."""
-    found: System = request.getfixturevalue(request.param)
-    return found
-
-
 @pytest.fixture
-def new_slurm() -> Iterator[NewSlurm]:
-    """Return a function that starts a Slurm cluster for this test alone."""
-    with ExitStack() as clusters:
-
-        def make(
-            name: str = "x",
-            *,
-            nodes: int = 1,
-            cpus: int = 4,
-            auth: Authentication = "none",
-            settings: Mapping[str, str] | None = None,
-            node_options: str = "",
-            partition_options: str = "",
-        ) -> SlurmCluster:
-            require(missing_for_slurm(munge=auth == "munge"))
-            cluster = SlurmCluster(
-                name,
-                nodes=nodes,
-                cpus=cpus,
-                auth=auth,
-                settings=settings,
-                node_options=node_options,
-                partition_options=partition_options,
-            )
-            return clusters.enter_context(cluster)
-
-        yield make
-
-
-@pytest.fixture
-def new_grid_engine() -> Iterator[NewGridEngine]:
-    """Return a function that starts a Grid Engine cell for this test alone."""
-    with ExitStack() as cells:
-
-        def make(name: str = "x", *, slots: int = 4, configuration: Mapping[str, str] | None = None) -> GridEngineCell:
-            require(missing_for_grid_engine())
-            return cells.enter_context(GridEngineCell(name, slots=slots, configuration=configuration))
-
-        yield make
+def started() -> Iterator[ExitStack]:
+    """Return what is to be entered by batch systems for this test alone; they end with it."""
+    with ExitStack() as systems:
+        yield systems
 
 
 @pytest.fixture(scope="session")
@@ -182,12 +108,7 @@ def allreduce(programs: Path) -> Path:
 @pytest.fixture
 def new_user(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewUser]:
     """Return a function that makes a user of koala and starts the service."""
-    for system in (
-        "slurm_a",
-        "slurm_b",
-        "sge_cell",
-        "system",
-    ):  # emptied after the end of services, which would fill them again
+    for system in ("slurm_a", "slurm_b", "sge_cell"):  # emptied after the end of services, which would fill them again
         if system in request.fixturenames:
             request.getfixturevalue(system)
     with ExitStack() as users:

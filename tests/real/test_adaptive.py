@@ -28,7 +28,6 @@ from tests.real.lrms import System, local_job, placeholders
 from tests.real.slow_commands import PausedCommand
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, SeenProcess, find_processes, wait_until
-from tests.real.systems.requirements import missing_for_slurm, require
 from tests.real.user import KoalaUser, part
 from tests.wishes import write_wishes
 
@@ -330,7 +329,6 @@ NEWCOMERS_NODE = "n2"
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[SlurmCluster]:
     """Run a Slurm cluster of two nodes of one processor each."""
-    require(missing_for_slurm())
     with SlurmCluster("losses", nodes=2, cpus=1) as cluster:
         yield cluster
 
@@ -391,7 +389,7 @@ def suspended(user: KoalaUser, rank: int) -> Iterator[None]:
 
 def set_down(system: SlurmCluster) -> None:
     """Have Slurm give up the node of the newcomer: by itself it does so when it has not heard of it for long."""
-    system.run("scontrol", "update", f"NodeName={NEWCOMERS_NODE}", "State=DOWN", "Reason=test")
+    system.give_up(NEWCOMERS_NODE)
 
 
 def agents_directories(system: SlurmCluster) -> set[Path]:

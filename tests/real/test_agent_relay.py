@@ -18,6 +18,7 @@ import pytest
 from anyio import to_thread
 
 from koala_adapter.model import JobId, PlaceholderId
+from koala_adapter.vjm import tunnels
 from koala_adapter.vjm.channel import (
     Forward,
     Forwarded,
@@ -140,8 +141,9 @@ async def check_answer(port: int, data: bytes) -> None:
     assert await to_thread.run_sync(answer, PEER, port, data) == data[::-1]
 
 
-async def test_what_is_not_allowed_or_not_there_is_reset(site: RelayingSite) -> None:
+async def test_what_is_not_allowed_or_not_there_is_reset(site: RelayingSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control center says no; or the process listens no more, and soon the first agent may not know that yet."""
+    monkeypatch.setattr(tunnels, "DIALLING", 2.0)
     async with site.serving():
         port = await listening(site)
         if os.getuid() == 0:

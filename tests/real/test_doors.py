@@ -22,7 +22,7 @@ from koala_experiments.stage import Places, Stage
 from tests.daskprogram import DaskProgram, sum_of_squares, write_dasksum
 from tests.daskprograms import TASKS
 from tests.parsl_pool import TASKS_ARE_FOUND, parsl_over, squares
-from tests.real.conftest import NewGridEngine, NewUser
+from tests.real.conftest import NewUser
 from tests.real.lrms import local_job, placeholders
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
@@ -294,9 +294,9 @@ def test_on_slurm(scenario: Scenario, new_user: NewUser, slurm_a: SlurmCluster) 
 
 
 @pytest.mark.parametrize("scenario", NIGHTLY)
-def test_on_grid_engine(scenario: Scenario, new_user: NewUser, new_grid_engine: NewGridEngine) -> None:
+def test_on_grid_engine(scenario: Scenario, new_user: NewUser, started: ExitStack) -> None:
     """Its eight processors are the slots of one host."""
-    cell = new_grid_engine("n", slots=ALL)
+    cell = started.enter_context(GridEngineCell("n", slots=ALL))
     user = new_user(cell, scheduler={"approach": scenario.approach.value})
     expect_as_published(user, scenario, Places(home=cell.name, other=cell.name))
 

@@ -31,7 +31,7 @@ from tests.real.systems.pbs import PbsServer, missing_for_pbs
 from tests.real.systems.processes import OTHER_SLURM, USERS_PATH
 from tests.real.systems.requirements import drmaa_library, require
 from tests.real.test_sge_plugin import namesake_job as namesake_in_cell
-from tests.real.test_sites import koala
+from tests.real.test_sites import koala, look_often
 from tests.real.test_slurm_plugin import namesake_job, outages
 from tests.undertest import started_plugin
 
@@ -52,7 +52,30 @@ def grid_engine_settings(cell: GridEngineCell) -> DrmaaSettings:
 
 
 class TestDrmaa(LrmConformance):
-    """The conformance kit; its tests of an unreachable LRM run with the plugin `sge`, which uses the same helper."""
+    """The conformance kit; its tests of an unreachable LRM run with the plugin `sge`, which uses the same helper.
+
+    By day, what the plugin does in a way of its own: the other tests run there with `sge`, through the same library.
+    """
+
+    BY_DAY = frozenset(
+        {
+            "test_array_elements_end_apart",
+            "test_cancel_all_kinds_at_once",
+            "test_check_is_content",
+            "test_ends_survive_a_restart",
+            "test_exit_code",
+            "test_found_again_by_name",
+            "test_found_by_a_second_session",
+            "test_hold_and_release",
+            "test_more_jobs_than_processors",
+            "test_placeholders_know_who_they_are",
+            "test_rejected_submission_leaves_nothing",
+            "test_suspend_and_resume",
+            "test_unsupported_is_said",
+            "test_walltime_is_requested",
+            "test_what_is_rendered_is_sent",
+        }
+    )
 
     @pytest.fixture
     async def under_test(self, sge_cell: GridEngineCell, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
@@ -327,6 +350,7 @@ def test_without_a_word_in_a_site_file(slurm_a: SlurmCluster, sge_cell: GridEngi
     text = (tmp_path / ".config" / "koala" / "site.toml").read_text()
     assert f"# Placeholders are submitted through DRMAA, {library}: found by $DRMAA_LIBRARY_PATH." in text
     assert "gridengine-drmaa/lib/libdrmaa.so.1.0: found by its usual place." in text
+    look_often(tmp_path)
 
     done = koala(tmp_path, variables, "run", "-n", "6", "--", "hostname")
     assert done.returncode == 0, done.stderr
@@ -355,6 +379,7 @@ def test_wrong_library_on_which_a_site_insists(slurm_a: SlurmCluster, tmp_path: 
     library = compile_library(tmp_path, USES=f'"{uses}"')
     variables = {"SLURM_CONF": str(slurm_a.conf)}
     assert koala(tmp_path, variables, "init", "--yes").returncode == 0
+    look_often(tmp_path)
     site = tmp_path / ".config" / "koala" / "site.toml"
     insisting = f'[clusters.settings]\nsubmit_by = "drmaa"\ndrmaa_library = "{library}"'
     site.write_text(site.read_text().replace("[clusters.settings]", insisting))

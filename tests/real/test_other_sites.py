@@ -24,7 +24,7 @@ import pytest
 from koala_adapter.api.offline import end_daemons
 from tests.examplejobs import ALONE, BODIES, REST, STEPS, sizes_and_digest, write_nbody
 from tests.gateways import resident_gateways
-from tests.real.systems.othersite import ADDRESS, OtherSite, missing_for_other_site
+from tests.real.systems.othersite import ADDRESS, OtherSite
 from tests.real.systems.processes import (
     PATIENCE,
     CommandError,
@@ -32,7 +32,6 @@ from tests.real.systems.processes import (
     run_command,
     wait_until,
 )
-from tests.real.systems.requirements import missing_for_slurm, require
 
 pytestmark = pytest.mark.real("slurmctld", "slurmd", "sshd")
 
@@ -170,7 +169,6 @@ class Home:
 
 @pytest.fixture(scope="module")
 def there() -> Iterator[OtherSite]:
-    require([*missing_for_slurm(), *missing_for_other_site(), *([] if os.getuid() == 0 else ["to be root"])])
     with OtherSite() as site:
         yield site
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,9 +20,8 @@ from koala_adapter.model import LrmJobId
 from koala_adapter.service.opening import SiteHosts
 from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial
 from tests.real import test_slurm_plugin
-from tests.real.systems.othersite import OtherSite, missing_for_other_site
-from tests.real.systems.pbs import PbsServer, missing_for_pbs
-from tests.real.systems.requirements import missing_for_grid_engine, missing_for_slurm, require
+from tests.real.systems.othersite import OtherSite
+from tests.real.systems.pbs import PbsServer
 from tests.real.test_drmaa_systems import LIBRARY
 from tests.undertest import started_plugin
 
@@ -32,14 +30,12 @@ pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster", "sshd"), py
 
 @pytest.fixture(scope="module")
 def slurm_site() -> Iterator[OtherSite]:
-    require([*missing_for_slurm(), *missing_for_other_site(), *([] if os.getuid() == 0 else ["to be root"])])
     with OtherSite("delft") as site:
         yield site
 
 
 @pytest.fixture(scope="module")
 def sge_site() -> Iterator[OtherSite]:
-    require([*missing_for_grid_engine(), *missing_for_other_site(), *([] if os.getuid() == 0 else ["to be root"])])
     with OtherSite("leiden", system="sge") as site:
         yield site
 
@@ -47,7 +43,6 @@ def sge_site() -> Iterator[OtherSite]:
 @pytest.fixture
 def pbs_site() -> Iterator[OtherSite]:
     """Give the PBS server of this machine, without jobs, as a site."""
-    require([*missing_for_pbs(), *missing_for_other_site(), *([] if os.getuid() == 0 else ["to be root"])])
     with PbsServer().alone(), OtherSite("vu", system="pbs") as site:
         yield site
 

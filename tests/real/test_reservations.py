@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from tests.real.conftest import NewGridEngine, NewUser
+from contextlib import ExitStack
+
+from tests.real.conftest import NewUser
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
 from tests.real.user import part
@@ -15,10 +17,10 @@ def reserved(slurm: SlurmCluster, cell: GridEngineCell) -> tuple[bool, bool]:
 
 
 def test_one_job_in_reservations_of_slurm_and_grid_engine(
-    slurm_a: SlurmCluster, new_grid_engine: NewGridEngine, new_user: NewUser
+    slurm_a: SlurmCluster, started: ExitStack, new_user: NewUser
 ) -> None:
     """Each rank has two processors. The service is killed while both are reserved; the next one leaves nothing."""
-    cell = new_grid_engine("reserving")
+    cell = started.enter_context(GridEngineCell("reserving"))
     cell.add_environment("spread", rule="$fill_up")
     cell.add_environment("smp", rule="$pe_slots")
     user = new_user(slurm_a, cell)
@@ -36,10 +38,10 @@ def test_one_job_in_reservations_of_slurm_and_grid_engine(
 
 
 def test_where_one_batch_system_refuses_the_job_runs_in_placeholders(
-    slurm_a: SlurmCluster, new_grid_engine: NewGridEngine, new_user: NewUser
+    slurm_a: SlurmCluster, started: ExitStack, new_user: NewUser
 ) -> None:
     """Without a parallel environment Grid Engine reserves one processor alone: Slurm's reservation is given back."""
-    cell = new_grid_engine("refusing")
+    cell = started.enter_context(GridEngineCell("refusing"))
     user = new_user(slurm_a, cell)
     user.wait_available(8, 4)
     file = user.job_file(part(slurm_a.name, 2, "hostname"), part(cell.name, 2, "hostname"), claiming="reserve")

@@ -264,29 +264,25 @@ def test_files_of_ranks_that_are_ended(new_user: NewUser, slurm_a: SlurmCluster,
     user = new_user(slurm_a, sge_cell)
     traces = Traces(user)
     stay = writing() + "exec sleep 600"
-    done = user.run("run", "--json", str(user.job_file(*two_of_each(traces, stay), walltime=30)))
-    assert done.code == EXIT_WALLTIME
-    assert done.json["files"]["arrived"] == 12
+    # What lasts long goes on beside the rest.
+    long = user.submit(user.job_file(*two_of_each(traces, stay), name="long", walltime=30))
     job = user.submit(user.job_file(*two_of_each(traces, stay)))
     user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
-    traces.note_running()
-    wait_until(
-        lambda: all(
-            (path / "work" / "large.bin").exists() and (path / "work" / "large.bin").stat().st_size == LARGE
-            for path in traces.directories
-        ),
-        seconds=PATIENCE,
-        what="all has been written",
-    )
+
+    def all_written() -> bool:
+        traces.note_running()
+        written = [path / "work" / "large.bin" for path in traces.directories]
+        return len(written) == 8 and all(path.exists() and path.stat().st_size == LARGE for path in written)
+
+    wait_until(all_written, seconds=PATIENCE, what="all has been written")
     assert user.run("cancel", job).code == 0
-    report = user.report(job)
-    assert report.outcome is not None
-    assert report.outcome.exit_code == EXIT_CANCELLED
-    assert (report.files.arrived, report.files.awaited) == (12, 0)
     done = user.run("run", "--json", str(user.job_file(*two_of_each(traces, writing() + "sleep 1; kill -9 $$"))))
-    assert done.code == 137
-    assert done.json["files"]["arrived"] == 12
-    for name in ("1", job, done.json["id"]):
+    user.wait_over(long)
+    for name, code in ((long, EXIT_WALLTIME), (job, EXIT_CANCELLED), (done.json["id"], 128 + signal.SIGKILL)):
+        report = user.report(name)
+        assert report.outcome is not None
+        assert report.outcome.exit_code == code
+        assert (report.files.arrived, report.files.awaited) == (12, 0)
         assert results(user, name, "c2", 1) == expected(3)
     traces.expect_none()
 

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -19,7 +19,7 @@ import pytest
 from koala_adapter.config.jobfile import load_job
 from koala_adapter.model import EndReason, JobId
 from koala_adapter.outcome import JobState
-from tests.real.conftest import NewSlurm, NewUser
+from tests.real.conftest import NewUser
 from tests.real.lrms import System, Traces, jobs_named, listing, placeholders
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
@@ -84,11 +84,11 @@ def looking(look: Callable[[], None]) -> Iterator[None]:
 
 
 def test_ten_jobs_share_what_holds_two(
-    new_user: NewUser, new_slurm: NewSlurm, record_property: Callable[[str, object], None]
+    new_user: NewUser, started: ExitStack, record_property: Callable[[str, object], None]
 ) -> None:
     """All ten finish, two at a time; the threshold is kept at every moment, and so is the bound of requests."""
-    free = new_slurm("free", cpus=PROCESSORS)
-    kept = new_slurm("kept", cpus=PROCESSORS + THRESHOLD)
+    free = started.enter_context(SlurmCluster("free", nodes=1, cpus=PROCESSORS))
+    kept = started.enter_context(SlurmCluster("kept", nodes=1, cpus=PROCESSORS + THRESHOLD))
     limits = {"requests_per_minute": BOUND, "poll_interval": 1.25}
     user = new_user(free, kept, clusters={"free": limits, "kept": {**limits, "threshold": THRESHOLD}})
     traces = Traces(user)
@@ -168,10 +168,10 @@ def is_shown_as_failed(system: System, name: str) -> None:
 
 
 def test_jobs_of_one_name_belong_to_their_users(
-    new_slurm: NewSlurm, sge_cell: GridEngineCell, new_user: NewUser
+    started: ExitStack, sge_cell: GridEngineCell, new_user: NewUser
 ) -> None:
     """A stranger's failed array of our name is not our end; what a stranger calls as we would is never cancelled."""
-    systems: tuple[System, ...] = (new_slurm("m", auth="munge"), sge_cell)
+    systems: tuple[System, ...] = (started.enter_context(SlurmCluster("m", nodes=1, auth="munge")), sge_cell)
     user = new_user(*systems)
     go = user.directory / "go"
     waiting = ("sh", "-c", f"until [ -e {go} ]; do sleep 0.2; done")
@@ -195,13 +195,13 @@ def test_jobs_of_one_name_belong_to_their_users(
 
 
 def test_what_stands_in_the_way_of_words_keeps_nobody(
-    new_slurm: NewSlurm, sge_cell: GridEngineCell, new_user: NewUser, tmp_path: Path
+    started: ExitStack, sge_cell: GridEngineCell, new_user: NewUser, tmp_path: Path
 ) -> None:
     """Where all can write, a stranger's pipes and links of the names that will be used neither stop a job nor lead it.
 
     Names can be guessed: instance and number of the submission are public.
     """
-    systems: tuple[System, ...] = (new_slurm("m"), sge_cell)
+    systems: tuple[System, ...] = (started.enter_context(SlurmCluster("m", nodes=1)), sge_cell)
     shared, target = tmp_path / "shared", tmp_path / "target"
     target.mkdir()
     shared.mkdir()

@@ -260,6 +260,9 @@ def test_away_before_the_job_is_submitted(new_user: NewUser, slurm_a: SlurmClust
     """The job waits, without holding anything elsewhere, and the user is told for what; then it runs."""
     user = new_user(slurm_a, slurm_b)
     traces = Traces(user)
+    # While there is a job, koala looks more often.
+    other = user.submit(user.job_file(part("b", 1, "sleep", "600", environment=traces.mark)))
+    user.wait(other, runs, what="runs")
     slurm_a.stop_controller()
     try:
         wait_noticed(user, "a")
@@ -270,7 +273,9 @@ def test_away_before_the_job_is_submitted(new_user: NewUser, slurm_a: SlurmClust
     finally:
         slurm_a.start_controller()
     user.wait_completed(job)
-    assert len(submissions(slurm_a, user.prefix)) == len(submissions(slurm_b, user.prefix)) == 1
+    user.client.cancel(other)
+    user.wait_over(other)
+    assert (len(submissions(slurm_a, user.prefix)), len(submissions(slurm_b, user.prefix))) == (1, 2)
     traces.expect_none()
 
 

@@ -31,7 +31,6 @@ from tests.real import thief
 from tests.real.lrms import Traces, local_job
 from tests.real.systems import CommandError, GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, SystemDirectory, base_environment, run_command, wait_until
-from tests.real.systems.requirements import missing_for_grid_engine, missing_for_slurm, require
 from tests.real.user import KoalaUser, part, runs_with_known_ids
 
 OWNER = "daemon"
@@ -125,7 +124,6 @@ def owners_python(directory: Path) -> Path | None:
 @pytest.fixture(scope="module")
 def scene() -> Iterator[Scene]:
     """Bring everything up, once for all tests here."""
-    require(missing_for_slurm(munge=True) + missing_for_grid_engine())
     with ExitStack() as stack:
         slurm = stack.enter_context(SlurmCluster("m", nodes=1, cpus=2, auth="munge"))
         cell = stack.enter_context(GridEngineCell("g", slots=1))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,8 +13,7 @@ import pytest
 from koala_adapter.errors import EXIT_LOST, EXIT_WALLTIME
 from koala_adapter.model import EndReason
 from koala_adapter.outcome import JobState
-from koala_adapter.report.values import JobReport
-from tests.real.conftest import NewSlurm, NewUser
+from tests.real.conftest import NewUser
 from tests.real.lrms import System, Traces, jobs_named, local_job, placeholders, submissions
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
@@ -56,7 +55,7 @@ def test_processors_are_handed_back_after_their_life(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
     """With a life cycle shorter than the wait they go to others in between, and the place in the queue is kept."""
-    user = new_user(slurm_a, sge_cell, scheduler={"placeholder_life": 12, "backoff": 3, "longest_backoff": 3})
+    user = new_user(slurm_a, sge_cell, scheduler={"placeholder_life": 6, "backoff": 2, "longest_backoff": 2})
     traces = Traces(user)
     with local_job(sge_cell, sge_cell.slots):
         job = user.submit(user.job_file(*(part(name, 2, "true", environment=traces.mark) for name in "ac")))
@@ -84,48 +83,49 @@ def test_processors_are_handed_back_after_their_life(
 
 
 HOLD = {
-    "operator": {True: ("scontrol", "hold"), False: ("qhold", "-h", "o")},
-    "user": {True: ("scontrol", "uhold"), False: ("qhold", "-h", "u")},
+    "operator": {"a": ("scontrol", "hold"), "c": ("qhold", "-h", "o")},
+    "user": {"a": ("scontrol", "uhold"), "c": ("qhold", "-h", "u")},
 }
-RELEASE = {True: ("scontrol", "release"), False: ("qrls", "-h", "uo")}
-
-
-def holders(report: JobReport) -> list[tuple[str, int]]:
-    """Return who holds how many placeholders of a job."""
-    return [(one.holder, one.placeholders) for component in report.components for one in component.holds]
+RELEASE = {"a": ("scontrol", "release"), "c": ("qrls", "-h", "uo")}
 
 
 @pytest.mark.parametrize(
-    ("system", "holder", "said"),
+    ("holder", "said"),
     [
-        ("slurm_a", "operator", "by an operator (JobHeldAdmin)"),
-        ("slurm_a", "user", "by its user or a submission hook (JobHeldUser)"),
-        ("sge_cell", "operator", "by an operator for"),
-        ("sge_cell", "user", "by its user or a submission hook for"),
+        ("operator", ("by an operator (JobHeldAdmin)", "by an operator for")),
+        ("user", ("by its user or a submission hook (JobHeldUser)", "by its user or a submission hook for")),
     ],
-    indirect=["system"],
 )
-def test_who_holds_placeholders_is_told(new_user: NewUser, system: System, holder: str, said: str) -> None:
+def test_who_holds_placeholders_is_told(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, holder: str, said: Sequence[str]
+) -> None:
     """The hold of an operator, and a user's own, which a hook's looks like; once released, the job runs."""
-    user = new_user(system)
-    slurm = isinstance(system, SlurmCluster)
-    size = system.slots if not isinstance(system, SlurmCluster) else system.cpus * len(system.nodes)
-    with local_job(system, size):
-        file = user.job_file(part(system.name, 2, "true"))
+    user = new_user(slurm_a, sge_cell)
+    with local_job(slurm_a, slurm_a.cpus * len(slurm_a.nodes)), local_job(sge_cell, sge_cell.slots):
+        file = user.job_file(*(part(name, 2, "true") for name in user.systems))
         shown = user.directory / "progress"
         command = user.start_into(shown, "run", str(file))
-        wait_until(lambda: len(placeholders(system)) == 2, seconds=PATIENCE, what="queued", details=user.details)
-        number = submissions(system, user.prefix)[-1][1]
-        system.run(*HOLD[holder][slurm], number)
-        report = user.wait("1", lambda report: bool(holders(report)), what="in hold")
-    assert holders(report) == [(holder, 2)]
-    told = user.run("explain", "1").text
-    assert f"2 in hold {said}" in told, told
-    assert f"2 in hold {said}" in user.run("status", "1").text
-    assert user.run("status", "1", "--json").json["components"][0]["holds"][0]["holder"] == holder
+        numbers = {}
+        for name, system in user.systems.items():
+            wait_until(
+                lambda system=system: len(placeholders(system)) == 2,  # type: ignore[misc]
+                seconds=PATIENCE,
+                what=f"queued on {name}",
+                details=user.details,
+            )
+            numbers[name] = submissions(system, user.prefix)[-1][1]
+            system.run(*HOLD[holder][name], numbers[name])
+        report = user.wait("1", lambda report: all(one.holds for one in report.components), what="in hold")
+    for component in report.components:
+        assert [(one.holder, one.placeholders) for one in component.holds] == [(holder, 2)]
+    for told in (user.run("explain", "1").text, user.run("status", "1").text):
+        assert all(f"2 in hold {words}" in told for words in said), told
+    for component in user.run("status", "1", "--json").json["components"]:
+        assert component["holds"][0]["holder"] == holder
     words = f"2 in hold there: {holder}"
     wait_until(lambda: words in shown.read_text(), seconds=PATIENCE, what=words, details=shown.read_text)
-    system.run(*RELEASE[slurm], number)
+    for name, system in user.systems.items():
+        system.run(*RELEASE[name], numbers[name])
     try:
         assert command.wait(PATIENCE) == 0, shown.read_text()
     finally:
@@ -135,8 +135,8 @@ def test_who_holds_placeholders_is_told(new_user: NewUser, system: System, holde
 # -- Placeholders that their batch system suspends while a job runs: what is told, what is kept, and what is lost.
 
 
-SUSPEND = {True: ("scontrol", "suspend"), False: ("qmod", "-sj")}
-RESUME = {True: ("scontrol", "resume"), False: ("qmod", "-usj")}
+SUSPEND = {"a": ("scontrol", "suspend"), "c": ("qmod", "-sj")}
+RESUME = {"a": ("scontrol", "resume"), "c": ("qmod", "-usj")}
 COUNTING = """
 n=0
 until [ -e "$1" ]; do n=$((n + 1)); echo $n; sleep 0.2; done
@@ -155,24 +155,21 @@ class Counting:
         """It runs."""
         self.user = user
         self.system = system
-        self.go_on = user.directory / "go"
-        file = user.job_file(part(system.name, 2, "sh", "-c", COUNTING, "sh", str(self.go_on)))
+        self.go_on = user.directory / f"go-{system.name}"
+        file = user.job_file(part(system.name, 2, "sh", "-c", COUNTING, "sh", str(self.go_on)), name=system.name)
         self.id = user.submit(file)
         report = user.wait(self.id, runs_with_known_ids, what="runs")
         self.component = report.components[0].name
         self.number = report.components[0].lrm_ids[0]
         self.wait_for_progress()
 
-    def _change(self, commands: Mapping[bool, tuple[str, ...]]) -> None:
-        self.system.run(*commands[isinstance(self.system, SlurmCluster)], self.number)
-
     def suspend(self) -> None:
         """Suspend the placeholder of one of the processes."""
-        self._change(SUSPEND)
+        self.system.run(*SUSPEND[self.system.name], self.number)
 
     def resume(self) -> None:
         """Let it go on."""
-        self._change(RESUME)
+        self.system.run(*RESUME[self.system.name], self.number)
 
     def counted(self) -> list[int]:
         """Return how far each process has come, by what has arrived."""
@@ -199,6 +196,15 @@ class Counting:
 
         wait_until(told, seconds=PATIENCE, what=f"suspended for {seconds} s", details=self.user.details)
 
+    def wait_not_told(self) -> None:
+        """Wait until no placeholder is told as suspended any more."""
+        wait_until(
+            lambda: not TOLD.search(self.user.run("explain", self.id).text),
+            seconds=PATIENCE,
+            what="not suspended any more",
+            details=self.user.details,
+        )
+
     def expect_all(self) -> None:
         """Let it end, and insist that it has ended well and that each process has printed all numbers once."""
         self.go_on.touch()
@@ -214,53 +220,62 @@ class Counting:
     [({}, 2), ({**SHORT, "await_suspended": True}, 2 * SHORT["lease"])],
     ids=["within the lease", "awaited"],
 )
-def test_a_suspension_loses_nothing(new_user: NewUser, system: System, center: Values, seconds: int) -> None:
+def test_a_suspension_loses_nothing(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, center: Values, seconds: int
+) -> None:
     """It is told while it lasts, two leases long at a site that wants its jobs to wait; then all goes on."""
-    user = new_user(system, center=center)
-    job = Counting(user, system)
+    user = new_user(slurm_a, sge_cell, center=center)
     traces = Traces(user)
-    job.suspend()
-    job.wait_told(seconds)
-    job.resume()
-    wait_until(
-        lambda: not TOLD.search(user.run("explain", job.id).text),
-        seconds=PATIENCE,
-        what="not suspended any more",
-        details=user.details,
-    )
-    job.wait_for_progress()
-    job.expect_all()
+    jobs = [Counting(user, system) for system in (slurm_a, sge_cell)]
+    for job in jobs:
+        job.suspend()
+    for job in jobs:
+        job.wait_told(seconds)
+        job.resume()
+    for job in jobs:
+        job.wait_not_told()
+        job.wait_for_progress()
+        job.expect_all()
     traces.expect_none()
 
 
-def test_a_suspension_beyond_the_lease_loses_the_job(new_user: NewUser, system: System) -> None:
+def test_a_suspension_beyond_the_lease_loses_the_job(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
+) -> None:
     """It is told why, and the placeholder that is suspended is ended, too."""
-    user = new_user(system, center=SHORT)
-    job = Counting(user, system)
+    user = new_user(slurm_a, sge_cell, center=SHORT)
     traces = Traces(user)
-    job.suspend()
-    report = user.wait_over(job.id)
-    assert report.outcome is not None
-    assert (report.outcome.state, report.outcome.reason) == (JobState.LOST, EndReason.LOST), report.outcome
-    assert "its batch system lists it as suspended, for " in report.outcome.detail
-    assert "await_suspended" in report.outcome.detail
-    assert report.outcome.exit_code == EXIT_LOST
+    jobs = [Counting(user, system) for system in (slurm_a, sge_cell)]
+    for job in jobs:
+        job.suspend()
+    for job in jobs:
+        outcome = user.wait_over(job.id).outcome
+        assert outcome is not None
+        assert (outcome.state, outcome.reason, outcome.exit_code) == (JobState.LOST, EndReason.LOST, EXIT_LOST), outcome
+        assert "its batch system lists it as suspended, for " in outcome.detail
+        assert "await_suspended" in outcome.detail
     traces.expect_none(but_words=True)
 
 
-def test_the_walltime_goes_on_during_a_suspension(new_user: NewUser, system: System) -> None:
+def test_the_walltime_goes_on_during_a_suspension(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
+) -> None:
     """Slurm itself does not count that time: its own limit is later. What is suspended is ended."""
-    user = new_user(system)
+    user = new_user(slurm_a, sge_cell)
     traces = Traces(user)
-    file = user.job_file(part(system.name, 2, "sleep", "600", environment=traces.mark), walltime=20)
-    job = user.submit(file)
-    report = user.wait(job, lambda report: report.over or runs_with_known_ids(report), what="runs")
-    # On a very slow machine it may be over by now: then there is nothing to be suspended.
-    number = report.components[0].lrm_ids[0]
-    system.run(*SUSPEND[isinstance(system, SlurmCluster)], number, check=False)
-    outcome = user.wait_over(job).outcome
-    assert outcome is not None
-    assert (outcome.state, outcome.reason, outcome.exit_code) == (JobState.FAILED, EndReason.WALLTIME, EXIT_WALLTIME)
+    jobs = {}
+    for name in user.systems:
+        command = part(name, 2, "sleep", "600", environment=traces.mark)
+        jobs[name] = user.submit(user.job_file(command, walltime=10, name=name))
+    for name, job in jobs.items():
+        report = user.wait(job, lambda report: report.over or runs_with_known_ids(report), what="runs")
+        # On a very slow machine it may be over by now: then there is nothing to be suspended.
+        user.systems[name].run(*SUSPEND[name], report.components[0].lrm_ids[0], check=False)
+    for job in jobs.values():
+        outcome = user.wait_over(job).outcome
+        assert outcome is not None
+        end = (outcome.state, outcome.reason, outcome.exit_code)
+        assert end == (JobState.FAILED, EndReason.WALLTIME, EXIT_WALLTIME)
     traces.expect_none(but_words=True)
 
 
@@ -330,11 +345,13 @@ until [ -e {directory}/direct-a ] && [ -e {directory}/direct-b ]; do sleep 0.2; 
 
 
 @pytest.fixture
-def clusters(new_slurm: NewSlurm) -> tuple[SlurmCluster, SlurmCluster]:
+def clusters(started: ExitStack) -> tuple[SlurmCluster, SlurmCluster]:
     """Two clusters of three processors."""
     # By itself a newer Slurm gives all jobs one priority, from which --nice takes nothing.
     settings = {"PriorityType": "priority/basic"}
-    first, second = (new_slurm(name, nodes=NODES, cpus=1, settings=settings) for name in ("a", "b"))
+    first, second = (
+        started.enter_context(SlurmCluster(name, nodes=NODES, cpus=1, settings=settings)) for name in ("a", "b")
+    )
     return first, second
 
 

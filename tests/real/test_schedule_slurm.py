@@ -16,7 +16,6 @@ from koala_adapter.queueing.backfill import POLICIES
 from tests.json_shapes import deviations
 from tests.real.serving import Scheduling, WikiServing
 from tests.real.systems import GridEngineCell, SlurmCluster
-from tests.real.systems.requirements import missing_for_slurm, require
 from tests.real.user import KoalaUser, part
 
 # -- ``koala schedule`` in the place of a real Slurm's scheduler: ordinary jobs that come in held, on 4 nodes of 8.
@@ -31,7 +30,6 @@ SITE_PIECE = Path(__file__).parents[2] / "conf" / "job_submit.lua"
 @pytest.fixture(scope="module")
 def module_cluster() -> Iterator[SlurmCluster]:
     """Run a cluster whose jobs come in held by the site's submission piece through the module; tests take `cluster`."""
-    require(missing_for_slurm(lua=True))
     cluster = SlurmCluster("sched", nodes=4, cpus=8, settings={"JobSubmitPlugins": "lua"})
     (cluster.directory / SITE_PIECE.name).write_text(SITE_PIECE.read_text())
     with cluster:
@@ -91,7 +89,6 @@ def test_a_mixed_queue_runs_to_the_end(policy: str, cluster: SlurmCluster, tmp_p
 
 def test_jobs_that_take_more_than_they_ask_for(tmp_path: Path) -> None:
     """A job of one processor takes a core of two, one with its nodes for itself all of them: no start is in vain."""
-    require(missing_for_slurm(lua=True))
     cluster = SlurmCluster(
         "cores",
         cpus=8,
@@ -199,7 +196,7 @@ def fail_node(cluster: SlurmCluster, scheduling: Scheduling, job: str) -> None:
     """Have the node of a running job fail, and come back."""
     node = cluster.squeue(f"--jobs={job}", form="%N")[0][0]
     cluster.kill_node(node)
-    cluster.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+    cluster.give_up(node)
     scheduling.wait(lambda: not cluster.squeue(f"--jobs={job}", form="%N")[0][0], what="the job lost its node")
     cluster.start_node(node)
     if "down" in node_state(cluster, node):  # it comes back by itself when it registers, and may have done so

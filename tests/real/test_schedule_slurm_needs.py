@@ -13,7 +13,7 @@ import pytest
 
 from tests.real.serving import Scheduling
 from tests.real.systems import SlurmCluster
-from tests.real.systems.requirements import missing_for_slurm, require
+from tests.real.systems.requirements import require
 from tests.real.test_schedule_slurm import SITE_PIECE, submit, unfinished
 from tests.real.test_slurm_library import releases
 
@@ -33,7 +33,6 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def module_cluster() -> Iterator[SlurmCluster]:
     """Run two nodes of four cores with two threads, two GPUs and 4000 MiB each; tests take `cluster`."""
-    require(missing_for_slurm(lua=True))
     threads = "Sockets=1 CoresPerSocket=4 ThreadsPerCore=2"
     cluster = SlurmCluster("needs", nodes=2, cpus=8, settings=SETTINGS, gres=("gpu", 2), node_options=threads)
     (cluster.directory / NEEDS_SITE_PIECE.name).write_text(NEEDS_SITE_PIECE.read_text())
@@ -48,7 +47,9 @@ def cluster(module_cluster: SlurmCluster) -> Iterator[SlurmCluster]:
     module_cluster.reset()
 
 
-JOBS = 5
+def by_night(*case: object) -> object:
+    """Return a case that differs from one by day in numbers alone."""
+    return pytest.param(*case, marks=pytest.mark.nightly)
 
 
 @pytest.mark.parametrize(
@@ -56,20 +57,20 @@ JOBS = 5
     [
         (("--gres=gpu:1",), 4),
         (("--gres=gpu:2",), 2),
-        (("--gres=gpu:1", "--cpus-per-gpu=4"), 4),
+        by_night(("--gres=gpu:1", "--cpus-per-gpu=4"), 4),
         (("--gres=gpu:1", "--cpus-per-gpu=6"), 2),
         (("--gres=gpu:1", "--mem-per-gpu=2500"), 2),
         (("--mem=1500",), 4),
         (("--mem-per-cpu=1000",), 4),
         (("--licenses=x",), 2),
-        (("--licenses=x:2",), 1),
-        (("--ntasks=2", "--threads-per-core=1"), 4),
+        by_night(("--licenses=x:2",), 1),
+        by_night(("--ntasks=2", "--threads-per-core=1"), 4),
         (("--ntasks=2", "--hint=nomultithread"), 4),
         (("--ntasks=2", "--mem-per-cpu=1000", "--hint=nomultithread"), 4),
-        (("--ntasks=4", "--threads-per-core=2"), 4),
+        by_night(("--ntasks=4", "--threads-per-core=2"), 4),
         (("--cpus-per-task=2", "--hint=nomultithread"), 4),
         (("--ntasks=4", "--nodes=2", "--hint=nomultithread"), 2),
-        (("--ntasks=3", "--nodes=2", "--hint=nomultithread"), 2),
+        by_night(("--ntasks=3", "--nodes=2", "--hint=nomultithread"), 2),
         (("--ntasks=5", "--nodes=2"), 2),
         (("--exclusive",), 2),
     ],
@@ -95,7 +96,6 @@ def test_what_the_site_gives_together(
     parameters: str, partition: str, options: tuple[str, ...], together: int, tmp_path: Path
 ) -> None:
     """Cores to each task, and sockets or whole nodes in a partition."""
-    require(missing_for_slurm(lua=True))
     cluster = SlurmCluster(
         "gives",
         nodes=1,
@@ -112,7 +112,6 @@ def test_what_the_site_gives_together(
 @pytest.fixture(scope="module")
 def typed_cluster() -> Iterator[SlurmCluster]:
     """Run a node with two GPUs of each of two types, four shards of each, and a bandwidth of 4 Mi; see `typed`."""
-    require(missing_for_slurm(lua=True))
     cluster = SlurmCluster(
         "typed",
         nodes=1,
@@ -144,16 +143,16 @@ def typed(typed_cluster: SlurmCluster) -> Iterator[SlurmCluster]:
     [
         ("gpu:1", 4),
         ("gpu:tesla:1", 2),
-        ("gpu:tesla:2", 1),
+        by_night("gpu:tesla:2", 1),
         ("gpu:tesla:1,gpu:kepler:1", 2),
         ("shard:4", 4),
-        ("shard:3", 4),
-        ("bandwidth:1M", 4),
-        ("bandwidth:lustre:1M", 4),
+        by_night("shard:3", 4),
+        by_night("bandwidth:1M", 4),
+        by_night("bandwidth:lustre:1M", 4),
         ("bandwidth:1536K", 2),
         ("bandwidth:lustre:1048577", 3),
         ("gpu:tesla:1,bandwidth:1K", 2),
-        ("gpu:1,bandwidth:2M", 2),
+        by_night("gpu:1,bandwidth:2M", 2),
     ],
 )
 def test_resources_with_types_and_units(resources: str, together: int, typed: SlurmCluster, tmp_path: Path) -> None:
@@ -162,9 +161,9 @@ def test_resources_with_types_and_units(resources: str, together: int, typed: Sl
 
 
 def expect_together(scheduling: Scheduling, options: tuple[str, ...], together: int) -> None:
-    """Submit some jobs and expect that so many of them run at once, and all in the end, without a start in vain."""
+    """Submit one job more than have room: so many run at once, and all in the end, without a start in vain."""
     assert isinstance(scheduling.system, SlurmCluster)
-    names = [f"j{number}" for number in range(JOBS)]
+    names = [f"j{number}" for number in range(together + 1)]
     jobs = [
         scheduling.system.submit(scheduling.script_until_told(name), "--time=30", "--output=/dev/null", *options)
         for name in names
@@ -192,7 +191,6 @@ HELPER = "library_helper.py"
 @pytest.fixture
 def library_cluster() -> Iterator[SlurmCluster]:
     """Run two nodes of four processors whose jobs come in held."""
-    require(missing_for_slurm(lua=True))
     cluster = SlurmCluster("bylib", nodes=2, cpus=4, settings={"JobSubmitPlugins": "lua"})
     (cluster.directory / SITE_PIECE.name).write_text(SITE_PIECE.read_text())
     with cluster:

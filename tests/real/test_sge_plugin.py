@@ -6,8 +6,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, ExitStack
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,7 +23,6 @@ from koala_adapter.model import BatchKey, EndReason, LrmJob, LrmJobId, LrmJobSta
 from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, eventually, new_context
 from koala_adapter.testing.trial import begin_start
 from koala_sge import PLUGIN, SgeLrm, SgeSettings, lrm
-from tests.real.conftest import NewGridEngine
 from tests.real.systems import GridEngineCell
 from tests.real.systems.processes import GRID_ENGINE_PROGRAMS, run_command, wait_until
 from tests.undertest import started_plugin
@@ -110,6 +109,7 @@ class TestSge(LrmConformance):
     @pytest.fixture
     async def under_test(self, sge_cell: GridEngineCell, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on the shared cell."""
+        self._cell = sge_cell
         settings = settings_of(sge_cell).model_copy(update={"submit_by": self.SUBMIT_BY})
         stopped = False
 
@@ -139,6 +139,20 @@ class TestSge(LrmConformance):
             walltime_precision=15,
         ) as under:
             yield under
+
+    async def test_jobs_survive_unavailability(self, live_trial: Trial, stop: Callable[[], Awaitable[None]]) -> None:
+        """As with every LRM; sge_execd tells ends of jobs that it took over after a minute, if not lost with it."""
+        batch = await live_trial.submit(count=2)
+        await live_trial.wait_running(batch)
+        await stop()
+        start = live_trial.under_test.start_lrm
+        assert start is not None
+        await start()
+        await live_trial.wait_states(batch, LrmJobState.RUNNING, LrmJobState.RUNNING)
+        assert [batch.starts(index) for index in (1, 2)] == [1, 1]
+        await anyio.to_thread.run_sync(self._cell.kill_execd)
+        self._cell.start_execd()
+        await live_trial.wait_ended(batch)
 
 
 class TestSgeByCommands(TestSge):
@@ -392,24 +406,29 @@ async def test_second_user(sge_cell: GridEngineCell, sge: tuple[SgeLrm, Trial]) 
     assert {job.user for job in await lrm.jobs()} == {trial.under_test.context.user}
 
 
-async def test_hanging_qmaster(new_grid_engine: NewGridEngine, tmp_path: Path) -> None:
+async def test_hanging_qmaster(started: ExitStack, tmp_path: Path) -> None:
     """A qmaster that accepts connections and does not answer: each request ends in time, and later all is well."""
-    cell = new_grid_engine("hang", slots=2)
+    cell = started.enter_context(GridEngineCell("hang", slots=2))
     lrm = SgeLrm(new_context(tmp_path), settings_of(cell, request_timeout=4))
     await lrm.start()
     submission = Submission(key=BatchKey("khang"), count=2, script="#!/bin/sh\n", walltime=60, held=True)
-    assert cell._qmaster is not None
-    os.kill(cell._qmaster.pid, signal.SIGSTOP)
+    cell.signal_qmaster(signal.SIGSTOP)
+
+    async def expect_refusal(ask: Callable[[], Awaitable[object]]) -> None:
+        with pytest.raises(LrmUnavailableError):
+            await ask()
+
     try:
-        for ask in (lrm.nodes, lrm.jobs, lrm.queues, lambda: lrm.submit(submission)):
-            with anyio.fail_after(90), pytest.raises(LrmUnavailableError):
-                await ask()
+        with anyio.fail_after(90):
+            async with anyio.create_task_group() as together:
+                for ask in (lrm.nodes, lrm.jobs, lrm.queues, lambda: lrm.submit(submission)):
+                    together.start_soon(expect_refusal, ask)
         # What would wait for it again, queues, the library and the user's id, is left out of a check.
         checked = await SgeLrm(new_context(tmp_path), settings_of(cell, request_timeout=4)).check()
         assert [result.subject for result in checked if not result.ok] == [checked[-1].subject] == ["qmaster"]
         assert "start sge_qmaster" in checked[-1].remedy
     finally:
-        os.kill(cell._qmaster.pid, signal.SIGCONT)
+        cell.signal_qmaster(signal.SIGCONT)
     await _settle(lrm)
     found = await lrm.jobs(name_prefix="khang")
     assert len(found) in {0, 2}
@@ -417,9 +436,9 @@ async def test_hanging_qmaster(new_grid_engine: NewGridEngine, tmp_path: Path) -
     await lrm.close()
 
 
-async def test_lost_host(new_grid_engine: NewGridEngine, tmp_path: Path) -> None:
+async def test_lost_host(started: ExitStack, tmp_path: Path) -> None:
     """When a host is lost with its jobs, the node is DOWN; the listing goes on to show the job, so it is not ENDED."""
-    cell = new_grid_engine("lost", slots=2, configuration={"max_unheard": "00:00:10"})
+    cell = started.enter_context(GridEngineCell("lost", slots=2, configuration={"max_unheard": "00:00:10"}))
     lrm = SgeLrm(new_context(tmp_path), settings_of(cell))
     await lrm.start()
     submission = Submission(key=BatchKey("klost"), count=1, script="#!/bin/sh\nsleep 300\n", walltime=600)
@@ -439,12 +458,12 @@ async def test_lost_host(new_grid_engine: NewGridEngine, tmp_path: Path) -> None
 
 
 async def test_a_placeholder_that_never_starts_is_kept(
-    new_grid_engine: NewGridEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    started: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit of its queue has come below its walltime; one that waits in a full cell is not kept."""
     monkeypatch.setattr(lrm, "VERIFIED_AFTER", 0.0)
     monkeypatch.setattr(lrm, "VERDICT_KEPT", 0.0)
-    cell = new_grid_engine("kept", slots=1)
+    cell = started.enter_context(GridEngineCell("kept", slots=1))
     (queue,) = cell.run("qconf", "-sql").split()
     plugin = SgeLrm(new_context(tmp_path), settings_of(cell))
     await plugin.start()

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.real.systems.othersite import OtherSite, missing_for_other_site
+from tests.real.systems.othersite import OtherSite
 from tests.real.systems.processes import PATIENCE, base_environment, find_processes, run_command, wait_until
-from tests.real.systems.requirements import missing_for_slurm, require
 from tests.real.test_other_sites import CENTER
 
 if TYPE_CHECKING:
@@ -102,7 +101,6 @@ def carried(service: int) -> int:
 
 @pytest.fixture
 def home() -> Iterator[Home]:
-    require(missing_for_slurm() + missing_for_other_site())
     with ExitStack() as stack:
         one, other = (stack.enter_context(OtherSite(name)) for name in ("one", "other"))
         one.connect(other)

@@ -34,6 +34,8 @@ from tests.real.user import part
 
 
 INIT_PATIENCE = 180.0
+QUICK = "poll_interval = 1\nrequests_per_minute = 600\nthreshold = 0"
+"""What `koala init` writes, and before it how often a test may ask a cluster."""
 
 
 def koala(home: Path, variables: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -57,6 +59,12 @@ def koala(home: Path, variables: Mapping[str, str], *arguments: str) -> subproce
     )
 
 
+def look_often(home: Path) -> None:
+    """Have koala look at the clusters of the site file that it has written once a second: a test may ask so often."""
+    site = home / ".config" / "koala" / "site.toml"
+    site.write_text(site.read_text().replace("threshold = 0", QUICK))
+
+
 def test_from_nothing_to_the_first_job(slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path) -> None:
     """A job is refused with what is here; `koala init` writes a site file of it that works."""
     variables = {"SLURM_CONF": str(slurm_a.conf), **sge_cell.variables()}
@@ -75,6 +83,7 @@ def test_from_nothing_to_the_first_job(slurm_a: SlurmCluster, sge_cell: GridEngi
     clusters = {one["plugin"]: one for one in tomllib.loads(file.read_text())["clusters"]}
     assert clusters["slurm"]["settings"]["conf"] == str(slurm_a.conf)
     assert clusters["sge"]["settings"]["qmaster_port"] == sge_cell.qmaster_port
+    look_often(tmp_path)
 
     # The file says all: nothing is left to the variables by which it was made.
     done = koala(tmp_path, {}, "check", "--timeout", "120")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from itertools import accumulate, count
 from pathlib import Path
@@ -26,11 +26,11 @@ from koala_sge.settings import SgeSettings
 from koala_slurm import PLUGIN as SLURM
 from koala_slurm.settings import SlurmSettings
 from tests.daskprogram import DaskProgram
-from tests.real.conftest import NewGridEngine, NewUser
+from tests.real.conftest import NewUser
 from tests.real.lrms import placeholders
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, compile_program, wait_until
-from tests.real.systems.requirements import missing_for_grid_engine, missing_for_mpi, missing_for_slurm, require
+from tests.real.systems.requirements import missing_for_mpi, require
 from tests.real.user import KoalaUser, part
 
 # -- Slots on real batch systems: what is asked for is what a placeholder gets, and what its nodes show.
@@ -42,7 +42,6 @@ NUMBERS = count(start=11)
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[SlurmCluster]:
     """Run a cluster of two nodes with four cores of two threads, two GPUs and features each."""
-    require(missing_for_slurm())
     settings = {"GresTypes": "gpu", "SelectTypeParameters": "CR_Core_Memory", "Licenses": "matlab:2"}
     options = "Sockets=1 CoresPerSocket=4 ThreadsPerCore=2 Feature=ib,avx TmpDisk=5000"
     cluster = SlurmCluster("slots", nodes=2, cpus=8, settings=settings, gres=("gpu", 2), node_options=options)
@@ -53,7 +52,6 @@ def slurm() -> Iterator[SlurmCluster]:
 @pytest.fixture(scope="module")
 def cell() -> Iterator[GridEngineCell]:
     """Run a cell of one host with four slots, a parallel environment, and complexes that jobs can ask for."""
-    require(missing_for_grid_engine())
     with GridEngineCell("slots", slots=4) as cell:
         cell.add_environment("mpi", rule="$fill_up")
         cell.add_environment("smp", rule="$pe_slots")
@@ -158,7 +156,6 @@ MEMORY = {"SelectTypeParameters": "CR_Core_Memory", "DefMemPerCPU": "100"}
 @pytest.fixture(scope="module")
 def module_systems() -> Iterator[tuple[SlurmCluster, SlurmCluster]]:
     """Run two nodes without GPUs, and one with two; all have four processors and 4000 MiB. Tests take `systems`."""
-    require(missing_for_slurm())
     with (
         SlurmCluster("plain", nodes=2, settings=MEMORY) as plain,
         SlurmCluster("gpus", nodes=1, settings={**MEMORY, "GresTypes": "gpu"}, gres=("gpu", 2)) as gpus,
@@ -191,12 +188,12 @@ def completed(user: KoalaUser, *parts: str, **header: Any) -> list[str]:  # noqa
 
 
 def test_an_mpi_world_of_ranks_with_two_threads_each(
-    systems: tuple[SlurmCluster, SlurmCluster], new_user: NewUser, new_grid_engine: NewGridEngine, programs: Path
+    systems: tuple[SlurmCluster, SlurmCluster], new_user: NewUser, started: ExitStack, programs: Path
 ) -> None:
     """Two ranks on Slurm, each with two processors of a node, and two in one job of Grid Engine; OpenMP uses both."""
     require(missing_for_mpi())
     plain, _ = systems
-    cell = new_grid_engine("cell")
+    cell = started.enter_context(GridEngineCell("cell"))
     cell.add_environment("smp", rule="$pe_slots")
     user = new_user(plain, cell)
     user.wait_available(8, 4)

@@ -24,7 +24,7 @@ from koala_slurm.listing import release_of
 from koala_slurm.lrm import SlurmLrm
 from tests.real.systems import SlurmCluster
 from tests.real.systems.processes import CommandError, wait_until
-from tests.real.systems.requirements import missing_for_slurm, require
+from tests.real.systems.requirements import require
 
 pytestmark = pytest.mark.never_required
 
@@ -83,7 +83,6 @@ def releases(cluster: SlurmCluster) -> tuple[str, str]:
 @pytest.fixture(scope="module")
 def module_cluster() -> Iterator[SlurmCluster]:
     """Run two nodes of four processors with features, two GPUs and licences; tests take `cluster`."""
-    require(missing_for_slurm())
     cluster = SlurmCluster("library", nodes=2, cpus=4, settings=SETTINGS, node_options="Feature=fast,big TmpDisk=5000")
     with cluster:
         found, installed = releases(cluster)
@@ -315,7 +314,6 @@ async def test_controller_that_does_not_answer(cluster: SlurmCluster, tmp_path: 
 @pytest.fixture
 def gpu_cluster() -> Iterator[SlurmCluster]:
     """Run a node with two GPUs."""
-    require(missing_for_slurm())
     with SlurmCluster("gpus", nodes=1, cpus=4, settings={"GresTypes": "gpu"}, gres=("gpu", 2)) as cluster:
         yield cluster
 

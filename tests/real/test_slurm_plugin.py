@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,6 @@ from koala_adapter.testing.trial import begin_start
 from koala_slurm import PLUGIN, SlurmSettings
 from koala_slurm.client import SlurmCommands
 from koala_slurm.lrm import SlurmLrm
-from tests.real.conftest import NewSlurm
 from tests.real.systems import SlurmCluster
 from tests.real.systems.processes import CommandError, run_command, wait_until
 from tests.undertest import started_plugin
@@ -214,15 +213,16 @@ async def test_hanging_controller_leaves_the_outcome_unknown(slurm_a: SlurmClust
     await wait_for(lrm, "koala-hang", LrmJobState.ENDED, LrmJobState.ENDED)
 
 
-async def test_lost_node(new_slurm: NewSlurm, tmp_path: Path) -> None:
+async def test_lost_node(started: ExitStack, tmp_path: Path) -> None:
     """When a node dies its job ends as NODE_LOST, is not started again, and its processors are not idle."""
-    cluster = new_slurm("lost", nodes=2, cpus=1, settings={"SlurmdTimeout": "30", "MessageTimeout": "10"})
+    cluster = started.enter_context(SlurmCluster("lost", nodes=2, cpus=1))
     lrm = await plugin(cluster, tmp_path)
     await lrm.submit(submission("koala-lost", 2))
     jobs = await wait_for(lrm, "koala-lost", LrmJobState.RUNNING, LrmJobState.RUNNING)
     (node,) = jobs[0].nodes
     cluster.kill_node(node)
-    ended, running = await wait_for(lrm, "koala-lost", LrmJobState.ENDED, LrmJobState.RUNNING, seconds=240)
+    cluster.give_up(node)
+    ended, running = await wait_for(lrm, "koala-lost", LrmJobState.ENDED, LrmJobState.RUNNING)
     assert (ended.end, ended.raw_state) == (EndReason.NODE_LOST, "NODE_FAIL")
     assert running.nodes != ended.nodes
     states = {seen.name: (seen.state, seen.processors_idle) for seen in await lrm.nodes()}
@@ -332,9 +332,9 @@ async def test_starts_at_once_on_the_same_nodes(lrm: SlurmLrm, slurm_a: SlurmClu
     assert "No reservations" in slurm_a.run("scontrol", "show", "reservation")
 
 
-async def test_other_users_cannot_read_the_script(new_slurm: NewSlurm, tmp_path: Path) -> None:
+async def test_other_users_cannot_read_the_script(started: ExitStack, tmp_path: Path) -> None:
     """The script, and the secret in it, can be had by no other user: from Slurm, or from the files of its daemons."""
-    cluster = new_slurm("munge", auth="munge")
+    cluster = started.enter_context(SlurmCluster("munge", nodes=1, auth="munge"))
     lrm = await plugin(cluster, tmp_path)
     (job,) = await lrm.submit(submission("koala-secret", script=f"#!/bin/sh\n: TOP-SECRET\n{SLEEP}"))
     await wait_for(lrm, "koala-secret", LrmJobState.RUNNING)
@@ -369,15 +369,19 @@ THREADS = "Sockets=1 CoresPerSocket=4 ThreadsPerCore=2"
     ids=["cores", "threads", "processors", "sockets", "nodes", "sockets of a partition"],
 )
 async def test_as_many_jobs_run_as_there_are_places(
-    new_slurm: NewSlurm, tmp_path: Path, select: str, options: tuple[str, str], places: int
+    started: ExitStack, tmp_path: Path, select: str, options: tuple[str, str], places: int
 ) -> None:
     """Before, all places are idle; with more jobs than places all are taken, and no more jobs run."""
     of_nodes, of_partition = options
-    cluster = new_slurm(
-        cpus=CPUS,
-        settings={"SelectTypeParameters": select},
-        node_options=of_nodes,
-        partition_options=of_partition,
+    cluster = started.enter_context(
+        SlurmCluster(
+            "x",
+            nodes=1,
+            cpus=CPUS,
+            settings={"SelectTypeParameters": select},
+            node_options=of_nodes,
+            partition_options=of_partition,
+        )
     )
     lrm = SlurmLrm(new_context(tmp_path), SlurmSettings.model_validate(cluster.plugin_settings))
     await lrm.start()

@@ -4,25 +4,21 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.real.conftest import NewGridEngine, NewSlurm
-from tests.real.systems import CommandError, GridEngineCell, SlurmCluster, SystemFailedError
+from tests.real.systems import GridEngineCell, SlurmCluster, SystemFailedError
 from tests.real.systems.processes import (
     Ports,
     SystemDirectory,
     base_environment,
     find_processes,
     remove_abandoned,
-    run_command,
     wait_reaped,
     wait_until,
 )
@@ -32,16 +28,6 @@ SECONDS = 90.0
 """Bound on what takes about one second on an idle machine."""
 
 SLEEP = "#!/bin/sh\nexec sleep 600\n"
-
-
-def read(path: Path) -> str:
-    """Return the contents of a file, or nothing while there is none."""
-    return path.read_text(encoding="utf-8") if path.exists() else ""
-
-
-def wait_for_text(path: Path, text: str) -> None:
-    """Return when a file that a job writes contains a text."""
-    wait_until(lambda: text in read(path), seconds=SECONDS, what=f"{text} in {path}", details=lambda: read(path))
 
 
 def states(cluster: SlurmCluster, job: str) -> list[str]:
@@ -64,31 +50,7 @@ def processes_of(directory: Path) -> list[int]:
     return find_processes(lambda process: process.uses(directory))
 
 
-@pytest.fixture
-def open_directory() -> Iterator[Path]:
-    """Directory that all users may write to."""
-    directory = SystemDirectory.create("output")
-    directory.path.chmod(0o1777)
-    yield directory.path
-    directory.remove()
-
-
 # -- Slurm -----------------------------------------------------------------------------------------------------------
-
-
-def test_slurm_job_runs(slurm_a: SlurmCluster, open_directory: Path) -> None:
-    """A script handed to sbatch runs on a node of the cluster, and its output arrives."""
-    output = open_directory / "out"
-    slurm_a.submit("#!/bin/sh\necho on $SLURMD_NODENAME of $SLURM_CLUSTER_NAME\n", f"--output={output}")
-    wait_for_text(output, "of a\n")
-    assert re.fullmatch(r"on n[12] of a\n", read(output))
-
-
-def test_slurm_clusters_are_apart(slurm_a: SlurmCluster, slurm_b: SlurmCluster) -> None:
-    """Two clusters run at once, and a job of one is unknown to the other."""
-    slurm_a.submit(SLEEP, "--output=/dev/null", "--job-name=only-in-a")
-    assert [row[0] for row in slurm_a.squeue(form="%j")] == ["only-in-a"]
-    assert slurm_b.squeue() == []
 
 
 def test_slurm_reset_leaves_nothing(slurm_a: SlurmCluster) -> None:
@@ -101,54 +63,18 @@ def test_slurm_reset_leaves_nothing(slurm_a: SlurmCluster) -> None:
     assert slurm_a.squeue() == []
 
 
-def test_slurm_job_survives_the_controller(slurm_a: SlurmCluster) -> None:
-    """Jobs go on running while the controller is away, and it knows them when it is back."""
-    job = slurm_a.submit(SLEEP, "--output=/dev/null", "--array=1-2")
-    wait_running(slurm_a, job, 2)
-    slurm_a.stop_controller()
-    with pytest.raises(CommandError, match="Unable to contact slurm controller"):
-        slurm_a.squeue()
-    slurm_a.start_controller()
-    assert states(slurm_a, job) == ["RUNNING"] * 2
-
-
-def test_slurm_users_are_told_apart(new_slurm: NewSlurm, open_directory: Path) -> None:
-    """With munge a user's job runs as that user, and another user can neither read its script nor cancel it."""
-    cluster, output = new_slurm(auth="munge"), open_directory / "out"
-    job = cluster.submit("#!/bin/sh\nid -un\nsleep 600\n", f"--output={output}", user="nobody")
-    wait_for_text(output, "nobody")
-    scripts = cluster.run("scontrol", "write", "batch_script", job, "-", user="daemon", check=False)
-    spooled = list(cluster.spool("n1").rglob("slurm_script"))
-    assert scripts == ""
-    assert len(spooled) == 1
-    with pytest.raises(CommandError, match="Permission denied"):
-        cluster.run("cat", str(spooled[0]), user="daemon")
-    with pytest.raises(CommandError, match="Access/permission denied"):
-        cluster.run("scancel", job, user="daemon")
-
-
-def test_slurm_failure_shows_the_log(new_slurm: NewSlurm) -> None:
+def test_slurm_failure_shows_the_log(started: ExitStack) -> None:
     """A cluster that cannot start says why, in the words of the daemon."""
     with pytest.raises(SystemFailedError, match="select/nonsense"):
-        new_slurm(settings={"SelectType": "select/nonsense"})
+        started.enter_context(SlurmCluster("x", nodes=1, settings={"SelectType": "select/nonsense"}))
 
 
 # -- Grid Engine -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("user", [None, "nobody"])
-def test_grid_engine_job_runs(sge_cell: GridEngineCell, open_directory: Path, user: str | None) -> None:
-    """A script handed to qsub runs as its user, root or not, and its output arrives."""
-    output = open_directory / "out"
-    options = ("-wd", "/tmp", "-j", "y", "-o", str(output))
-    sge_cell.submit("#!/bin/sh\necho $(id -un) in $QUEUE\n", *options, user=user)
-    wait_for_text(output, "in all.q\n")
-    assert read(output) == f"{user or 'root'} in all.q\n"
-
-
-def test_grid_engine_cells_are_apart(sge_cell: GridEngineCell, new_grid_engine: NewGridEngine) -> None:
+def test_grid_engine_cells_are_apart(sge_cell: GridEngineCell, started: ExitStack) -> None:
     """Two cells run at once: deleting all jobs of one leaves those of the other, and their processes, alone."""
-    other = new_grid_engine("other", slots=2)
+    other = started.enter_context(GridEngineCell("other", slots=2))
     for cell in (sge_cell, other):
         cell.submit(SLEEP, "-o", "/dev/null", "-j", "y", "-t", "1-2")
         wait_tasks(cell, 2)
@@ -157,23 +83,12 @@ def test_grid_engine_cells_are_apart(sge_cell: GridEngineCell, new_grid_engine: 
     assert sge_cell.qstat().count(" r ") == 2
 
 
-def test_grid_engine_knows_the_end(sge_cell: GridEngineCell) -> None:
-    """The exit code of an ended job is in the accounting as soon as the job is gone from the list."""
-    job = sge_cell.submit("#!/bin/sh\nexit 3\n", "-o", "/dev/null", "-j", "y")
-    wait_until(lambda: not sge_cell.qstat(), seconds=SECONDS, what=f"end of {job}", details=sge_cell.qstat)
-    with suppress(CommandError):  # It may take qmaster one more moment to write the line.
-        sge_cell.run("qacct", "-j", job)
-    wait_until(
-        lambda: "exit_status  3 " in sge_cell.run("qacct", "-j", job, check=False), seconds=SECONDS, what="accounting"
-    )
-
-
 # -- both ------------------------------------------------------------------------------------------------------------
 
 
-def test_stop_leaves_nothing(new_slurm: NewSlurm, new_grid_engine: NewGridEngine) -> None:
+def test_stop_leaves_nothing(started: ExitStack) -> None:
     """After stop neither a daemon nor a job process nor a file of the system is left."""
-    cluster, cell = new_slurm(), new_grid_engine()
+    cluster, cell = started.enter_context(SlurmCluster("x", nodes=1)), started.enter_context(GridEngineCell("x"))
     wait_running(cluster, cluster.submit(SLEEP, "--output=/dev/null"), 1)
     cell.submit(SLEEP, "-o", "/dev/null", "-j", "y")
     wait_tasks(cell, 1)
@@ -243,11 +158,3 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.real.systems.requirements.SLURM_PATH", "/nonexistent/sbin")
     assert "slurmd in /nonexistent/sbin (KOALA_TEST_SLURM)" in missing_for_slurm()
     assert "/nonexistent/qsub (Debian package gridengine-client)" in missing_for_grid_engine()
-
-
-def test_allreduce_program(allreduce: Path) -> None:
-    """The compiled MPI program adds up the numbers of its ranks."""
-    argv = ["mpiexec.hydra", "-launcher", "fork", "-n", "3", str(allreduce)]
-    lines = run_command(argv, environment={**base_environment(), "KOALA_COMPONENT": "left"}).splitlines()
-    assert sorted(line.split()[0] for line in lines) == ["rank=0", "rank=1", "rank=2"]
-    assert all(re.fullmatch(r"rank=\d size=3 host=\S+ component=left sum=6", line) for line in lines)

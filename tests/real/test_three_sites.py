@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -18,9 +17,9 @@ import pytest
 
 from koala_adapter.api.offline import end_daemons
 from tests.examplejobs import ALONE, sizes_and_digest, write_nbody
-from tests.real.systems.othersite import OtherSite, missing_for_other_site
+from tests.real.systems.othersite import OtherSite
 from tests.real.systems.processes import PATIENCE, CommandError, base_environment, run_command, wait_until
-from tests.real.systems.requirements import missing_for_grid_engine, missing_for_slurm, require
+from tests.real.test_sites import QUICK
 
 pytestmark = pytest.mark.real("slurmctld", "slurmd", "sge_qmaster", "sshd")
 
@@ -64,13 +63,10 @@ if __name__ == "__main__":
 """Prints in which networks workers of an executor and of a Dask cluster were, and a sum of their data.
 
 After a break, it prints the first and the last once more."""
-QUICK = "poll_interval = 1\nrequests_per_minute = 600\nthreshold = 0"
 
 
 @pytest.fixture(scope="module")
 def there() -> Iterator[Sequence[OtherSite]]:
-    missing = [*missing_for_slurm(), *missing_for_grid_engine(), *missing_for_other_site()]
-    require([*missing, *([] if os.getuid() == 0 else ["to be root"])])
     with ExitStack() as stack:
         delft, utrecht = OtherSite("delft", delay=DELAY), OtherSite("utrecht")
         yield [stack.enter_context(site) for site in (delft, utrecht, OtherSite("leiden", system="sge"))]

@@ -15,7 +15,6 @@ from koala_adapter.wiki.codec.words import Dialect
 from tests.real.mauistandin import MauiStandIn
 from tests.real.serving import WikiServing
 from tests.real.systems import GridEngineCell
-from tests.real.systems.requirements import missing_for_grid_engine, require
 
 # -- A real Grid Engine under an outside scheduler that speaks WIKI, with two queue instances as its nodes.
 
@@ -60,7 +59,6 @@ def two_queues(cell: GridEngineCell) -> None:
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServing]:
     """Serve a cell of two queues through the module."""
-    require(missing_for_grid_engine())
     with GridEngineCell("w", slots=8) as cell:
         two_queues(cell)
         server = WikiServing(
@@ -164,7 +162,6 @@ NEVER: Mapping[str, tuple[Sequence[str], str]] = {
 @pytest.fixture(scope="module")
 def cell() -> Iterator[GridEngineCell]:
     """Two queues of eight slots, one of them for short jobs."""
-    require(missing_for_grid_engine())
     with GridEngineCell("shapes", slots=8) as started:
         two_queues(started)
         started.run("qconf", "-mattr", "queue", "h_rt", str(SHORT_LIMIT), "n2.q")

@@ -24,7 +24,6 @@ from koala_wiki.lrm import WikiSettings
 from tests.real.mauistandin import MauiStandIn
 from tests.real.serving import WikiServing
 from tests.real.systems import CommandError, SlurmCluster
-from tests.real.systems.requirements import missing_for_slurm, require
 
 # -- A real Slurm under an outside scheduler that speaks WIKI: ordinary jobs come in held, and start where it says.
 
@@ -37,7 +36,6 @@ USER = "nobody"
 @pytest.fixture(scope="module")
 def module_cluster() -> Iterator[SlurmCluster]:
     """Run a cluster of four nodes of eight processors with the site's piece through the module."""
-    require(missing_for_slurm(lua=True))
     cluster = SlurmCluster("wiki", nodes=4, cpus=8, settings={"JobSubmitPlugins": "lua"})
     (cluster.directory / "job_submit.lua").write_text(PIECE.read_text())
     with cluster:
@@ -368,7 +366,6 @@ NUMBERS: Mapping[str, tuple[int, int]] = {
 @pytest.fixture(scope="module")
 def maui_serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServing]:
     """Serve a cluster of four nodes of eight processors, three of them with features."""
-    require(missing_for_slurm(lua=True))
     cluster = SlurmCluster("shapes", nodes=4, cpus=8, settings=SETTINGS, gres=("fpga", 1))
     (cluster.directory / "job_submit.lua").write_text(PIECE.read_text())
     with cluster:
@@ -445,7 +442,7 @@ def test_kills_node_loss_and_requeues_lose_nothing(maui_serving: WikiServing) ->
         killed += 1
         if killed == 1:
             cluster.kill_node("n4")
-            cluster.run("scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=test")
+            cluster.give_up("n4")
             running = [row[0] for row in cluster.squeue("--states=RUNNING")]
             for job in running:
                 cluster.run("scontrol", "requeue", job, check=False)

@@ -33,6 +33,7 @@ from tests.real.systems.processes import (
     wait_reaped,
     wait_until,
 )
+from tests.real.systems.requirements import missing_for_grid_engine, require
 
 READY_SECONDS = 120.0
 """Bound on the time in which a cell must be up; it takes about 3 s on an idle machine."""
@@ -157,7 +158,10 @@ class GridEngineCell:
         """Describe a cell of one host with one queue, all.q, of `slots` slots; nothing is started.
 
         `configuration` is added to the cell's global configuration (sge_conf(5)), replacing what has the same name.
+
+        The running test is skipped where something is missing.
         """
+        require(missing_for_grid_engine())
         self.name = name
         self.slots = slots
         self._owned = SystemDirectory.create(f"sge-{name}")

@@ -22,8 +22,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.real.systems.gridengine import GridEngineCell
-from tests.real.systems.pbs import PbsServer
+from tests.real.systems.pbs import PbsServer, missing_for_pbs
 from tests.real.systems.processes import PATIENCE, SystemDirectory, base_environment, find_processes, run_command
+from tests.real.systems.requirements import missing_for_grid_engine, missing_for_slurm, require
 from tests.real.systems.slurm import SlurmCluster
 
 PROGRAMS = {
@@ -101,16 +102,23 @@ settings.conf = "{conf}"
 """
 
 
-def missing_for_other_site() -> list[str]:
-    """Say what is missing beside its batch system; empty: nothing."""
-    return [f"{file} (Debian package {package})" for file, package in PROGRAMS.items() if not Path(file).exists()]
+def missing_for_other_site(system: str = "slurm") -> list[str]:
+    """Say what is missing for a site with a batch system; empty: nothing."""
+    root = [] if os.getuid() == 0 else ["to be root"]
+    here = {"slurm": missing_for_slurm, "sge": missing_for_grid_engine, "pbs": missing_for_pbs}[system]()
+    programs = [f"{file} (Debian package {package})" for file, package in PROGRAMS.items() if not Path(file).exists()]
+    return [*dict.fromkeys([*root, *here, *programs])]
 
 
 class OtherSite:
     """A started site; use as a context manager."""
 
     def __init__(self, name: str = "site", *, system: str = "slurm", delay: float = 0.0) -> None:
-        """``name``: the host for ssh. ``system``: of `SYSTEMS`. ``delay``: seconds that each way takes."""
+        """``name``: the host for ssh. ``system``: of `SYSTEMS`. ``delay``: seconds that each way takes.
+
+        The running test is skipped where something is missing.
+        """
+        require(missing_for_other_site(system))
         self.name = name
         self.system = system
         self._delay = delay

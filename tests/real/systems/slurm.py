@@ -33,6 +33,7 @@ from tests.real.systems.processes import (
     tail,
     wait_until,
 )
+from tests.real.systems.requirements import missing_for_slurm, require
 
 Authentication = Literal["none", "munge"]
 """none: any user may pass for any other, for tests with one user; munge: users are who they are."""
@@ -65,7 +66,7 @@ SETTINGS: Mapping[str, str] = {
     "SlurmdTimeout": "300",
     "SlurmctldTimeout": "120",
     "MessageTimeout": "60",
-    "KillWait": "15",
+    "KillWait": "8",
     "BatchStartTimeout": "300",
     "UnkillableStepTimeout": "300",
     "MinJobAge": "300",
@@ -103,7 +104,11 @@ class SlurmCluster:
         `settings` are added to slurm.conf, replacing those of `SETTINGS` of the same name. `gres`: a generic resource,
         named in GresTypes, and how many of it each node has. `node_options` and `partition_options` are added to the
         lines of the nodes, such as `Sockets=1 CoresPerSocket=2 ThreadsPerCore=2`, and of the partition.
+
+        The running test is skipped where something is missing.
         """
+        self._settings = {**SETTINGS, **(settings or {})}
+        require(missing_for_slurm(munge=auth == "munge", lua="JobSubmitPlugins" in self._settings))
         self.name = name
         self.cpus = cpus
         self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
@@ -113,7 +118,6 @@ class SlurmCluster:
         """What commands read, ours and koala's."""
         self._daemons_conf = self.directory / "daemons.conf"
         self._auth: Authentication = auth
-        self._settings = {**SETTINGS, **(settings or {})}
         self._gres = gres
         self._node_options = f" {node_options}" if node_options else ""
         self._partition_options = f" {partition_options}" if partition_options else ""
@@ -240,6 +244,10 @@ class SlurmCluster:
         self._slurmd.pop(node).end(how=signal.SIGKILL)
         if with_jobs:
             kill_processes(lambda: find_processes(lambda process: self._runs_on(process, node)))
+
+    def give_up(self, node: str) -> None:
+        """Set a node down, as slurmctld does by itself when it has not heard of it for SlurmdTimeout."""
+        self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
 
     def signal_node(self, node: str, how: signal.Signals) -> None:
         """Send a signal to the slurmd of a node."""
