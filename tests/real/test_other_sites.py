@@ -14,13 +14,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
+from koala_adapter.api.client import Client
 from koala_adapter.api.offline import end_daemons
 from tests.examplejobs import ALONE, BODIES, REST, STEPS, sizes_and_digest, write_nbody
 from tests.gateways import resident_gateways
@@ -48,7 +49,7 @@ settings.processors = 2
 """
 
 
-DOWN = 30.0
+DOWN = 12.0
 """Seconds for which a site cannot be reached."""
 
 
@@ -61,6 +62,7 @@ class Home:
         self.site.write_text(CENTER + there.tables(directory, site="delft") + NEAR)
         where = ("--site", str(self.site), "--state", str(directory / "state"))
         self.koala = (str(Path(sys.executable).with_name("koala")), *where)
+        self.client = Client(directory / "state")
 
     def run(self, *arguments: str) -> str:
         """Return what a command prints. Raises CommandError."""
@@ -78,16 +80,10 @@ class Home:
             subprocess.Popen([*self.koala, "serve"], env=base_environment(), stderr=log) as service,
         ):
             try:
-                wait_until(self.answers, seconds=PATIENCE, what="the service answers")
+                assert self.client.wait_until_running(PATIENCE), "the service does not answer"
                 yield service
             finally:
                 service.terminate()
-
-    def answers(self) -> bool:
-        with suppress(CommandError):
-            self.run("metrics")
-            return True
-        return False
 
     def refused(self, *arguments: str) -> str:
         """Return what a command says that fails."""
@@ -151,7 +147,18 @@ class Home:
         wait_until(lambda: not left(), seconds=PATIENCE, what="nothing is left there", details=lambda: str(left()))
 
     def state_of(self, job: str) -> str:
-        return str(json.loads(self.run("status", job, "--json"))["state"])
+        return self.client.job(job).state.value
+
+    def wait_completed(self, job: str) -> str:
+        """Wait until a job has ended well, with all of its output; return what it has printed."""
+        wait_until(
+            lambda: self.client.job(job).over,
+            seconds=3 * PATIENCE,
+            what="the job has ended",
+            details=lambda: str(self.client.job(job)),
+        )
+        assert self.state_of(job) == "completed", self.client.job(job)
+        return self.run("logs", job)
 
     def network(self) -> str:
         """Return what is known of the network and of files."""
@@ -231,8 +238,7 @@ def test_a_login_with_a_one_time_code_is_used(home: Home) -> None:
             assert "Permission denied" in home.log_in(code)  # it was good once
             assert "koala uses this login" in home.log_in(new_code())
             go_on.touch()
-            wait_until(lambda: home.state_of(number) == "completed", seconds=PATIENCE, what="the job has ended")
-            assert home.run("logs", number).endswith("done\n")
+            assert home.wait_completed(number).endswith("done\n")
             assert begun.read_text() == "\n"
         home.run("login", "delft", "--end")
     home.expect_nothing_there()
@@ -289,8 +295,7 @@ def test_a_job_outlives_connection_service_and_gateway(home: Home) -> None:
         wait_until(lambda: home.at_ease(number), seconds=PATIENCE, what="its agent is back")
         on()
         go_on.touch()
-        wait_until(lambda: home.state_of(number) == "completed", seconds=PATIENCE, what="the job has ended")
-        lines = home.run("logs", number).splitlines()
+        lines = home.wait_completed(number).splitlines()
     assert lines == [f"line {one}" for one in range(1, len(lines) + 1)]
     assert (len(lines), begun.read_text()) == (printed(), "\n")
     home.expect_nothing_there()

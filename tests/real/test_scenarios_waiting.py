@@ -101,12 +101,13 @@ def test_who_holds_placeholders_is_told(
 ) -> None:
     """The hold of an operator, and a user's own, which a hook's looks like; once released, the job runs."""
     user = new_user(slurm_a, sge_cell)
+    systems: dict[str, System] = {"a": slurm_a, "c": sge_cell}
     with local_job(slurm_a, slurm_a.cpus * len(slurm_a.nodes)), local_job(sge_cell, sge_cell.slots):
-        file = user.job_file(*(part(name, 2, "true") for name in user.systems))
+        file = user.job_file(*(part(name, 2, "true") for name in systems))
         shown = user.directory / "progress"
         command = user.start_into(shown, "run", str(file))
         numbers = {}
-        for name, system in user.systems.items():
+        for name, system in systems.items():
             wait_until(
                 lambda system=system: len(placeholders(system)) == 2,  # type: ignore[misc]
                 seconds=PATIENCE,
@@ -124,7 +125,7 @@ def test_who_holds_placeholders_is_told(
         assert component["holds"][0]["holder"] == holder
     words = f"2 in hold there: {holder}"
     wait_until(lambda: words in shown.read_text(), seconds=PATIENCE, what=words, details=shown.read_text)
-    for name, system in user.systems.items():
+    for name, system in systems.items():
         system.run(*RELEASE[name], numbers[name])
     try:
         assert command.wait(PATIENCE) == 0, shown.read_text()

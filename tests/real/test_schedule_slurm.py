@@ -407,7 +407,7 @@ def test_what_nobody_releases_is_named(cluster: SlurmCluster, tmp_path: Path) ->
             lambda: "in hold by its user or a submission hook" in user.run("explain", job).text, what="it says so"
         )
         assert "koala schedule" in user.run("explain", job).text
-        check = user.run("check", "--timeout", "20")
+        check = user.run("check", "--timeout", "6")
         assert check.code == 1
         assert "in hold by the site's hook for an outside scheduler" in check.text
         assert f"koala schedule --give-back {cluster.name}" in check.text

@@ -7,8 +7,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.real.systems.othersite import OtherSite
-from tests.real.systems.processes import PATIENCE, base_environment, find_processes, run_command, wait_until
-from tests.real.test_other_sites import CENTER
+from tests.real.systems.processes import PATIENCE, find_processes, wait_until
+from tests.real.test_other_sites import CENTER, Home
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,29 +35,21 @@ input_files = [{{ source = "lfn:{name}", target = "input" }}]
 """
 
 
-class Home:
+class Files(Home):
     """A user of two sites, with files that are known to one of them."""
 
     def __init__(self, directory: Path, one: OtherSite, other: OtherSite) -> None:
-        self.directory, self.log = directory, directory / "log"
+        super().__init__(directory, one)
         self.files = directory / "files"
         self.files.mkdir()
-        site = directory / "site.toml"
-        site.write_text(
+        self.site.write_text(
             CENTER
             + one.tables(directory / "one", site="leiden", cluster="near")
             + f'bandwidth = 100\ncatalogue = "{self.files}"\n'
             + other.tables(directory / "other", site="delft", cluster="far")
             + "bandwidth = 100\n"
         )
-        where = ("--site", str(site), "--state", str(directory / "state"))
-        self.koala = (str(Path(sys.executable).with_name("koala")), *where)
-        self.one, self.other = one, other
         self.cache = directory / "other" / "there" / "cache"
-
-    def run(self, *arguments: str) -> str:
-        """Return what a command prints. Raises CommandError."""
-        return run_command([*self.koala, *arguments], environment=base_environment(), timeout=PATIENCE * 3)
 
     def file(self, name: str) -> str:
         """Make a file of the first site and return the digest of its content."""
@@ -75,17 +65,7 @@ class Home:
 
     def ends_with(self, job: str, digest: str) -> None:
         """Wait until a job has ended, and insist that its rank has seen the file."""
-
-        def report() -> dict[str, object]:
-            return dict(json.loads(self.run("status", job, "--json")))
-
-        wait_until(
-            lambda: report()["outcome"] is not None,
-            seconds=3 * PATIENCE,
-            what="the job has ended",
-            details=lambda: json.dumps(report()),
-        )
-        assert self.run("logs", job).split()[-2:] == [digest, "input"], report()
+        assert self.wait_completed(job).split()[-2:] == [digest, "input"]
 
     def said(self) -> str:
         """Return the log of the service."""
@@ -100,41 +80,33 @@ def carried(service: int) -> int:
 
 
 @pytest.fixture
-def home() -> Iterator[Home]:
+def home() -> Iterator[Files]:
     with ExitStack() as stack:
         one, other = (stack.enter_context(OtherSite(name)) for name in ("one", "other"))
         one.connect(other)
-        yield Home(Path(stack.enter_context(TemporaryDirectory(prefix="koala-"))), one, other)
+        yield Files(Path(stack.enter_context(TemporaryDirectory(prefix="koala-"))), one, other)
 
 
-def test_files_go_from_site_to_site(home: Home) -> None:
+def test_files_go_from_site_to_site(home: Files) -> None:
     """Directly while there is a route, also when koala's connection is killed in the middle; then through here."""
     digests = {name: home.file(name) for name in ("first", "second", "third")}
-    with (
-        home.log.open("ab") as log,
-        subprocess.Popen([*home.koala, "serve"], env=base_environment(), stderr=log) as service,
-    ):
-        try:
-            wait_until(lambda: "near" in home.run("clusters"), seconds=PATIENCE, what="the service answers")
-            before = carried(service.pid)
-            home.ends_with(home.submit_with("first"), digests["first"])
-            assert home.said().count("a file has come directly") == 1
-            assert carried(service.pid) - before < SIZE / 10
-            home.one.slow_route("100mbit")
-            job, part = home.submit_with("second"), home.cache / f"{digests['second']}.part"
-            wait_until(lambda: part.exists() and part.stat().st_size > 0, seconds=PATIENCE, what="something has come")
-            for connection in find_processes(lambda one: one.command == "ssh" and one.parent == service.pid):
-                os.kill(connection, signal.SIGKILL)
-            home.ends_with(job, digests["second"])
-            assert home.said().count("a file has come directly") == 2
-            home.one.end_route()
-            before = carried(service.pid)
-            home.ends_with(home.submit_with("third"), digests["third"])
-            assert carried(service.pid) - before > SIZE
-            (network,) = (one["network"] for one in json.loads(home.run("clusters", "--json")) if one["name"] == "far")
-            (route,) = network["routes"]
-            assert (route["site"], route["bandwidth"]) == ("leiden", None)
-            assert "cannot be reached" in route["trouble"]
-        finally:
-            service.terminate()
-            service.wait()
+    with home.service() as service:
+        before = carried(service.pid)
+        home.ends_with(home.submit_with("first"), digests["first"])
+        assert home.said().count("a file has come directly") == 1
+        assert carried(service.pid) - before < SIZE / 10
+        home.there.slow_route("100mbit")
+        job, part = home.submit_with("second"), home.cache / f"{digests['second']}.part"
+        wait_until(lambda: part.exists() and part.stat().st_size > 0, seconds=PATIENCE, what="something has come")
+        for connection in find_processes(lambda one: one.command == "ssh" and one.parent == service.pid):
+            os.kill(connection, signal.SIGKILL)
+        home.ends_with(job, digests["second"])
+        assert home.said().count("a file has come directly") == 2
+        home.there.end_route()
+        before = carried(service.pid)
+        home.ends_with(home.submit_with("third"), digests["third"])
+        assert carried(service.pid) - before > SIZE
+        (network,) = (one["network"] for one in json.loads(home.run("clusters", "--json")) if one["name"] == "far")
+        (route,) = network["routes"]
+        assert (route["site"], route["bandwidth"]) == ("leiden", None)
+        assert "cannot be reached" in route["trouble"]

@@ -6,8 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,16 +13,16 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.real.systems.othersite import OtherSite
-from tests.real.systems.processes import PATIENCE, base_environment, wait_until
+from tests.real.systems.processes import PATIENCE, wait_until
 from tests.real.test_other_sites import CENTER, Home, there
 
 pytestmark = pytest.mark.real("slurmctld", "slurmd", "sshd")
 __all__ = ["there"]
 
 MIB = 1024 * 1024
-SIZE = 300 * MIB
+SIZE = 200 * MIB
 """More than goes with a launch, than may be on its way, and than what rsync and ssh have in their buffers."""
-CACHE_MIB = 500
+CACHE_MIB = 350
 """Room for one such file at each site."""
 JOB = """
 walltime = 300
@@ -51,13 +49,6 @@ class Staging(Home):
         self.cache = directory / "there" / "cache"
         self.go = directory / "go"
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start a service."""
-        with (self.directory / "log").open("ab") as log:
-            service = subprocess.Popen([*self.koala, "serve"], env=base_environment(), stderr=log)
-        wait_until(self.answers, seconds=PATIENCE, what="the service answers")
-        return service
-
     def file(self, name: str) -> tuple[Path, str]:
         """Return a new file and the digest of its content."""
         path, data = self.directory / name, os.urandom(SIZE)
@@ -70,28 +61,14 @@ class Staging(Home):
         job.write_text(JOB.format(source=source, command=command, more=more))
         return str(json.loads(self.run("submit", "--json", str(job)))["id"])
 
-    def report(self, job: str) -> dict[str, object]:
-        return dict(json.loads(self.run("status", job, "--json")))
-
     def told(self, job: str, what: str) -> None:
         """Wait until the explanation of a job says something."""
         wait_until(
-            lambda: what in str(self.report(job)["explanation"]),
+            lambda: what in self.client.job(job).explanation,
             seconds=PATIENCE,
             what=f"it is said: {what}",
-            details=lambda: json.dumps(self.report(job)),
+            details=lambda: str(self.client.job(job)),
         )
-
-    def ends_well(self, job: str) -> str:
-        """Wait until a job has completed with all of its output; return what it has printed."""
-        wait_until(
-            lambda: self.report(job)["outcome"] is not None and not self.report(job)["placeholders_left"],
-            seconds=3 * PATIENCE,
-            what="the job has ended",
-            details=lambda: json.dumps(self.report(job)),
-        )
-        assert self.state_of(job) == "completed", self.report(job)
-        return self.run("logs", job)
 
 
 @pytest.fixture
@@ -108,31 +85,27 @@ def test_large_files_there_and_back(home: Staging) -> None:
     first, digest = home.file("first")
     second, other = home.file("second")
     part = home.cache / f"{digest}.part"
-    service = home.start()
-    try:
-        command = f"while [ ! -e {home.go} ]; do sleep 0.2; done; mkdir out; cp input out/copy"
+    command = f"while [ ! -e {home.go} ]; do sleep 0.2; done; mkdir out; cp input out/copy"
+    with home.service() as service:
         keeping = home.submit_with(first, command, 'cluster = "far"\noutput_files = ["out"]')
         wait_until(lambda: part.exists() and part.stat().st_size > 0, seconds=PATIENCE, what="something has come")
-        os.kill(service.pid, signal.SIGKILL)
+        service.kill()
         service.wait()
-        assert not (home.cache / digest).exists()
-        service = home.start()
+    assert not (home.cache / digest).exists()
+    with home.service():
         wait_until(lambda: home.state_of(keeping) == "running", seconds=PATIENCE, what="the job runs")
         inode = (home.cache / digest).stat().st_ino
         again = home.directory / "another name"
         again.hardlink_to(first)
-        printed = home.ends_well(home.submit_with(again, "echo $KOALA_CLUSTER; sha256sum input", ""))
+        printed = home.wait_completed(home.submit_with(again, "echo $KOALA_CLUSTER; sha256sum input", ""))
         assert printed.split()[-3:] == ["far", digest, "input"]
         assert (home.cache / digest).stat().st_ino == inode
         waiting = home.submit_with(second, "sha256sum input")
         home.told(waiting, "is full of files of other jobs")
         assert len(home.there.jobs()) == 1, "the processor of the job that runs"
         home.go.touch()
-        home.ends_well(keeping)
+        home.wait_completed(keeping)
         back = home.directory / "state" / "jobs" / keeping / "c1" / "0" / "out" / "copy"
         assert hashlib.sha256(back.read_bytes()).hexdigest() == digest
-        assert home.ends_well(waiting).split()[-2:] == [other, "input"]
+        assert home.wait_completed(waiting).split()[-2:] == [other, "input"]
         assert [path.name for path in home.cache.iterdir()] == [other]
-    finally:
-        service.terminate()
-        service.wait()
