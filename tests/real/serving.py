@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,21 @@ from koala_adapter.wiki.codec.words import Dialect
 from tests import forkserver
 from tests.forkserver import Forked
 from tests.real.lrms import System
+from tests.real.systems import SlurmCluster
 from tests.real.systems.processes import PATIENCE, Ports, tail, wait_until
 from tests.real.user import KoalaUser, toml
 
+PIECE = Path(__file__).parents[2] / "conf" / "job_submit.lua"
 PACE = {"requests_per_minute": 6000, "poll_interval": 0.5}
+
+
+class HoldingCluster(SlurmCluster):
+    """A Slurm cluster with the site's piece, by which ordinary jobs come in held."""
+
+    def __init__(self, name: str, *, settings: Mapping[str, str] | None = None, **more: Any) -> None:  # noqa: ANN401
+        """``more``: as of SlurmCluster."""
+        super().__init__(name, settings={"JobSubmitPlugins": "lua", **(settings or {})}, **more)
+        (self.directory / PIECE.name).write_text(PIECE.read_text())
 
 
 class Serving:

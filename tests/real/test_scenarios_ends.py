@@ -11,7 +11,6 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,23 +32,13 @@ WAIT = ("sleep", "600")
 """What the ranks do that must be ended because another one has failed."""
 
 
-def end_of(user: KoalaUser, *parts: str, **header: Any) -> tuple[str, JobOutcome]:  # noqa: ANN401
-    """Run a job as a user does, from its file to its end; return its id and outcome, and insist on its exit code."""
-    done = user.run("run", "--json", str(user.job_file(*parts, **header)))
-    report = done.json
-    outcome = user.report(report["id"]).outcome
-    assert outcome is not None
-    assert done.code == outcome.exit_code == report["outcome"]["exit_code"]
-    return report["id"], outcome
-
-
 def test_a_component_that_exits_3(new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster) -> None:
     """`koala run` exits with 3 and names the component; the other one is ended."""
     user = new_user(slurm_a, slurm_b)
     traces = Traces(user)
     good = part("a", 2, *WAIT, name="good", environment=traces.mark)
     bad = part("b", 2, "sh", "-c", "echo failing >&2; exit 3", name="bad", environment=traces.mark)
-    job, outcome = end_of(user, good, bad)
+    job, outcome = user.end_of(good, bad)
     assert (outcome.state, outcome.reason, outcome.exit_code) == (JobState.FAILED, EndReason.EXITED, 3)
     assert (outcome.component, outcome.rank in {2, 3}) == ("bad", True)
     assert user.output_of(job, "bad", outcome.rank - 2, "err") == b"failing\n" if outcome.rank else False
@@ -66,7 +55,7 @@ def test_a_rank_killed_by_a_signal(
     for victim, other in (("a", "c"), ("c", "a")):
         script = f"[ $KOALA_COMPONENT_RANK = 1 ] && kill -{int(number)} $$; exec sleep 600"
         bad = part(victim, 2, "sh", "-c", script, name="bad", environment=traces.mark)
-        _, outcome = end_of(user, part(other, 1, *WAIT, environment=traces.mark), bad)
+        _, outcome = user.end_of(part(other, 1, *WAIT, environment=traces.mark), bad)
         assert (outcome.state, outcome.reason) == (JobState.FAILED, EndReason.SIGNALLED)
         assert (outcome.exit_code, outcome.component, outcome.rank) == (128 + number, "bad", 2)
         assert str(int(number)) in outcome.detail or number.name in outcome.detail
@@ -77,13 +66,13 @@ def test_what_cannot_be_started_is_told(new_user: NewUser, slurm_a: SlurmCluster
     """No such command, no such directory, no permission: 127 or 126 as in a shell, and the reason in words."""
     user = new_user(slurm_a)
     traces = Traces(user)
-    _, outcome = end_of(user, part("a", 1, "no-such-command-anywhere"))
+    _, outcome = user.end_of(part("a", 1, "no-such-command-anywhere"))
     assert (outcome.state, outcome.reason, outcome.exit_code) == (JobState.FAILED, EndReason.LAUNCH_FAILED, 127)
     assert "no-such-command-anywhere: command not found" in outcome.detail
-    _, outcome = end_of(user, part("a", 1, "true"), working_directory="/no/such/directory")
+    _, outcome = user.end_of(part("a", 1, "true"), working_directory="/no/such/directory")
     assert (outcome.state, outcome.reason, outcome.exit_code) == (JobState.FAILED, EndReason.LAUNCH_FAILED, 126)
     assert "working directory /no/such/directory does not exist" in outcome.detail
-    _, outcome = end_of(user, part("a", 1, "/etc/hostname"))
+    _, outcome = user.end_of(part("a", 1, "/etc/hostname"))
     assert (outcome.state, outcome.reason, outcome.exit_code) == (JobState.FAILED, EndReason.LAUNCH_FAILED, 126)
     traces.expect_none()
 
@@ -94,7 +83,7 @@ def test_the_walltime_ends_a_job(new_user: NewUser, slurm_a: SlurmCluster, sge_c
     traces = Traces(user)
     script = "echo before; sleep 600; echo after"
     parts = [part(name, 1, "sh", "-c", script, environment=traces.mark) for name in "ac"]
-    job, outcome = end_of(user, *parts, walltime=3)
+    job, outcome = user.end_of(*parts, walltime=3)
     assert (outcome.state, outcome.reason) == (JobState.FAILED, EndReason.WALLTIME)
     assert outcome.exit_code == EXIT_WALLTIME
     assert {user.output_of(job, name, 0) for name in ("c1", "c2")} <= {b"", b"before\n"}  # if it was so slow
@@ -112,7 +101,7 @@ def test_large_and_binary_output_arrives(new_user: NewUser, slurm_a: SlurmCluste
     )
     environment = {**traces.mark, "SUMS": str(user.directory / "sum")}
     parts = [part(name, 2, "/usr/bin/python3", "-c", script, environment=environment) for name in "ac"]
-    job, outcome = end_of(user, *parts)
+    job, outcome = user.end_of(*parts)
     assert outcome.exit_code == 0
     for rank in range(4):
         component = f"c{1 + rank // 2}"

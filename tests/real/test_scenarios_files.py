@@ -14,7 +14,7 @@ import pytest
 
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_CONFIGURATION, EXIT_WALLTIME
 from koala_adapter.model import LARGEST_SENT
-from koala_adapter.outcome import JobOutcome, JobState
+from koala_adapter.outcome import JobState
 from tests.real.conftest import NewUser
 from tests.real.lrms import System, Traces, placeholders
 from tests.real.systems import GridEngineCell, SlurmCluster
@@ -24,24 +24,14 @@ from tests.real.user import KoalaUser, part, runs_with_known_ids
 # -- What ranks are given and what they write; and how they end under MPI when they cannot even start.
 
 
-def end_of(user: KoalaUser, *parts: str, **header: Any) -> tuple[str, JobOutcome]:  # noqa: ANN401
-    """Run a job as a user does, from its file to its end; return its id and outcome, and insist on its exit code."""
-    done = user.run("run", "--json", str(user.job_file(*parts, **header)))
-    report = done.json
-    outcome = user.report(report["id"]).outcome
-    assert outcome is not None
-    assert done.code == outcome.exit_code == report["outcome"]["exit_code"]
-    return report["id"], outcome
-
-
 def test_an_mpi_program_that_cannot_be_started_is_told(new_user: NewUser, slurm_a: SlurmCluster) -> None:
     """The exit code and the reason of the shell that starts each rank reach the user, also though mpiexec goes on."""
     user = new_user(slurm_a)
     traces = Traces(user)
-    _, outcome = end_of(user, part("a", 2, "no-such-command-anywhere", environment=traces.mark), launcher="mpi")
+    _, outcome = user.end_of(part("a", 2, "no-such-command-anywhere", environment=traces.mark), launcher="mpi")
     assert (outcome.state, outcome.exit_code) == (JobState.FAILED, 127)
-    _, outcome = end_of(
-        user, part("a", 2, "true", environment=traces.mark), launcher="mpi", working_directory="/no/such/directory"
+    _, outcome = user.end_of(
+        part("a", 2, "true", environment=traces.mark), launcher="mpi", working_directory="/no/such/directory"
     )
     assert (outcome.state, outcome.exit_code) == (JobState.FAILED, 126)
     assert "/no/such/directory" in outcome.detail
@@ -72,13 +62,13 @@ def test_ranks_are_set_up_on_their_nodes(
     script = 'echo "$LOADED $SITE $KOALA_CLUSTER <$1>"; env | grep -E "^(SLURM|SGE_|JOB_ID|KOALA_SETUP)" || true'
     parts = [part(name, 2, "sh", "-c", script, "sh", "a  b", environment=environment) for name in ("a", "c")]
     header: dict[str, Any] = {"launcher": launcher, "software": ["solver"]}
-    job, outcome = end_of(user, *parts, **header, setup=["module load own"])
+    job, outcome = user.end_of(*parts, **header, setup=["module load own"])
     assert outcome.exit_code == 0, user.details()
     expected = ["slurm/1:own a a <a  b>"] * 2 + ["ge/2:own c c <a  b>"] * 2
     said = [line.partition(": ")[2] for line in user.run("logs", job).text.splitlines()]
     assert sorted(said) == sorted(expected)
     failing = '[ "$KOALA_CLUSTER" != c ] || module load gcc/99'
-    job, outcome = end_of(user, *parts, **header, setup=[failing])
+    job, outcome = user.end_of(*parts, **header, setup=[failing])
     assert (outcome.state, outcome.exit_code) == (JobState.FAILED, 1)
     assert f"launch failed: setup line 3 ({failing}) ended with status 1 on " in outcome.detail
     assert outcome.detail.endswith(": gcc/99 is unknown")
@@ -95,7 +85,7 @@ def test_logs_prints_what_was_written(new_user: NewUser, slurm_a: SlurmCluster) 
     data = bytes(range(256)) * 1000
     (user.directory / "data").write_bytes(data)
     script = "cat data; echo word >&2"
-    job, outcome = end_of(user, part("a", 2, "sh", "-c", script, input_files=["data"], environment=traces.mark))
+    job, outcome = user.end_of(part("a", 2, "sh", "-c", script, input_files=["data"], environment=traces.mark))
     assert outcome.exit_code == 0
     assert user.run("logs", job, "--component", "c1", "--rank", "0").stdout == data
     assert user.run("logs", job, "--stderr").stdout == b"c1/0: word\nc1/1: word\n"
@@ -114,7 +104,7 @@ def test_input_files_and_environment_reach_the_ranks(
     files = ["run.sh", {"source": "data.bin", "target": "in/data.bin"}]
     environment = {**traces.mark, "GREETING": "grüß dich"}
     parts = [part(name, 1, "./run.sh", input_files=files, environment=environment) for name in "ac"]
-    job, outcome = end_of(user, *parts)
+    job, outcome = user.end_of(*parts)
     assert outcome.exit_code == 0, user.output_of(job, outcome.component or "c1", 0, "err")
     expected = hashlib.sha256(bytes(range(256)) * 1000).hexdigest()
     for rank, component in enumerate(("c1", "c2")):
@@ -134,7 +124,7 @@ def test_input_files_of_any_size(new_user: NewUser, slurm_a: SlurmCluster) -> No
         with (user.directory / name).open("wb") as file:
             file.truncate(size)
     for source, (name, size) in zip(("large", "d"), sizes.items(), strict=True):
-        job, outcome = end_of(user, part("a", 2, "wc", "-c", name, input_files=[source], environment=traces.mark))
+        job, outcome = user.end_of(part("a", 2, "wc", "-c", name, input_files=[source], environment=traces.mark))
         assert outcome.exit_code == 0
         assert user.output_of(job, "c1", 1) == f"{size} {name}\n".encode()
     traces.expect_none()

@@ -14,7 +14,7 @@ import pytest
 from koala_adapter.cli.jsonshapes import shape_schema
 from koala_adapter.queueing.backfill import POLICIES
 from tests.json_shapes import deviations
-from tests.real.serving import Scheduling, WikiServing
+from tests.real.serving import HoldingCluster, Scheduling, WikiServing
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.user import KoalaUser, part
 
@@ -24,15 +24,12 @@ SEED = 5
 NIGHTLY = pytest.mark.nightly
 BY_DAY = {"easy", "fcfs"}
 """Policies that are seen by day on a real system; what tells them from others is computed, and tested without one."""
-SITE_PIECE = Path(__file__).parents[2] / "conf" / "job_submit.lua"
 
 
 @pytest.fixture(scope="module")
 def module_cluster() -> Iterator[SlurmCluster]:
     """Run a cluster whose jobs come in held by the site's submission piece through the module; tests take `cluster`."""
-    cluster = SlurmCluster("sched", nodes=4, cpus=8, settings={"JobSubmitPlugins": "lua"})
-    (cluster.directory / SITE_PIECE.name).write_text(SITE_PIECE.read_text())
-    with cluster:
+    with HoldingCluster("sched", nodes=4, cpus=8) as cluster:
         yield cluster
 
 
@@ -89,17 +86,11 @@ def test_a_mixed_queue_runs_to_the_end(policy: str, cluster: SlurmCluster, tmp_p
 
 def test_jobs_that_take_more_than_they_ask_for(tmp_path: Path) -> None:
     """A job of one processor takes a core of two, one with its nodes for itself all of them: no start is in vain."""
-    cluster = SlurmCluster(
-        "cores",
-        cpus=8,
-        settings={"JobSubmitPlugins": "lua"},
-        node_options="Sockets=1 CoresPerSocket=4 ThreadsPerCore=2",
-    )
-    (cluster.directory / SITE_PIECE.name).write_text(SITE_PIECE.read_text())
-    with cluster:
+    threads = "Sockets=1 CoresPerSocket=4 ThreadsPerCore=2"
+    with HoldingCluster("cores", cpus=8, node_options=threads) as cluster:
         scheduling = Scheduling(tmp_path, cluster, "--patience", "3")
-        ids = [submit(scheduling, f"j{number}", 1, seconds=6) for number in range(8)]
-        ids += [submit(scheduling, "alone", 1, "--exclusive", seconds=6), submit(scheduling, "after", 3)]
+        ids = [submit(scheduling, f"j{number}", 1, seconds=4) for number in range(8)]
+        ids += [submit(scheduling, "alone", 1, "--exclusive", seconds=4), submit(scheduling, "after", 3)]
         with scheduling:
             scheduling.wait(lambda: set(ids) <= set(scheduling.told("ended")), what="all have run")
         assert scheduling.told("not started") == {}

@@ -11,18 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.serving import Scheduling
+from tests.real.serving import HoldingCluster, Scheduling
 from tests.real.systems import SlurmCluster
 from tests.real.systems.requirements import require
-from tests.real.test_schedule_slurm import SITE_PIECE, submit, unfinished
+from tests.real.test_schedule_slurm import submit, unfinished
 from tests.real.test_slurm_library import releases
 
 # -- What jobs need beside processors, as ``koala schedule`` sees it, is what a real Slurm gives them.
 
 
-NEEDS_SITE_PIECE = Path(__file__).parents[2] / "conf" / "job_submit.lua"
 SETTINGS = {
-    "JobSubmitPlugins": "lua",
     "SelectTypeParameters": "CR_Core_Memory",
     "DefMemPerCPU": "100",
     "Licenses": "x:2",
@@ -34,9 +32,7 @@ SETTINGS = {
 def module_cluster() -> Iterator[SlurmCluster]:
     """Run two nodes of four cores with two threads, two GPUs and 4000 MiB each; tests take `cluster`."""
     threads = "Sockets=1 CoresPerSocket=4 ThreadsPerCore=2"
-    cluster = SlurmCluster("needs", nodes=2, cpus=8, settings=SETTINGS, gres=("gpu", 2), node_options=threads)
-    (cluster.directory / NEEDS_SITE_PIECE.name).write_text(NEEDS_SITE_PIECE.read_text())
-    with cluster:
+    with HoldingCluster("needs", nodes=2, cpus=8, settings=SETTINGS, gres=("gpu", 2), node_options=threads) as cluster:
         yield cluster
 
 
@@ -96,30 +92,27 @@ def test_what_the_site_gives_together(
     parameters: str, partition: str, options: tuple[str, ...], together: int, tmp_path: Path
 ) -> None:
     """Cores to each task, and sockets or whole nodes in a partition."""
-    cluster = SlurmCluster(
+    with HoldingCluster(
         "gives",
         nodes=1,
         cpus=8,
-        settings={"JobSubmitPlugins": "lua", "SelectTypeParameters": parameters},
+        settings={"SelectTypeParameters": parameters},
         node_options="Sockets=2 CoresPerSocket=2 ThreadsPerCore=2",
         partition_options=f" {partition}",
-    )
-    (cluster.directory / NEEDS_SITE_PIECE.name).write_text(NEEDS_SITE_PIECE.read_text())
-    with cluster:
+    ) as cluster:
         expect_together(Scheduling(tmp_path, cluster), options, together)
 
 
 @pytest.fixture(scope="module")
 def typed_cluster() -> Iterator[SlurmCluster]:
     """Run a node with two GPUs of each of two types, four shards of each, and a bandwidth of 4 Mi; see `typed`."""
-    cluster = SlurmCluster(
+    cluster = HoldingCluster(
         "typed",
         nodes=1,
         cpus=8,
-        settings={"JobSubmitPlugins": "lua", "GresTypes": "gpu,shard,bandwidth"},
+        settings={"GresTypes": "gpu,shard,bandwidth"},
         node_options="Gres=gpu:tesla:2,gpu:kepler:2,shard:16,bandwidth:lustre:4M",
     )
-    (cluster.directory / NEEDS_SITE_PIECE.name).write_text(NEEDS_SITE_PIECE.read_text())
     lines = ["Name=shard Count=16", "Name=bandwidth Type=lustre Count=4M Flags=CountOnly"]
     for type_ in ("tesla", "kepler"):
         devices = [cluster.directory / f"{type_}{number}" for number in range(2)]
@@ -191,9 +184,7 @@ HELPER = "library_helper.py"
 @pytest.fixture
 def library_cluster() -> Iterator[SlurmCluster]:
     """Run two nodes of four processors whose jobs come in held."""
-    cluster = SlurmCluster("bylib", nodes=2, cpus=4, settings={"JobSubmitPlugins": "lua"})
-    (cluster.directory / SITE_PIECE.name).write_text(SITE_PIECE.read_text())
-    with cluster:
+    with HoldingCluster("bylib", nodes=2, cpus=4) as cluster:
         yield cluster
 
 

@@ -20,27 +20,12 @@ from tests.real.systems import GridEngineCell
 
 
 PIECE = Path(__file__).parents[2] / "conf" / "sge_jsv.sh"
-ENVIRONMENT = """\
-pe_name            any
-slots              999
-user_lists         NONE
-xuser_lists        NONE
-start_proc_args    NONE
-stop_proc_args     NONE
-allocation_rule    $fill_up
-control_slaves     FALSE
-job_is_first_task  TRUE
-urgency_slots      min
-accounting_summary FALSE
-qsort_args         NONE
-"""
 
 
 def two_queues(cell: GridEngineCell) -> None:
     """Have two queues of eight slots instead of one, a parallel environment, and the site's piece."""
+    cell.add_environment("any", rule="$fill_up")
     file = cell.directory / "edit"
-    file.write_text(ENVIRONMENT)
-    cell.run("qconf", "-Ap", str(file))
     queue = cell.run("qconf", "-sq", "all.q")
     for name in ("n2.q", "n4.q"):
         lines = [line for line in queue.splitlines() if line.split()[:1] not in (["qname"], ["pe_list"])]

@@ -22,13 +22,12 @@ from koala_adapter.wiki.codec.words import Dialect
 from koala_wiki import PLUGIN
 from koala_wiki.lrm import WikiSettings
 from tests.real.mauistandin import MauiStandIn
-from tests.real.serving import WikiServing
+from tests.real.serving import HoldingCluster, WikiServing
 from tests.real.systems import CommandError, SlurmCluster
 
 # -- A real Slurm under an outside scheduler that speaks WIKI: ordinary jobs come in held, and start where it says.
 
 
-PIECE = Path(__file__).parents[2] / "conf" / "job_submit.lua"
 SLEEPER = "#!/bin/sh\nexec sleep 600\n"
 USER = "nobody"
 
@@ -36,9 +35,7 @@ USER = "nobody"
 @pytest.fixture(scope="module")
 def module_cluster() -> Iterator[SlurmCluster]:
     """Run a cluster of four nodes of eight processors with the site's piece through the module."""
-    cluster = SlurmCluster("wiki", nodes=4, cpus=8, settings={"JobSubmitPlugins": "lua"})
-    (cluster.directory / "job_submit.lua").write_text(PIECE.read_text())
-    with cluster:
+    with HoldingCluster("wiki", nodes=4, cpus=8) as cluster:
         yield cluster
 
 
@@ -339,7 +336,7 @@ NEVER: Mapping[str, tuple[Sequence[str], str]] = {
     "no room in its partition": (("-n9", "-p", "single", "--time=10"), "can take"),
     "contiguous": (("-n2", "--contiguous"), "contiguous"),
 }
-SETTINGS = {"JobSubmitPlugins": "lua", "Licenses": "tool:1", "GresTypes": "fpga,gpu"}
+SETTINGS = {"Licenses": "tool:1", "GresTypes": "fpga,gpu"}
 SINGLE = ("PartitionName=single", "Nodes=n1,n2", "MaxNodes=1", "MaxTime=20", "State=UP")
 NODES: Mapping[str, frozenset[str]] = {
     "on n3": frozenset({"n3"}),
@@ -366,8 +363,7 @@ NUMBERS: Mapping[str, tuple[int, int]] = {
 @pytest.fixture(scope="module")
 def maui_serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServing]:
     """Serve a cluster of four nodes of eight processors, three of them with features."""
-    cluster = SlurmCluster("shapes", nodes=4, cpus=8, settings=SETTINGS, gres=("fpga", 1))
-    (cluster.directory / "job_submit.lua").write_text(PIECE.read_text())
+    cluster = HoldingCluster("shapes", nodes=4, cpus=8, settings=SETTINGS, gres=("fpga", 1))
     with cluster:
         for node, features in (("n1", "fast"), ("n2", "fast,big"), ("n3", "slow")):
             cluster.run("scontrol", "update", f"NodeName={node}", f"Features={features}")

@@ -31,7 +31,7 @@ from koala_adapter.errors import KoalaError
 from koala_adapter.lrm import load_plugins
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import JobId
-from koala_adapter.outcome import JobState
+from koala_adapter.outcome import JobOutcome, JobState
 from koala_adapter.report.values import JobReport
 from tests import forkserver
 from tests.forkserver import Forked
@@ -291,6 +291,14 @@ class KoalaUser:
         path = self.directory / f"{name}.toml"
         path.write_text(toml({"name": name, "walltime": walltime, **header}) + "".join(parts))
         return path
+
+    def end_of(self, *parts: str, **header: Any) -> tuple[str, JobOutcome]:  # noqa: ANN401
+        """Run a job as a person does, from its file to its end; return its id and outcome. Its exit code is right."""
+        done = self.run("run", "--json", str(self.job_file(*parts, **header)))
+        outcome = self.report(done.json["id"]).outcome
+        assert outcome is not None
+        assert done.code == outcome.exit_code == done.json["outcome"]["exit_code"]
+        return done.json["id"], outcome
 
     def submit(self, file: Path) -> str:
         """Submit a job file and return the job's id: as the command does, and inside this process where that can be."""
