@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 
 from tests.real.conftest import NewUser
+from tests.real.lrms import placeholders
+from tests.real.slow_commands import PausedCommand
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
 from tests.real.user import part
@@ -17,19 +20,24 @@ def reserved(slurm: SlurmCluster, cell: GridEngineCell) -> tuple[bool, bool]:
 
 
 def test_one_job_in_reservations_of_slurm_and_grid_engine(
-    slurm_a: SlurmCluster, started: ExitStack, new_user: NewUser
+    slurm_a: SlurmCluster, started: ExitStack, new_user: NewUser, tmp_path: Path
 ) -> None:
     """Each rank has two processors. The service is killed while both are reserved; the next one leaves nothing."""
     cell = started.enter_context(GridEngineCell("reserving"))
     cell.add_environment("spread", rule="$fill_up")
     cell.add_environment("smp", rule="$pe_slots")
-    user = new_user(slurm_a, cell)
+    commands = tmp_path / "commands"
+    pause = PausedCommand(commands, "sbatch", when="after")
+    user = new_user(slurm_a, cell, path=commands)
     user.wait_available(8, 4)
     parts = (part(cluster.name, 2, "hostname", threads=2) for cluster in (slurm_a, cell))
     file = user.job_file(*parts, claiming="reserve")
     job = user.submit(file)
-    wait_until(lambda: reserved(slurm_a, cell) == (True, True), seconds=PATIENCE, what="both reserve")
+    # By then both have been sent what is to run there: what was not would not run in what is reserved.
+    pause.wait_reached()
+    wait_until(lambda: bool(placeholders(cell)), seconds=PATIENCE, what="the other submission")
     user.kill()
+    pause.let_go()
     assert reserved(slurm_a, cell) == (True, True)
     user.serve()
     user.wait_completed(job)

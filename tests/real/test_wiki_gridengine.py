@@ -15,6 +15,7 @@ from koala_adapter.wiki.codec.words import Dialect
 from tests.real.mauistandin import MauiStandIn
 from tests.real.serving import WikiServing
 from tests.real.systems import GridEngineCell
+from tests.real.systems.gridengine import ENVIRONMENT
 
 # -- A real Grid Engine under an outside scheduler that speaks WIKI, with two queue instances as its nodes.
 
@@ -24,8 +25,9 @@ PIECE = Path(__file__).parents[2] / "conf" / "sge_jsv.sh"
 
 def two_queues(cell: GridEngineCell) -> None:
     """Have two queues of eight slots instead of one, a parallel environment, and the site's piece."""
-    cell.add_environment("any", rule="$fill_up")
     file = cell.directory / "edit"
+    file.write_text(ENVIRONMENT.format(name="any", rule="$fill_up"))
+    cell.run("qconf", "-Ap", str(file))
     queue = cell.run("qconf", "-sq", "all.q")
     for name in ("n2.q", "n4.q"):
         lines = [line for line in queue.splitlines() if line.split()[:1] not in (["qname"], ["pe_list"])]
