@@ -46,23 +46,19 @@ class CheckedPlacement(PlacementPolicy):
             result: object = self._policy.place(list(requests), MappingProxyType(views))
         except Exception as error:
             raise PolicyAnswerError.raised(self._described, error) from error
-        problem = placement_problem(result, requests, views)
+        problem = next(_placement_problems(result, requests, views), "")
         if problem or not isinstance(result, Placed | Insufficient | Infeasible):
             raise PolicyAnswerError.of(self._described, problem)
         return result
 
 
-def placement_problem(
-    result: object, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]
-) -> str:
-    """Return what is wrong with a placement, as the end of a sentence "it ..."; empty when it is valid."""
-    return next(_placement_problems(result, requests, views), "")
-
-
 def _placement_problems(
     result: object, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]
 ) -> Iterator[str]:
-    """Yield problems of a placement; only the first is used, as later checks rely on earlier ones."""
+    """Yield what is wrong with a placement, each as the end of a sentence "it ...".
+
+    Only the first is used, as later checks rely on earlier ones.
+    """
     if isinstance(result, Insufficient | Infeasible):
         if not (isinstance(result.reason, str) and result.reason):
             yield "gives no reason"
@@ -163,7 +159,7 @@ class CheckedMalleability(MalleabilityPolicy):
             round_: object = self._policy.messages(running, given)
         except Exception as error:
             raise PolicyAnswerError.raised(self._described, error) from error
-        problem = messages_problem(round_, running, step, rebalances=self.rebalances)
+        problem = next(_message_problems(round_, running, step, rebalances=self.rebalances), "")
         if problem:
             raise PolicyAnswerError.of(self._described, problem)
         sent = cast("list[tuple[J, int]]", round_)
@@ -177,13 +173,11 @@ class CheckedMalleability(MalleabilityPolicy):
         return self._policy._shrink(running, step)  # noqa: SLF001 - a policy of its own kind
 
 
-def messages_problem(answer: object, running: RunningJobs[J], step: Step, *, rebalances: bool) -> str:
-    """Return what is wrong with a round of messages, as the end of a sentence "it ..."; empty when valid."""
-    return next(_message_problems(answer, running, step, rebalances=rebalances), "")
-
-
 def _message_problems(answer: object, running: RunningJobs[J], step: Step, *, rebalances: bool) -> Iterator[str]:
-    """Yield problems of messages; only the first is used, as later checks rely on earlier ones."""
+    """Yield what is wrong with a round of messages, each as the end of a sentence "it ...".
+
+    Only the first is used, as later checks rely on earlier ones.
+    """
     if not isinstance(answer, list | tuple):
         yield f"is a {type(answer).__name__}, not a list of jobs with numbers of processors"
         return
