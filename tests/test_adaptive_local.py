@@ -345,15 +345,18 @@ def digest(lines: Sequence[str]) -> str:
     return next(line for line in lines if "SHA-256" in line)
 
 
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.nightly), 3])
+@pytest.mark.nightly
+@pytest.mark.parametrize("size", [1, 3])
 def test_nbody_ends_alike_on_any_fixed_size(fixed: Mpich, fixed_nbody: Path, size: int) -> None:
     assert rigid_digest(fixed, fixed_nbody, size) == rigid_digest(fixed, fixed_nbody)
 
 
 @pytest.mark.parametrize(
     ("plan", "expected"),
-    [("0:2 4:5 8:3", [2, 5, 3]), ("2:4 6:-1-3 9:-1 12:3", [1, 4, 2, 1, 3])],
-    ids=["the last leave", "others leave"],
+    [
+        pytest.param("0:2 4:5 8:3", [2, 5, 3], marks=pytest.mark.nightly, id="the last leave"),
+        pytest.param("2:4 6:-1-3 9:-1 12:3", [1, 4, 2, 1, 3], id="others leave"),
+    ],
 )
 def test_nbody_by_spawn(spawning: Mpich, spawning_nbody: Path, plan: str, expected: list[int]) -> None:
     program = [str(spawning_nbody), *BODIES]
@@ -365,7 +368,13 @@ def test_nbody_by_spawn(spawning: Mpich, spawning_nbody: Path, plan: str, expect
     assert [(proxy.group, proxy.number) for proxy in run.proxies] == [(each, 0) for each in range(len(run.proxies))]
 
 
-@pytest.mark.parametrize("plan", ["0:3 5:1", "0:4 3:-1 5:-1"], ids=["the last leave", "others leave"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param("0:3 5:1", marks=pytest.mark.nightly, id="the last leave"),
+        pytest.param("0:4 3:-1 5:-1", id="others leave"),
+    ],
+)
 def test_who_leaves_is_gone_while_the_others_go_on(
     spawning: Mpich, spawning_nbody: Path, tmp_path: Path, plan: str
 ) -> None:
@@ -384,6 +393,7 @@ def test_who_leaves_is_gone_while_the_others_go_on(
     assert "SHA-256" in run.text[-1]
 
 
+@pytest.mark.nightly
 def test_ft_by_spawn(spawning: Mpich, spawning_ft: Path) -> None:
     """The checksums are the published ones on 1, 2, 4 and 2 processes."""
     plan = {"RESIZE_METHOD": "spawn", "RESIZE_PLAN": "2:2 3:4 5:2"}
@@ -415,6 +425,7 @@ def restarted(mpich: Mpich, program: Sequence[str], directory: Path, plan: str, 
         word.unlink()
 
 
+@pytest.mark.nightly
 def test_nbody_by_restart(fixed: Mpich, fixed_nbody: Path, tmp_path: Path) -> None:
     program = [str(fixed_nbody), *BODIES]
     lines = restarted(fixed, program, tmp_path, "4:5 8:3", 2)

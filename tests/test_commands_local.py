@@ -23,7 +23,7 @@ from koala_adapter.api.statedirectory import ownership, prepare_directory
 from koala_adapter.report.values import JobReport
 from tests.local_koala import LIVENESS, Koala, Running, eventually, processes_naming
 
-SLOW_START = 8.0
+SLOW_START = 4.0
 """Seconds for which a service does not get on; long enough for another one to be tried."""
 ORPHAN = "koala-{}-999999"
 
@@ -146,7 +146,7 @@ def read_until(descriptor: int, text: bytes) -> bytes:
     ("controlling", "served"),
     [
         pytest.param(True, False, id="hangup-own-service"),
-        pytest.param(False, True, id="write-error-other-service"),
+        pytest.param(False, True, id="write-error-other-service", marks=pytest.mark.nightly),
         pytest.param(True, True, id="hangup-other-service", marks=pytest.mark.nightly),
         pytest.param(False, False, id="write-error-own-service", marks=pytest.mark.nightly),
     ],

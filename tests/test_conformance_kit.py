@@ -306,7 +306,7 @@ async def state(tmp_path: Path) -> AsyncIterator[Path]:
     await end_daemon(tmp_path / "state")
 
 
-PATIENT, IMPATIENT = 120.0, 3.0
+PATIENT, IMPATIENT = 120.0, 1.0
 """Seconds for what comes to pass on any machine, and for what does not at all, as the plugin is faulty."""
 
 

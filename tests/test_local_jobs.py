@@ -180,6 +180,24 @@ class TestWiki2(WikiConformance):
     """The dialect of Moab and of Slurm's sched/wiki2."""
 
     dialect = Dialect.WIKI2
+    # What is worded in another way; the rest is as in the other dialect.
+    BY_DAY = frozenset(
+        {
+            "test_cancel_all_kinds_at_once",
+            "test_check_is_content",
+            "test_exit_code",
+            "test_foreign_job_is_seen",
+            "test_modify_walltime",
+            "test_nodes_add_up",
+            "test_queues",
+            "test_requeue",
+            "test_start_on_chosen_node",
+            "test_states_go_forward",
+            "test_suspend_and_resume",
+            "test_times_are_told",
+            "test_unavailable",
+        }
+    )
 
 
 # The plugin of docs/plugins.md, complete with its test file and its fake, as a third party has it.

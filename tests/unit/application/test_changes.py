@@ -223,7 +223,7 @@ MOST_FAULTS = 5
 """In each half of a change."""
 PAUSE = 0.05
 """Seconds in which the next note is waited for between two faults, so that they hit different moments."""
-SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 12))]
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 12))]
 
 
 class Schedule:
