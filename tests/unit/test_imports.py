@@ -280,6 +280,7 @@ class Import:
     line: int
 
 
+@cache
 def source_modules() -> list[Module]:
     found = []
     experiments = (ROOT / "plugins" / "koala-experiments" / "src", EXPERIMENTS)
@@ -473,10 +474,10 @@ def test_what_runs_alone_needs_only_an_old_standard_library() -> None:
     assert [line for module in agents for line in agent_violations(module)] == []
 
 
-@pytest.mark.parametrize("name", sorted({*MAY_IMPORT, *PURE}))
-def test_rules_name_parts_that_exist(name: str) -> None:
+def test_rules_name_parts_that_exist() -> None:
     """A rule about a part that was renamed or removed would hold nothing."""
-    assert any(within(module.name, [name]) for module in source_modules())
+    modules = source_modules()
+    assert [name for name in {*MAY_IMPORT, *PURE} if not any(within(one.name, [name]) for one in modules)] == []
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ class Life:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@examples(6)
+@examples(3)
 @given(st.integers(0, 2**32), st.booleans())
 def test_every_queue_runs_to_its_end(policy: str, seed: int, choosy: bool) -> None:  # noqa: FBT001 - drawn
     """On no node are ever more processors held than there are, each job starts once, with what it asked for."""
@@ -208,7 +208,7 @@ def test_every_queue_runs_to_its_end(policy: str, seed: int, choosy: bool) -> No
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "easy", "conservative", "firstfit", "bestfit", "greedy", "metacluster"])
-@examples(6)
+@examples(3)
 @given(st.integers(0, 2**32))
 def test_every_promise_is_kept(policy: str, seed: int) -> None:
     """A job for which a start was reserved never starts later than that, whoever overtook it."""

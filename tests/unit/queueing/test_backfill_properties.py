@@ -271,7 +271,7 @@ def most_held(jobs: Iterable[SlowJob], starts: dict[int, float]) -> int:
 
 @pytest.mark.parametrize(("policy", "options"), WITH_A_SLOW_TWIN, ids=str)
 @given(jobs=workloads())
-@examples(40)
+@examples(20)
 def test_schedule_is_that_of_the_slow_simulator(policy: str, options: dict[str, object], jobs: list[SlowJob]) -> None:
     """Every job starts exactly when the independent simulator starts it."""
     fast = play(make_cluster_scheduler(policy, SIZE, **options), jobs)  # type: ignore[arg-type]
@@ -281,7 +281,7 @@ def test_schedule_is_that_of_the_slow_simulator(policy: str, options: dict[str, 
 
 @pytest.mark.parametrize(("policy", "options"), ALL, ids=str)
 @given(jobs=workloads())
-@examples(30)
+@examples(15)
 def test_every_job_runs_once_and_never_too_many(policy: str, options: dict[str, object], jobs: list[SlowJob]) -> None:
     """All work is done, nobody starts before it came, no processor is used twice, and all is free in the end."""
     scheduler = make_cluster_scheduler(policy, SIZE, **options)  # type: ignore[arg-type]
@@ -293,7 +293,7 @@ def test_every_job_runs_once_and_never_too_many(policy: str, options: dict[str, 
 
 
 @given(jobs=workloads())
-@examples(40)
+@examples(20)
 def test_fcfs_never_overtakes(jobs: list[SlowJob]) -> None:
     starts = play(make_cluster_scheduler("fcfs", SIZE), jobs).starts
     in_order = [starts[job.id] for job in jobs]
@@ -302,7 +302,7 @@ def test_fcfs_never_overtakes(jobs: list[SlowJob]) -> None:
 
 @pytest.mark.parametrize("policy", ["easy", "metacluster", "bestfit", "greedy"])
 @given(jobs=workloads())
-@examples(40)
+@examples(20)
 def test_the_head_is_never_delayed_against_its_shadow(policy: str, jobs: list[SlowJob]) -> None:
     """Whoever was the head of the queue started no later than the time it was promised when it became the head."""
     played = play(make_cluster_scheduler(policy, SIZE), jobs)
@@ -311,7 +311,7 @@ def test_the_head_is_never_delayed_against_its_shadow(policy: str, jobs: list[Sl
 
 @pytest.mark.parametrize("policy", ["firstfit", "bestfit", "greedy"])
 @given(jobs=workloads(), depth=st.integers(2, 6))
-@examples(40)
+@examples(20)
 def test_what_fills_the_gap_delays_no_reservation(policy: str, jobs: list[SlowJob], depth: int) -> None:
     """In every pass, the first jobs could still all start when they could without the jobs started behind them."""
     played = play(make_cluster_scheduler(policy, SIZE, depth=depth), jobs)
@@ -339,14 +339,14 @@ def test_what_fills_the_gap_delays_no_reservation(policy: str, jobs: list[SlowJo
 
 
 @given(jobs=workloads())
-@examples(40)
+@examples(20)
 def test_conservative_never_delays_anybody(jobs: list[SlowJob]) -> None:
     played = play(make_cluster_scheduler("conservative", SIZE), jobs)
     assert all(played.starts[number] <= start for number, start in played.first_reserved.items())
 
 
 @given(jobs=workloads())
-@settings(examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_conservative_within_a_bound_never_delays_anybody(jobs: list[SlowJob], monkeypatch: pytest.MonkeyPatch) -> None:
     """Compression that stops after its first vain try keeps the promise, and leaves nobody out who could start now."""
     monkeypatch.setattr(conservative, "TRIES", 0)
@@ -357,7 +357,7 @@ def test_conservative_within_a_bound_never_delays_anybody(jobs: list[SlowJob], m
 
 
 @given(jobs=workloads())
-@examples(40)
+@examples(20)
 def test_firstfit_of_depth_one_is_easy(jobs: list[SlowJob]) -> None:
     """The code of FIRSTFIT for any depth gives EASY's schedule with depth 1, though the factory makes EASY of it."""
     easy = play(make_cluster_scheduler("easy", SIZE), jobs)
@@ -371,7 +371,7 @@ def test_firstfit_of_depth_one_is_easy(jobs: list[SlowJob]) -> None:
     needs=st.lists(st.integers(1, 12), min_size=1, max_size=3),
     metric=st.sampled_from(list(Metric)),
 )
-@examples(40)
+@examples(20)
 def test_greedy_fills_the_gap_with_the_best_combination(
     free: int, ends: list[int], waiting: list[tuple[int, int]], needs: list[int], metric: Metric
 ) -> None:
@@ -442,7 +442,7 @@ def profile_of(windows: list[Window]) -> Profile:
 
 @pytest.mark.usefixtures("small_blocks")
 @given(windows=WINDOWS, now=st.integers(0, HORIZON), given_back=st.integers(0, 40))
-@examples(40)
+@examples(20)
 def test_levels_are_those_of_a_plain_list(windows: list[Window], now: int, given_back: int) -> None:
     """After taking all, giving some back and forgetting the past, each time has its level and no step is needless."""
     profile = profile_of(windows)
@@ -466,7 +466,7 @@ def test_levels_are_those_of_a_plain_list(windows: list[Window], now: int, given
     after=st.integers(0, HORIZON),
     before=st.one_of(st.just(inf), st.integers(0, 2 * HORIZON)),
 )
-@examples(40)
+@examples(20)
 def test_earliest_start(windows: list[Window], processors: int, duration: int, after: int, before: float) -> None:
     """The search gives what trying every second gives, and "free since" what going back second by second gives."""
     profile = profile_of(windows)
@@ -480,7 +480,7 @@ def test_earliest_start(windows: list[Window], processors: int, duration: int, a
 
 @pytest.mark.usefixtures("small_blocks")
 @given(windows=WINDOWS)
-@examples(40)
+@examples(20)
 def test_least_until_each_time(windows: list[Window]) -> None:
     steps = profile_of(windows).least()
     for until in range(1, 2 * HORIZON):
@@ -490,7 +490,7 @@ def test_least_until_each_time(windows: list[Window]) -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 @given(ends=st.lists(st.tuples(st.integers(0, HORIZON), st.integers(1, 5)), max_size=20), now=st.integers(0, HORIZON))
-@examples(40)
+@examples(20)
 def test_a_profile_of_what_runs(ends: list[tuple[int, int]], now: int) -> None:
     profile = Profile(now, 3, [(end, processors, None) for end, processors in sorted(ends)])
     for time in range(now, HORIZON + 1):
@@ -516,7 +516,7 @@ def test_what_comes_free_is_found_by_jobs_of_any_length() -> None:
     windows=WINDOWS,
     asked=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 12), st.booleans()), min_size=1, max_size=40),
 )
-@examples(40)
+@examples(20)
 def test_remembered_searches_give_what_plain_ones_give(
     windows: list[Window], asked: list[tuple[int, int, bool]]
 ) -> None:

@@ -231,8 +231,9 @@ def run_file(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [None, "./script"], ids=["absolute", "relative"])
-@pytest.mark.parametrize("batch", [AGENT.batch, "it's\\$(exit)`exit`\"", "koala-'%s"])
+@pytest.mark.parametrize(
+    ("name", "batch"), [(None, AGENT.batch), ("./script", "it's\\$(exit)`exit`\""), (None, "koala-'%s")]
+)
 @pytest.mark.parametrize("shell", SHELLS, ids=lambda path: Path(path).name)
 def test_a_script_with_a_file_needs_no_other_file(shell: str, batch: str, name: str | None, tmp_path: Path) -> None:
     """A full or read-only /tmp, where bash keeps here-documents, keeps no agent from starting."""
