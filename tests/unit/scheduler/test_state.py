@@ -142,7 +142,7 @@ def expect_replayed(site: Site, seed: int) -> tuple[Scheduler, Scheduler]:
     return straight, resumed
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(8))
 def test_same_events_same_actions(seed: int) -> None:
     expect_replayed(eventful(seed), seed)
 

@@ -400,8 +400,20 @@ EXACT = [
 ]
 
 
-@pytest.mark.parametrize("approach", ["pra", "pwa"])
-@pytest.mark.parametrize(("workload", "policy"), EXACT, ids=[f"{one.name}-{policy}" for one, policy in EXACT])
+@pytest.mark.parametrize(
+    ("workload", "policy", "approach"),
+    [
+        # By day each policy under both approaches, each approach on half of the workloads.
+        pytest.param(
+            *one,
+            approach,
+            id=f"{one[0].name}-{one[1]}-{approach}",
+            marks=[pytest.mark.nightly] * ((pair // 2 + turn) % 2),
+        )
+        for pair, one in enumerate(EXACT)
+        for turn, approach in enumerate(("pra", "pwa"))
+    ],
+)
 def test_the_same_starts_sizes_and_ends(workload: KoalaWorkload, policy: str, approach: str) -> None:
     """FT and GADGET-2 on DAS-3: every job starts on the same cluster, changes and ends at the same microsecond."""
     live, simulated = both(workload, approach, policy)
