@@ -475,14 +475,10 @@ def test_plan_and_script_without_a_service_submit_nothing(koala: Koala) -> None:
     refused = koala.inside("script", job, "--cluster", "beta", check=245)
     assert "nothing of this job is ever submitted to beta: component 'left': the component asks for" in refused.stderr
     assert koala.json("clusters")[0]["idle"] == 4
+    too_large = koala.inside("plan", koala.job("true", processors=5), check=240).stdout
+    assert "can never run here" in too_large
+    assert "at most 4" in too_large
     assert koala.placeholders() == []
-
-
-def test_plan_says_never_and_not_now(koala: Koala) -> None:
-    """Too large for ever is 240."""
-    done = koala.inside("plan", koala.job("true", processors=5), check=240)
-    assert "can never run here" in done.stdout
-    assert "at most 4" in done.stdout
 
 
 def test_plan_script_and_reap_with_a_service(koala: Koala) -> None:
@@ -659,11 +655,3 @@ def test_interrupted_demo_leaves_nothing(koala: Koala, which: list[str]) -> None
     assert process.returncode == 130
     assert [path.name for path in koala.directory.iterdir()] == ["site.toml"]
     assert processes_naming(str(koala.directory)) == []
-
-
-def test_json_is_all_there_is_on_standard_output(koala: Koala) -> None:
-    job = koala.job("true")
-    assert json.loads(koala.run("submit", job, "--json").stdout) is not None
-    for arguments in (["status"], ["clusters"], ["plan", job], ["check", "--no-submit"], ["reap"]):
-        assert koala.json(*arguments) is not None
-    koala.inside("serve", "--stop")
