@@ -354,6 +354,7 @@ def cluster_report(service: Service, driver: ClusterDriver) -> ClusterReport:
         largest_requests_per_minute=window.largest,
         requests_per_minute=window.per_minute,
         requests_last_minute=window.recent(),
+        asked_again_in=driver.commands.waits(),
         others_waiting=0 if record is None else sum(job.processors for job in record.others_waiting),
         down=down,
         submission=driver.lrm.submission_way,

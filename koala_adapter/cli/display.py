@@ -431,8 +431,9 @@ def _files_known(files: ClusterFiles) -> str:
 
 
 def _cluster_state(report: ClusterReport) -> str:
+    again = f", asked again in {report.asked_again_in:.0f} s" if report.asked_again_in >= 1 else ""
     if report.closed is not None:
-        return f"[red]{escape(report.closed)}[/]"
+        return f"[red]{escape(report.closed)}[/]{again}"
     down = f", {report.down} on nodes that are not up" if report.down else ""
     wanted = f", {report.others_waiting} wanted by others who wait" if report.others_waiting else ""
     nodes = ""
@@ -440,7 +441,7 @@ def _cluster_state(report: ClusterReport) -> str:
         nodes = f", at most {report.largest_idle} on a node"
     kinds = f" ({', '.join(report.gpu_kinds)})" if report.gpu_kinds else ""
     gpus = f", {report.gpus_idle} of {report.gpus} GPUs idle{kinds}" if report.gpus else ""
-    return f"[green]open[/]{nodes}{gpus}{down}{wanted}"
+    return f"[green]open[/]{nodes}{gpus}{down}{wanted}{again}"
 
 
 def results_table(rows: Sequence[dict[str, Any]], *, by_index: bool = False) -> FittingTable:

@@ -228,7 +228,8 @@ def _shares(report: ClusterReport, jobs: Sequence[JobReport]) -> _Shares:
 def _numbers(report: ClusterReport, shares: _Shares) -> str:
     queued = f" +{report.placeholders_queued} queued" if report.placeholders_queued else ""
     changing = f" ({shares.changing} changing)" if shares.changing else ""
-    asked = f"{report.requests_last_minute}/{report.requests_per_minute} req/min"
+    again = f", asked again in {report.asked_again_in:.0f} s" if report.asked_again_in >= 1 else ""
+    asked = f"{report.requests_last_minute}/{report.requests_per_minute} req/min{again}"
     return f"{shares.idle} idle, {shares.ours} ours{changing}{queued}, {shares.others} others, {asked}"
 
 

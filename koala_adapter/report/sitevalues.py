@@ -168,6 +168,8 @@ class ClusterReport:
     """The bound on them."""
     requests_last_minute: int = 0
     """Those of the last 60 seconds, those of other processes of this user included."""
+    asked_again_in: float = 0.0
+    """Seconds until a look that waits for the bound is made; 0: none waits."""
     others_waiting: int = 0
     """Processors that others want who wait in its queue; looked for where running malleable jobs shrink for them."""
     down: int = 0

@@ -148,6 +148,16 @@ def test_a_bar_is_divided_by_job() -> None:
     assert bar == "1" * 12 + "2" * 18 + "▒" * 6 + "░" * 12
 
 
+@pytest.mark.parametrize("closed", [None, "out of reach: no answer"])
+def test_a_cluster_that_waits_for_the_bound_of_requests_says_so(closed: str | None) -> None:
+    waits = replace(cluster(), closed=closed, asked_again_in=12.4)
+    for report, told in (waits, True), (replace(waits, asked_again_in=0.005), False):
+        assert ("asked again in 12 s" in "\n".join(shown(clusters_table([report], 10.0), 200))) == told
+        if closed is None:
+            text = lines(Snapshot(at=200.0, clusters=(report,), jobs=()), width=140)
+            assert ("asked again in 12 s" in "\n".join(text)) == told
+
+
 def test_bar_and_numbers_have_the_same_figures_after_a_shrink() -> None:
     """What a job has given up is neither its own nor idle before the batch system has it back, in both of them."""
     shrunk = replace(BUSY, jobs=(running(1, 4), running(12, 2, (150.0, 6, 2))))
