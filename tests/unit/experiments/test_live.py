@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.api.client import Client
-from koala_adapter.errors import ServiceUnavailableError, SimulationError
+from koala_adapter.errors import ServiceUnavailableError
 from koala_adapter.model import EndReason, JobKind, RunnerName
 from koala_adapter.outcome import JobOutcome, JobState
 from koala_adapter.report.values import JobReport
@@ -32,21 +32,27 @@ from koala_adapter.simulation.multicluster import Settings, simulate
 from koala_adapter.simulation.platform import DAS3
 from koala_adapter.tasks.connection import connected, received, sent
 from koala_adapter.tasks.server import TOKEN_BYTES
-from koala_experiments.framework import (
+from koala_experiments.bags import WORKER, Bag, BagServer, bag_server, live_job, name_of
+from koala_experiments.framework import load_experiment
+from koala_experiments.liveruns import JournalRecord
+from koala_experiments.malleable import WM_HIGH, WMR_HIGH, KoalaWorkload, koala_workload
+from koala_experiments.negotiation import as_published, findings, timeline
+from koala_experiments.stage import (
     COUNTERED,
     DECLINING,
     MALLEABLE,
     SCENARIOS,
     Pace,
+    Places,
     Played,
     Said,
     Scenario,
-    load_experiment,
+    Stage,
+    application,
+    played,
+    rigid,
+    steps_done,
 )
-from koala_experiments.liveruns import WORKER, Bag, BagServer, JournalRecord, bag_server, live_job, name_of
-from koala_experiments.malleable import WM_HIGH, WMR_HIGH, KoalaWorkload, koala_workload
-from koala_experiments.negotiation import as_published, findings, timeline
-from koala_experiments.stage import Places, Stage, application, played, rigid, steps_done
 from tests.unit.api.jobreports import job_report
 from tests.unit.simulation.test_placeholders import LiveWorld
 
@@ -364,13 +370,7 @@ def test_the_jobs_of_a_scenario(scenario: Scenario) -> None:
     assert rigid(3, 5.0, user="u", cluster="a").components[0].maximum == 3
 
 
-def test_the_experiment_needs_somebody_to_play() -> None:
-    chosen = load_experiment("negotiation")
-    with pytest.raises(SimulationError, match="runs real jobs"):
-        chosen.run(chosen.options())
-
-
-def test_the_experiment_plays_all_scenarios() -> None:
+def test_the_experiment_plays_all_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = load_experiment("negotiation")
     asked: list[tuple[str, int, str]] = []
 
@@ -378,7 +378,8 @@ def test_the_experiment_plays_all_scenarios() -> None:
         asked.append((scenario.name, pace.steps, site))
         return countered(scenario)
 
-    result = chosen.run(chosen.options(settings={"steps": "12", "site": "x"}, negotiate=play))
+    monkeypatch.setattr("koala_experiments.negotiation.play_scenario", play)
+    result = chosen.run(chosen.options(settings={"steps": "12", "site": "x"}))
     assert asked == [(one.name, 12, "x") for one in SCENARIOS]
     assert [one.name for one in result.listings] == [f"templates-{one.name}" for one in SCENARIOS]
     assert result.listings[0].text.startswith("2.100 s, application says:\n<NT/>")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 from rich.markup import escape
 
-import koala_experiments
 from koala_adapter.cli.display import FittingTable
 from koala_adapter.cli.session import EXIT_INTERRUPTED, command_body, json_option, pass_session
 from koala_adapter.cli.simulate import progress_display, told
@@ -116,8 +115,6 @@ def run(
             processes=processes or os.cpu_count() or 1,
             progress=told(display),
             policies=session.policies if values.get(ALSO) else OWN,
-            live=koala_experiments.run_live,
-            negotiate=koala_experiments.play_scenario,
         )
         directory.mkdir(parents=True, exist_ok=True)  # what cannot be written to is better told before a long run
         try:

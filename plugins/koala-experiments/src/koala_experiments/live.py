@@ -9,7 +9,6 @@ workloads in small, then the comparison with its figures, tables and findings, t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -21,7 +20,8 @@ from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.applications import ft, gadget2
 from koala_adapter.simulation.multicluster import Settings, simulate
 from koala_adapter.simulation.platform import DAS3, ClusterModel, Platform
-from koala_experiments.framework import Experiment, LiveRun, Options, Setting
+from koala_experiments.framework import Experiment, Options, Setting
+from koala_experiments.liveruns import LiveRun, run_live
 from koala_experiments.malleable import (
     BINS,
     NAMES,
@@ -40,22 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from koala_adapter.simulation.applications import JobResult, Outcome, SimulatedJob
-    from koala_experiments.framework import LiveOutcome, RunsLive
+    from koala_experiments.liveruns import LiveOutcome
     from koala_experiments.malleable import Record
-
-__all__ = [
-    "POLICIES",
-    "Compared",
-    "LiveRecords",
-    "compare",
-    "comparison_figures",
-    "comparison_table",
-    "delays_table",
-    "jobs_table",
-    "order_finding",
-    "prediction_findings",
-]
-
 
 # -- Workloads in small and their simulation -----------------------------------------------------------------
 # All times are those of the workload, in seconds: a live run goes through them at a pace of so many seconds of the
@@ -459,11 +445,9 @@ NOTES = (
 
 def run(options: Options) -> Result:
     """Run the experiment."""
-    if options.live is None:
-        raise SimulationError("koala-live runs real jobs", hint="run it with `koala experiment run koala-live`")
     approaches = _approaches(options)
     compared = [
-        _one(options, options.live, approach, policy, workload, seed)
+        _one(options, approach, policy, workload, seed)
         for approach in approaches
         for policy in POLICIES
         for workload in PARTS[approach][1]
@@ -490,9 +474,7 @@ def _approaches(options: Options) -> Sequence[Approach]:
     return [allowed[one] for one in dict.fromkeys(names)]
 
 
-def _one(  # noqa: PLR0917 - what is run
-    options: Options, live: RunsLive, approach: Approach, policy: str, workload: str, seed: int
-) -> Compared:
+def _one(options: Options, approach: Approach, policy: str, workload: str, seed: int) -> Compared:
     settings = options.settings
     divisor = float(settings["divisor"])
     jobs = workload_in_small(workload, seed, jobs=int(settings["jobs"]), divisor=divisor)
@@ -506,12 +488,8 @@ def _one(  # noqa: PLR0917 - what is run
     )
     number = f" {seed}" if options.seeds > 1 else ""
     name = f"{approach.value.upper()} {combination(policy, workload)}{number}: jobs ended"
-    outcome = live(wanted, partial(_tell, options, name, len(jobs)))
+    outcome = run_live(wanted, lambda ended: options.progress(ended, len(jobs), name))
     return compare(wanted, workload, seed, outcome)
-
-
-def _tell(options: Options, name: str, total: int, ended: int) -> None:
-    options.progress(ended, total, name)
 
 
 def _where(compared: Sequence[Compared]) -> str:

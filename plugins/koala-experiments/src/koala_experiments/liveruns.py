@@ -1,27 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workloads run live for ``koala experiment``: a service in this process, clusters, jobs at their times.
 
-In this order: the work of an application, its jobs and the server that hands out the work, a site file, what the
-journal tells of the jobs, and the live run itself.
+In this order: what a live run is, what the journal tells of its jobs, the clusters, and the run itself.
 """
 
 from __future__ import annotations
 
-import asyncio
 import io
-import secrets
 import shutil
 import time
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import count
-from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from anyio.from_thread import start_blocking_portal
 from rich.console import Console
 
 from koala_adapter.api.offline import end_daemons, read_record, temporary_directory
@@ -31,7 +24,6 @@ from koala_adapter.cli.session import Session
 from koala_adapter.cli.terminal import Interrupts
 from koala_adapter.errors import KoalaError, SimulationError
 from koala_adapter.lrm.commands import login_name
-from koala_adapter.model import Component, InputFile, Job, JobId, JobKind, Retirement, RunnerName
 from koala_adapter.outcome import JobState
 from koala_adapter.python.localsite import local_site_text
 from koala_adapter.scheduler import Scheduler
@@ -41,255 +33,57 @@ from koala_adapter.scheduler.sizechange import ChangePhase
 from koala_adapter.service.journal import Journal
 from koala_adapter.simulation.applications import JobResult, Outcome
 from koala_adapter.simulation.platform import ClusterModel
-from koala_adapter.sizes import PowerOfTwo
-from koala_adapter.tasks.server import CONNECTION_FILE, TOKEN_BYTES, PullServer, listening_socket, node_files
-from koala_adapter.vjm.certificate import load_or_create
-from koala_experiments.framework import LiveOutcome
+from koala_experiments.bags import bag_of, bag_server, live_job, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from koala_adapter.config.sitefile import SiteConfig
-    from koala_adapter.model import PlaceholderId
+    from koala_adapter.model import JobId, PlaceholderId
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.parameters import Approach
     from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.simulation.applications import SimulatedJob
-    from koala_adapter.tasks.server import Puller
-    from koala_experiments.framework import LiveRun
+    from koala_experiments.bags import Bag, BagBoard, BagServer
 
 
-# -- Bag of work units ---------------------------------------------------------------------------------------
-# The whole work of an application of the simulator is cut into units of equal size. On n workers a unit takes n times
-# as long as the n-th execution time divided by the units, so that n workers that take one unit after the other need
-# just the execution time on n processors, however poorly the application makes use of them.
-
-SMALLEST = 0.1
-"""Smallest part of a unit that is given out, unless less is left."""
-NOTHING = 1e-9
-"""What is left of many fractions is no work."""
+# -- Live runs -----------------------------------------------------------------------------------------------
 
 
-class Bag:
-    """Remaining work of one application, shared by its workers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRun:
+    """A workload, policy and approach to be run on live clusters."""
 
-    def __init__(self, times: Sequence[float], unit: float, *, at: int) -> None:
-        """``times``: seconds of the whole work on 0, 1, 2 ... workers; more workers are as fast as the last number.
-
-        ``unit``: seconds, at most, that one unit takes on ``at`` workers.
-        """
-        self._times = times
-        self.units = max(1, ceil(times[at] * at / unit))
-        self.left = float(self.units)
-        """Units that nobody works on."""
-        self._taken: dict[int, float] = {}
-        """What each worker works on, in units."""
-        self._workers: set[int] = set()
-
-    @property
-    def empty(self) -> bool:
-        """Whether all work is done."""
-        return self.left <= 0 and not self._taken
-
-    def join(self, worker: int) -> None:
-        """Add a worker."""
-        self._workers.add(worker)
-
-    def leave(self, worker: int) -> None:
-        """Remove a worker; its unfinished unit returns to the bag."""
-        self._workers.discard(worker)
-        self.left += self._taken.pop(worker, 0.0)
-
-    def take(self, worker: int) -> float | None:
-        """Return the seconds of a worker's next unit; None when nothing is left to be taken now."""
-        if self.left <= 0:
-            return None
-        count = min(max(1, len(self._workers)), len(self._times) - 1)
-        share = min(1.0, self.left, max(SMALLEST, self.left / count))  # small ones last, so that all end together
-        self.left -= share
-        if self.left < NOTHING:
-            self.left = 0.0
-        self._taken[worker] = share
-        return share * count * self._times[count] / self.units
-
-    def done(self, worker: int, part: float) -> None:
-        """Record that a worker has done a share (0 to 1) of its unit; the rest returns to the bag."""
-        self.left += self._taken.pop(worker, 0.0) * (1.0 - min(1.0, max(0.0, part)))
+    approach: Approach
+    malleability: str
+    """Name of a policy."""
+    jobs: Sequence[SimulatedJob]
+    """Each of one component, in the order of their submission."""
+    clusters: Sequence[ClusterModel]
+    """Local clusters to be started for it; without effect where a site file names others."""
+    pace: float
+    """Seconds of the workload in one second."""
+    site: str = ""
+    """Path of the site file with the clusters; empty: ``clusters``."""
 
 
-# -- Jobs ----------------------------------------------------------------------------------------------------
-# Jobs of a simulated workload as live ones: head elsewhere, workers that take units of work from it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveOutcome:
+    """Outcome and measured delays of a live run."""
 
-WORKER, CONTACT = "worker.py", "contact"
-UNIT = 0.25
-"""Seconds, at most, that a unit of work takes at a job's first size."""
-WALLTIME = 24 * 3600
-GRACE = 10
-"""Seconds after which a worker that was asked to leave is killed; it leaves at once."""
-
-
-def name_of(job: SimulatedJob) -> str:
-    """Return the name under which a job of the workload is submitted."""
-    return f"{job.application.name.lower()}-{job.number}"
-
-
-def bag_of(job: SimulatedJob, pace: float) -> Bag:
-    """Return the work of a job; ``pace``: seconds of its work per second."""
-    times = [time * job.work / pace for time in job.application.times()]
-    return Bag(times, UNIT, at=job.initial)
-
-
-def live_job(job: SimulatedJob, *, address: str, port: int, files: Sequence[Path], user: str) -> Job:
-    """Return a job whose workers get units from the bag server; ``files``: what they need for that."""
-    application = job.application
-    low, high = (application.minimum, application.maximum) if job.malleable else (job.initial, job.initial)
-    worker = Component(
-        name="worker",
-        command=("python3", WORKER, address, str(port), name_of(job)),
-        minimum=low,
-        maximum=high,
-        initial=job.initial if job.malleable else None,
-        input_files=tuple(InputFile(source=str(path), target=path.name) for path in files),
-        sizes="power-of-two" if isinstance(application.acceptance, PowerOfTwo) else "any",
-        retirement=Retirement(grace=GRACE),
-    )
-    return Job(
-        id=JobId("0"),
-        name=name_of(job),
-        kind=JobKind.MALLEABLE if job.malleable else JobKind.RIGID,
-        components=(worker,),
-        walltime=WALLTIME,
-        user=user,
-        submitted_at=0.0,
-        placement=job.placement,
-        runner=RunnerName.WORKERS if job.malleable else RunnerName.RANKS,
-    )
-
-
-# -- Server of work units ------------------------------------------------------------------------------------
-# Hands the work units of running applications out to their workers: the head, elsewhere, of all of them.
-
-ASK_AGAIN = 0.05
-"""Seconds after which a worker for which there was nothing to do asks again."""
-OVER = -1.0
-"""Seconds of a unit that says that there are no more."""
-LONGEST_FRAME = 100
-
-
-@dataclass(slots=True)
-class _Worker:
-    name: str
-    """Of its bag."""
-    number: int
-
-
-class BagBoard:
-    """Bags by name, as source of tasks for the task server."""
-
-    def __init__(self, token: bytes) -> None:
-        """``token``: secret that workers must present."""
-        self.bags: dict[str, Bag] = {}
-        self.joined_at: dict[tuple[str, int], float] = {}
-        """When, by the time of day, the worker of each bag and rank was ready to work for the first time."""
-        self.emptied_at: dict[str, float] = {}
-        """When the work of each bag was done."""
-        self.server = PullServer(self, token, largest_frame=LONGEST_FRAME)
-        self._numbers = count(1)
-
-    def came(self, puller: Puller) -> None:
-        """Do nothing: a worker's first message names its bag and rank."""
-
-    def heard(self, puller: Puller, frame: bytes) -> None:
-        """Process a worker's message: its name, or the result of its unit."""
-        word, _, number = frame.decode(errors="replace").partition(" ")
-        worker = puller.work
-        try:
-            if not isinstance(worker, _Worker):
-                self.joined_at.setdefault((word, int(number)), time.time())
-                puller.work = worker = _Worker(word, next(self._numbers))
-                self.bags[word].join(worker.number)
-            else:
-                self.bags[worker.name].done(worker.number, float(number))
-                if word != "done":
-                    return
-        except (KeyError, ValueError):  # it says what no worker says
-            puller.writer.transport.abort()
-            return
-        self.server.free(puller)
-
-    def gone(self, puller: Puller) -> None:
-        """Return the unit of a lost worker to its bag."""
-        worker = puller.work
-        if isinstance(worker, _Worker) and worker.name in self.bags:
-            self.bags[worker.name].leave(worker.number)
-            self._over(worker.name)
-
-    def work_for(self, puller: Puller) -> bytes:
-        """Return the seconds of a worker's next unit; a short pause when others have all; OVER at the end."""
-        seconds: float | None = OVER
-        if isinstance(worker := puller.work, _Worker):
-            bag = self.bags[worker.name]
-            seconds = bag.take(worker.number)
-            if seconds is None:
-                seconds = OVER if self._over(worker.name) else ASK_AGAIN
-        return f"{seconds:.6f}".encode()
-
-    def _over(self, name: str) -> bool:
-        """Return whether a bag's work is done; record the time of it."""
-        if self.bags[name].empty:
-            self.emptied_at.setdefault(name, time.time())
-        return name in self.emptied_at
-
-
-class BagServer:
-    """Task server for bags, in a thread of its own."""
-
-    def __init__(self, address: str, directory: Path) -> None:
-        """``address``: of this host. ``directory``: for certificate and workers' files."""
-        self._certificate = load_or_create(directory)
-        self._listening = listening_socket(address)
-        self.port = int(self._listening.getsockname()[1])
-        token = secrets.token_bytes(TOKEN_BYTES)
-        self.board = BagBoard(token)
-        contact = f"{self._certificate.fingerprint} {token.hex()}".encode()
-        self.files = [directory / name for name in (WORKER, CONNECTION_FILE, CONTACT)]
-        """What a worker needs: its program, the connection, and what it proves itself by."""
-        texts = {**node_files("koala_experiments", "worker", WORKER), CONTACT: contact}
-        for path in self.files:
-            path.touch(mode=0o600)
-            path.write_bytes(texts[path.name])
-
-    async def begin(self) -> None:
-        """Start accepting workers."""
-        self.board.server.listen(self._listening, self._certificate, asyncio.get_running_loop())
-
-
-@contextmanager
-def bag_server(address: str, directory: Path) -> Iterator[BagServer]:
-    """Run a server during the block."""
-    with start_blocking_portal() as portal:
-        server = BagServer(address, directory)
-        portal.call(server.begin)
-        try:
-            yield server
-        finally:
-            portal.call(server.board.server.close)
-
-
-# -- Site file of local clusters -----------------------------------------------------------------------------
-# The clusters are started for one experiment.
-
-SCHEDULER = {"placeholder_life": 60, "backoff": 1, "reuse": False, "maximum_tries": 1_000_000}
-"""Placeholders are not handed from job to job, as in the simulator, and nothing is given up for long."""
-CLUSTER = {"poll_interval": 0.3, "requests_per_minute": 3000}
-
-
-def site_text(clusters: Sequence[ClusterModel], approach: Approach, malleability: str, directory: Path) -> str:
-    """Return the text of a site file. ``directory``: for placeholders' output."""
-    processors = {one.name: one.processors for one in clusters}
-    scheduler = {**SCHEDULER, "approach": approach.value, "malleability": malleability}
-    return local_site_text(directory, processors, scheduler, CLUSTER)
+    outcome: Outcome
+    clusters: Sequence[ClusterModel]
+    """As they were seen: processors that others had are not among them."""
+    held_after: float
+    """Mean, from the submission of a placeholder until it was held."""
+    computes_after: float
+    """Mean, from the launch of a process until it was ready to work."""
+    known_after: float
+    """Mean, from the end of a job's work until the scheduler knew that it had ended."""
+    sizes: Mapping[int, Sequence[tuple[float, int]]]
+    """By the number of each job: when it had how many processors from then on; 0 at its end."""
+    free_after: float
+    """Mean, from the end of a process until its processor was known to be idle."""
 
 
 # -- Record of a live run ------------------------------------------------------------------------------------
@@ -487,22 +281,88 @@ def mean(seconds: list[float], pace: float) -> float:
     return fmean(seconds) * pace if seconds else 0.0
 
 
+# -- Clusters of an experiment -------------------------------------------------------------------------------
+# Those of a site file, or local ones that are started for it.
+
+SCHEDULER = {"placeholder_life": 60, "backoff": 1, "reuse": False, "maximum_tries": 1_000_000}
+"""Placeholders are not handed from job to job, as in the simulator, and nothing is given up for long."""
+CLUSTER = {"poll_interval": 0.3, "requests_per_minute": 3000}
+PREFIX = "koala-live-"
+SEEN = 60.0
+"""Seconds within which each cluster must have answered."""
+
+
+def site_text(clusters: Sequence[ClusterModel], approach: Approach, malleability: str, directory: Path) -> str:
+    """Return the text of a site file. ``directory``: for placeholders' output."""
+    processors = {one.name: one.processors for one in clusters}
+    scheduler = {**SCHEDULER, "approach": approach.value, "malleability": malleability}
+    return local_site_text(directory, processors, scheduler, CLUSTER)
+
+
+@contextmanager
+def live_session(
+    site: str, clusters: Sequence[ClusterModel], approach: Approach, malleability: str
+) -> Iterator[tuple[Session, Interrupts]]:
+    """Yield a session with these policies on the clusters of a site file, with a temporary state directory.
+
+    ``site``: path of the site file; empty: local ``clusters`` are started for the session.
+    """
+    with Interrupts() as interrupts, _on_clusters(interrupts, site, clusters, approach, malleability) as session:
+        session.progress = Console(file=io.StringIO())  # how far the experiment is shown moves on the terminal already
+        with ownership(session.directory, "koala experiment"):
+            yield session, interrupts
+
+
+@contextmanager
+def _on_clusters(
+    interrupts: Interrupts, site: str, clusters: Sequence[ClusterModel], approach: Approach, malleability: str
+) -> Iterator[Session]:
+    if not site:
+
+        def files(directory: Path) -> Mapping[str, str]:
+            return {"site.toml": site_text(clusters, approach, malleability, directory)}
+
+        with temporary_site(interrupts, files, prefix=PREFIX) as session:
+            yield session
+        return
+    session = Session(site_option=Path(site), state_option=temporary_directory(PREFIX))
+    policies = {"approach": approach, "malleability": malleability}
+    session.here.config = session.site.model_copy(
+        update={
+            "scheduler": session.site.scheduler.model_copy(update=policies),
+            "clusters": tuple(one.model_copy(update={"malleability": None}) for one in session.site.clusters),
+        }
+    )
+    try:
+        yield session
+    finally:
+        with interrupts.deferred():
+            if not read_record(session.directory, session.policies).unfinished:  # else `koala reap` must find it
+                end_daemons(session.directory)
+                shutil.rmtree(session.directory, ignore_errors=True)
+
+
 # -- The live run --------------------------------------------------------------------------------------------
 
-PREFIX = "koala-live-"
 LOOK = 0.25
 """Seconds between two looks at the jobs."""
 ENDING = 60.0
 """Seconds within which jobs that are cancelled on the clusters of a site must have ended."""
-SEEN = 60.0
-"""Seconds within which each cluster must have answered."""
 NEVER = 10**9
 """Events after which a snapshot is taken: the journal of a run is read as a whole."""
 
 
 def run_live(run: LiveRun, ended: Callable[[int], None]) -> LiveOutcome:
-    """Run a workload on live clusters. Raises KoalaError."""
-    return carried_out(run, lambda running: _by_the_clock(running, ended))
+    """Run a workload on live clusters; ``ended`` is called with the number of ended jobs. Raises KoalaError."""
+
+    def by_the_clock(running: RunningService) -> None:
+        begin = time.monotonic()
+        for job in run.jobs:
+            running.follow(ended, until=begin + job.submitted_at / run.pace)
+            running.submit(job, bag_of(job, run.pace))
+        running.follow(ended, until=None)
+
+    return carried_out(run, by_the_clock)
 
 
 def carried_out(run: LiveRun, work: Callable[[RunningService], None]) -> LiveOutcome:
@@ -510,10 +370,8 @@ def carried_out(run: LiveRun, work: Callable[[RunningService], None]) -> LiveOut
 
     Whatever comes between, the jobs that it submitted are cancelled first. Raises KoalaError.
     """
-    with Interrupts() as interrupts, _site(run, interrupts) as session:
-        session.progress = Console(file=io.StringIO())  # how far the experiment is shown moves on the terminal already
+    with live_session(run.site, run.clusters, run.approach, run.malleability) as (session, interrupts):
         with (
-            ownership(session.directory, "koala experiment"),
             bag_server(session.site.control_center.listen, session.directory / "bags") as bags,
             inner_service(session, interrupts, snapshot_interval=NEVER),
         ):
@@ -526,43 +384,6 @@ def carried_out(run: LiveRun, work: Callable[[RunningService], None]) -> LiveOut
                     running.cancel()
                 raise
         return _outcome(run, session.directory, clusters, bags.board)
-
-
-@contextmanager
-def _site(run: LiveRun, interrupts: Interrupts) -> Iterator[Session]:
-    """Yield a session on a run's clusters, with a temporary state directory."""
-    if not run.site:
-        files = partial(_local, run)
-        with temporary_site(interrupts, files, prefix=PREFIX) as session:
-            yield session
-        return
-    session = Session(site_option=Path(run.site), state_option=temporary_directory(PREFIX))
-    session.here.config = _steered(session.site, run)
-    try:
-        yield session
-    finally:
-        with interrupts.deferred():
-            remove_session(session)
-
-
-def _steered(site: SiteConfig, run: LiveRun) -> SiteConfig:
-    """Return a site with a run's approach and malleability policy."""
-    how = {"approach": run.approach, "malleability": run.malleability}
-    scheduler = site.scheduler.model_copy(update=how)
-    clusters = tuple(one.model_copy(update={"malleability": None}) for one in site.clusters)
-    return site.model_copy(update={"scheduler": scheduler, "clusters": clusters})
-
-
-def remove_session(session: Session) -> None:
-    """Remove the state directory, unless placeholders are left that `koala reap` must find."""
-    if read_record(session.directory, session.policies).unfinished:
-        return
-    end_daemons(session.directory)
-    shutil.rmtree(session.directory, ignore_errors=True)
-
-
-def _local(run: LiveRun, directory: Path) -> Mapping[str, str]:
-    return {"site.toml": site_text(run.clusters, run.approach, run.malleability, directory)}
 
 
 def _clusters(run: LiveRun, session: Session) -> Sequence[ClusterModel]:
@@ -624,15 +445,6 @@ class RunningService:
         if not self.follow(lambda _ended: None, until=time.monotonic() + ENDING):
             where = f"--site {self.run.site} --state {self.session.directory}"
             raise KoalaError("jobs of the experiment have not ended", hint=f"see `koala {where} reap`") from None
-
-
-def _by_the_clock(running: RunningService, ended: Callable[[int], None]) -> None:
-    """Submit a run's jobs at their times; return when all have ended."""
-    run, begin = running.run, time.monotonic()
-    for job in run.jobs:
-        running.follow(ended, until=begin + job.submitted_at / run.pace)
-        running.submit(job, bag_of(job, run.pace))
-    running.follow(ended, until=None)
 
 
 def _outcome(run: LiveRun, directory: Path, clusters: Sequence[ClusterModel], bags: BagBoard) -> LiveOutcome:

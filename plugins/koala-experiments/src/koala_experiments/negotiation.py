@@ -11,26 +11,15 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import SimulationError
 from koala_adapter.report.figures import Figure, Series
 from koala_adapter.report.page import Finding, Listing, Result, Table
-from koala_experiments.framework import (
-    ALL,
-    COUNTERED,
-    DECLINING,
-    EVOLVING,
-    MALLEABLE,
-    SCENARIOS,
-    Experiment,
-    Options,
-    Pace,
-    Setting,
-)
+from koala_experiments.framework import Experiment, Options, Setting
+from koala_experiments.stage import ALL, COUNTERED, DECLINING, EVOLVING, MALLEABLE, SCENARIOS, Pace, play_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from koala_experiments.framework import Played, PlaysScenarios
+    from koala_experiments.stage import Played
 
 
 # -- Findings, figures and tables ----------------------------------------------------------------------------
@@ -284,9 +273,12 @@ NOTES = (
 
 def run(options: Options) -> Result:
     """Run the experiment."""
-    if options.negotiate is None:
-        raise SimulationError("negotiation runs real jobs", hint="run it with `koala experiment run negotiation`")
-    played = _play(options, options.negotiate)
+    pace = Pace(steps=int(options.settings["steps"]), work=float(options.settings["work"]))
+    played = []
+    for number, scenario in enumerate(SCENARIOS):
+        options.progress(number, len(SCENARIOS), "scenarios")
+        played.append(play_scenario(scenario, pace, options.settings["site"]))
+    options.progress(len(SCENARIOS), len(SCENARIOS), "scenarios")
     return Result(
         findings=findings(played),
         figures=[*(timeline(one) for one in played), rates(played)],
@@ -294,16 +286,6 @@ def run(options: Options) -> Result:
         notes=NOTES,
         listings=templates(played),
     )
-
-
-def _play(options: Options, negotiate: PlaysScenarios) -> list[Played]:
-    pace = Pace(steps=int(options.settings["steps"]), work=float(options.settings["work"]))
-    played = []
-    for number, scenario in enumerate(SCENARIOS):
-        options.progress(number, len(SCENARIOS), "scenarios")
-        played.append(negotiate(scenario, pace, options.settings["site"]))
-    options.progress(len(SCENARIOS), len(SCENARIOS), "scenarios")
-    return played
 
 
 EXPERIMENT = Experiment(

@@ -1,44 +1,163 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scenarios of negotiation played on live clusters, for ``koala experiment``.
 
-First the jobs of a scenario and what the program of one has printed, then the stage on which scenarios are played.
+First the scenarios and what is recorded of them, then their jobs and what the program of one has printed, then the
+stage on which scenarios are played.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from koala_adapter.api.offline import temporary_directory
-from koala_adapter.api.statedirectory import ownership
-from koala_adapter.cli.innerservice import inner_service, temporary_site
-from koala_adapter.cli.session import Session
-from koala_adapter.cli.terminal import Interrupts
+from koala_adapter.cli.innerservice import inner_service
 from koala_adapter.errors import KoalaError, SimulationError
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import ClusterName, Component, InputFile, Job, JobId, JobKind, RunnerName
 from koala_adapter.outcome import JobState
+from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.platform import ClusterModel
-from koala_experiments.framework import ALL, Played, Said, Scenario
-from koala_experiments.liveruns import remove_session, site_text
+from koala_experiments.liveruns import SEEN, live_session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from koala_adapter.api.client import Client
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.report.sitevalues import ClusterReport, NegotiationReport
     from koala_adapter.report.values import JobReport
-    from koala_adapter.scheduler.parameters import Approach
-    from koala_experiments.framework import Pace
+
+
+# -- Scenarios -----------------------------------------------------------------------------------------------
+# Scenarios in which a live application negotiates its size, and records of what came of them. They are the experiments
+# of Ghafoor et al. on eight processors (Ghafoor 2005).
+
+ALL = 8
+"""Processors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A negotiation scenario: an application and the jobs beside it."""
+
+    name: str
+    title: str
+    approach: Approach
+    """NONE: only the application begins negotiations."""
+    initial: int
+    maximum: int
+    goal: int
+    """Processors on which it is to end."""
+    wish: int = 0
+    """It asks for so many more after a third of its steps; 0: it does not ask."""
+    sizes: str = "any"
+    """On how many processes the program can run."""
+    beside: tuple[int, ...] = ()
+    """Processors of the rigid jobs beside it; one alone ends by itself, several end one after the other."""
+
+
+EVOLVING = Scenario(
+    name="asks-for-2",
+    title="An evolving application on 2 asks for 2 more",
+    approach=Approach.NONE,
+    initial=2,
+    maximum=16,
+    goal=4,
+    wish=2,
+)
+COUNTERED = Scenario(
+    name="asks-for-14",
+    title="An evolving application on 2 asks for 14 more, and 6 are idle",
+    approach=Approach.NONE,
+    initial=2,
+    maximum=16,
+    goal=8,
+    wish=14,
+)
+MALLEABLE = Scenario(
+    name="is-offered-4",
+    title="A malleable application on 4 beside a rigid one on 4, which ends",
+    approach=Approach.PRA,
+    initial=4,
+    maximum=8,
+    goal=8,
+    sizes="power-of-two",
+    beside=(4,),
+)
+DECLINING = Scenario(
+    name="declines-1-to-3",
+    title="A malleable application on 4 beside four rigid ones on 1, which end one after the other",
+    approach=Approach.PRA,
+    initial=4,
+    maximum=8,
+    goal=8,
+    sizes="power-of-two",
+    beside=(1, 1, 1, 1),
+)
+SCENARIOS = (EVOLVING, COUNTERED, MALLEABLE, DECLINING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Durations of the phases of a scenario."""
+
+    steps: int = 30
+    work: float = 0.8
+    """Seconds that a step takes on one processor."""
+    rest: float = 6.0
+    """Seconds that a rigid job runs which ends by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """One message of a negotiation."""
+
+    negotiation: int
+    at: float
+    """Seconds from the beginning of the scenario."""
+    sender: str
+    status: str
+    processors: int
+    reason: str
+    template: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """Record of a played scenario; times in seconds from its start."""
+
+    scenario: Scenario
+    sizes: Sequence[tuple[float, int]]
+    """From when on the application had how many processors; 0 at its end."""
+    beside: Sequence[tuple[int, float, float]]
+    """Of each rigid job its processors, when it began and when it ended."""
+    steps: Sequence[tuple[float, int]]
+    """When each step was done, and on how many processes."""
+    resized: Sequence[float]
+    """When the application went on after a change."""
+    messages: Sequence[Said]
+
+    def rate(self, size: int) -> float | None:
+        """Return the steps per second on ``size`` processes, without changes of size; None for fewer than two steps."""
+        pairs = [
+            after - before
+            for (before, earlier), (after, later) in pairwise(self.steps)
+            if earlier == later == size and not any(before < at <= after for at in self.resized)
+        ]
+        return len(pairs) / sum(pairs) if pairs else None
+
+    @property
+    def course(self) -> list[int]:
+        """Return the sequence of the application's sizes."""
+        return [size for _, size in self.sizes if size]
+
+    def said(self, status: str, sender: str) -> list[int]:
+        """Return the quantities in the messages of one side with one status, in order."""
+        return [one.processors for one in self.messages if (one.status, one.sender) == (status, sender)]
 
 
 # -- Jobs of a scenario --------------------------------------------------------------------------------------
@@ -131,15 +250,14 @@ def played(
 
 # -- Stage ---------------------------------------------------------------------------------------------------
 
-PREFIX = "koala-live-"
 LOOK = 0.1
 """Seconds between two looks at the jobs."""
 PATIENCE = 240.0
 """Seconds in which whatever is waited for must have happened."""
-SEEN = 60.0
-"""Seconds within which each cluster must have answered."""
 GATE = "may-ask"
 """Name of the file in the service's directory that lets the application ask."""
+MALLEABILITY = "egs-repeated"
+"""Policy that makes the offers of the scenarios."""
 LONG = 3600.0
 """Seconds that a rigid job would run which is ended by hand."""
 
@@ -158,41 +276,19 @@ class Places:
 
 
 def play_scenario(scenario: Scenario, pace: Pace, site: str) -> Played:
-    """Play a scenario on live clusters. Raises KoalaError."""
-    with Interrupts() as interrupts, _session(scenario.approach, site, interrupts) as session:
-        session.progress = Console(file=io.StringIO())  # how far the experiment is shown moves on the terminal already
-        with ownership(session.directory, "koala experiment"):
-            places = Places(home="local", other="local")
-            if site:
-                with inner_service(session, interrupts):
-                    session.client.wait_until_seen(SEEN)
-                    found = session.client.clusters()
-                session.here.config, places = fitted(session.site, found, scenario.initial)
+    """Play a scenario on live clusters; ``site``: path of the site file, empty for local ones. Raises KoalaError."""
+    local = ClusterModel(name="local", nodes=ALL)
+    with live_session(site, [local], scenario.approach, MALLEABILITY) as (session, interrupts):
+        places = Places(home=local.name, other=local.name)
+        if site:
             with inner_service(session, interrupts):
                 session.client.wait_until_seen(SEEN)
-                gate = None if site else session.directory / GATE
-                return Stage(session.client, session.directory, places, gate=gate).play(scenario, pace)
-
-
-@contextmanager
-def _session(approach: Approach, site: str, interrupts: Interrupts) -> Iterator[Session]:
-    if not site:
-        with temporary_site(interrupts, partial(_local, approach), prefix=PREFIX) as session:
-            yield session
-        return
-    session = Session(site_option=Path(site), state_option=temporary_directory(PREFIX))
-    scheduler = session.site.scheduler.model_copy(update={"approach": approach})
-    session.here.config = session.site.model_copy(update={"scheduler": scheduler})
-    try:
-        yield session
-    finally:
-        with interrupts.deferred():
-            remove_session(session)
-
-
-def _local(approach: Approach, directory: Path) -> Mapping[str, str]:
-    eight = ClusterModel(name="local", nodes=ALL)
-    return {"site.toml": site_text([eight], approach, "egs-repeated", directory)}
+                found = session.client.clusters()
+            session.here.config, places = fitted(session.site, found, scenario.initial)
+        with inner_service(session, interrupts):
+            session.client.wait_until_seen(SEEN)
+            gate = None if site else session.directory / GATE
+            return Stage(session.client, session.directory, places, gate=gate).play(scenario, pace)
 
 
 def fitted(site: SiteConfig, found: Sequence[ClusterReport], initial: int) -> tuple[SiteConfig, Places]:
@@ -213,12 +309,7 @@ def fitted(site: SiteConfig, found: Sequence[ClusterReport], initial: int) -> tu
         raise SimulationError(f"too few processors can be had: {free}", hint=hint)
     available = {name: many for many, name in idle}
     clusters = tuple(
-        one.model_copy(
-            update={
-                "threshold": one.parameters.threshold + available[one.name] - wanted[one.name],
-                "malleability": None,
-            }
-        )
+        one.model_copy(update={"threshold": one.parameters.threshold + available[one.name] - wanted[one.name]})
         for one in site.clusters
         if one.name in wanted
     )
