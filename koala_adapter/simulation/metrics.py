@@ -77,20 +77,24 @@ class Steps:
     def binned(self, begin: float, end: float, bins: int) -> list[float]:
         """Return the mean over each of so many parts of equal length of a time; zeros when it is empty."""
         width = (end - begin) / bins
-        if width <= 0 or not self.times:
+        if width <= 0:
             return [0.0] * bins
         edges = [begin + width * number for number in range(bins)] + [end]
-        sums = [0.0] * bins
+        return [area / width for area in self.areas(edges)]
+
+    def areas(self, edges: Sequence[float]) -> list[float]:
+        """Return the integral between each two neighbours of ``edges``, which increase."""
+        sums = [0.0] * (len(edges) - 1)
         place = 0
         for time, value, until in zip(self.times, self.values, [*self.times[1:], inf], strict=True):
-            low, high = max(time, begin), min(until, end)
+            low, high = max(time, edges[0]), min(until, edges[-1])
             while low < high:
                 while edges[place + 1] <= low:
                     place += 1
                 edge = min(high, edges[place + 1])
                 sums[place] += value * (edge - low)
                 low = edge
-        return [total / width for total in sums]
+        return sums
 
 
 def job_metrics(replay: Replay) -> JobMetrics:

@@ -11,14 +11,12 @@ Units: seconds, Mbit, Mbit/s, Mop (a million operations), Mop/s.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from statistics import fmean
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from koala_adapter.simulation.world import Engine
 from koala_experiments.gridnetwork import Domain, Link, Network
@@ -129,73 +127,55 @@ def execution_time(call: Call, performance: float, load: float) -> float:
     return call.operations * (load + 1.0) / performance
 
 
-class ServerChoice(ABC):
-    """Policy that chooses the server for a call."""
+def choose(estimates: Sequence[float], time_left: float, opt: float | None) -> int:
+    """Return the index of the chosen server.
 
-    name: str
-
-    @abstractmethod
-    def choose(self, estimates: Sequence[float], time_left: float) -> int:
-        """Return the index of the chosen forecast.
-
-        ``estimates`` holds the response time (seconds) at each server, at least one; ``time_left`` is the time until
-        the deadline (seconds), negative when it is over.
-        """
-
-
-class Greedy(ServerChoice):
-    """Chooses the server with the shortest response time, whatever the deadline; the baseline."""
-
-    name = "greedy"
-
-    def choose(self, estimates: Sequence[float], time_left: float) -> int:  # noqa: ARG002 - that is its nature
-        """Return the index of the shortest estimate, the first of equal ones."""
-        return estimates.index(min(estimates))
-
-
-class Deadline(ServerChoice):
-    """Chooses the slowest server that still meets the deadline (the paper's algorithm).
-
+    ``estimates``: the response time (seconds) at each server, at least one. ``time_left``: seconds until the deadline,
+    negative when it is over. ``opt``: None for greedy scheduling, which takes the shortest response time whatever the
+    deadline; else the share of the time left, more than 0 and at most 1, that the paper's algorithm aims at:
     T_target = time left x Opt. Chosen is the smallest T_target - Ts that is not negative; where there is none, the
-    smallest absolute difference.
+    smallest absolute difference. The first of equal ones counts.
     """
+    in_time = [] if opt is None else [estimate for estimate in estimates if estimate <= time_left * opt]
+    # Beyond the target the nearest estimate is the shortest one.
+    return estimates.index(max(in_time) if in_time else min(estimates))
 
-    def __init__(self, opt: float) -> None:
-        """Aim at the share ``opt`` of the time left, 0 < opt <= 1. Raises ValueError for another."""
-        if not 0.0 < opt <= 1.0:
-            message = f"opt is {opt:g}, allowed is more than 0 and at most 1"
-            raise ValueError(message)
-        self.opt = opt
-        self.name = f"deadline {opt:g}"
 
-    def choose(self, estimates: Sequence[float], time_left: float) -> int:
-        """Return the index of the longest estimate within the target, else of the one nearest to it."""
-        target = time_left * self.opt
-        in_time = [estimate for estimate in estimates if estimate <= target]
-        # Beyond the target the nearest estimate is the shortest one.
-        return estimates.index(max(in_time) if in_time else min(estimates))
+Correction: TypeAlias = Literal["none", "shared", "own"]
+"""Load correction: none, by one scheduler that knows all calls, or by one for each client that knows its own."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Variant:
+    """Parameters of a scheduler: algorithm, fallbacks, load correction."""
+
+    opt: float | None
+    """None: greedy. See :func:`choose`."""
+    fallbacks: int = 0
+    """How often a server may send back an arriving call that it cannot finish in time."""
+    correction: Correction = "none"
 
 
 class CallScheduler:
     """Assigns calls to servers and counts each server's unfinished calls.
 
     Load correction: monitors see a new load late, so each unfinished call that was assigned to a server adds ``p_load``
-    to the load that is forecast for it. 0 turns the correction off.
+    to the load that is forecast for it.
     """
 
-    def __init__(self, choice: ServerChoice, *, p_load: float = 0.0) -> None:
+    def __init__(self, variant: Variant) -> None:
         """Create a scheduler with no call assigned."""
-        self._choice = choice
-        self._p_load = p_load
+        self._opt = variant.opt
+        self._p_load = 0.0 if variant.correction == "none" else P_LOAD
         self._unfinished: dict[str, int] = {}
 
     def assign(self, call: Call, forecasts: Sequence[ServerForecast], now: float) -> ServerForecast:
-        """Return the index of the server for a call and count the call as unfinished there."""
+        """Return the forecast of the server for a call and count the call as unfinished there."""
         if self._p_load:
             estimates = [one.response_time(call, self._p_load * self._unfinished.get(one.name, 0)) for one in forecasts]
         else:
             estimates = [one.response_time(call) for one in forecasts]
-        chosen = forecasts[self._choice.choose(estimates, call.deadline - now)]
+        chosen = forecasts[choose(estimates, call.deadline - now, self._opt)]
         self._unfinished[chosen.name] = self._unfinished.get(chosen.name, 0) + 1
         return chosen
 
@@ -211,54 +191,20 @@ class CallScheduler:
         return self._unfinished.get(server, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Fallback:
-    """Rule by which a server sends back an arriving call that it cannot finish in time."""
-
-    maximum: int
-    """Most fallbacks of one call (N_max); 0: never."""
-
-    def wanted(self, *, time_left: float, execution: float, receive: float, fallbacks: int) -> bool:
-        """Return whether an arriving call is sent back.
-
-        ``time_left``: seconds from its arrival (after the actual send time) to its deadline; ``execution`` and
-        ``receive``: seconds that the server estimates; ``fallbacks``: how often this call went back before.
-        """
-        return fallbacks < self.maximum and time_left < execution + receive
-
-
 # -- The simulation ------------------------------------------------------------------------------------------
 
 BACKBONE = "backbone"
 HOUR = 3600.0
 DAY = 24 * HOUR
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GridParameters:
-    """Parameters of random grids; each pair is the range of a uniform distribution."""
-
-    domains: int = 10
-    nodes_per_domain: tuple[int, int] = (5, 10)
-    local_bandwidth: tuple[float, float] = (50.0, 100.0)
-    wide_area_bandwidth: tuple[float, float] = (500.0, 1000.0)
-    performance: tuple[float, float] = (100.0, 500.0)
-    others: OtherTasks = field(default_factory=lambda: OtherTasks(utilization=0.1))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallParameters:
-    """Parameters of the calls of each client."""
-
-    interval: float = HOUR
-    """Mean seconds between two calls of one client (exponential)."""
-    data: tuple[float, float] = (100.0, 5000.0)
-    """Mbit sent, and as much again received (each drawn by itself)."""
-    operations: tuple[float, float] = (1_500.0, 1_080_000.0)
-    deadline_factor: tuple[float, float] = (1.0, 3.0)
-    """Time left at submission, as a multiple of what the call takes on an average server that nobody else uses."""
-    duration: float = DAY
-    """Seconds during which clients call; all calls are followed to their end."""
+DOMAINS = 10
+NODES_PER_DOMAIN = (5, 10)
+LOCAL_BANDWIDTH, WIDE_AREA_BANDWIDTH = (50.0, 100.0), (500.0, 1000.0)
+PERFORMANCE = (100.0, 500.0)
+"""These pairs and the next are ranges of uniform distributions."""
+DATA = (100.0, 5000.0)
+"""Mbit that a call sends, and as much again that it receives (each drawn by itself)."""
+OPERATIONS = (1_500.0, 1_080_000.0)
+OTHERS = OtherTasks(utilization=0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,36 +262,48 @@ class CallRecord:
         return self.received_at > self.deadline
 
 
-def make_grid(seed: int, parameters: GridParameters) -> Grid:
+def make_grid(seed: int) -> Grid:
     """Return the random grid of a seed."""
     chance = Random(f"grid {seed}")
     nodes: list[Node] = []
-    domains = [Domain(name=BACKBONE, bandwidth=parameters.wide_area_bandwidth[1])]
+    domains = [Domain(name=BACKBONE, bandwidth=WIDE_AREA_BANDWIDTH[1])]
     links = []
-    for number in range(1, parameters.domains + 1):
+    for number in range(1, DOMAINS + 1):
         name = f"domain{number}"
-        domains.append(Domain(name=name, bandwidth=chance.uniform(*parameters.local_bandwidth)))
-        links.append(Link(between=(name, BACKBONE), bandwidth=chance.uniform(*parameters.wide_area_bandwidth)))
+        domains.append(Domain(name=name, bandwidth=chance.uniform(*LOCAL_BANDWIDTH)))
+        links.append(Link(between=(name, BACKBONE), bandwidth=chance.uniform(*WIDE_AREA_BANDWIDTH)))
         nodes += [
-            Node(name=f"{name}-{index}", domain=name, performance=chance.uniform(*parameters.performance))
-            for index in range(1, chance.randint(*parameters.nodes_per_domain) + 1)
+            Node(name=f"{name}-{index}", domain=name, performance=chance.uniform(*PERFORMANCE))
+            for index in range(1, chance.randint(*NODES_PER_DOMAIN) + 1)
         ]
     return Grid(nodes=tuple(nodes), domains=tuple(domains), links=tuple(links))
 
 
-def make_calls(seed: int, grid: Grid, parameters: CallParameters) -> list[PlannedCall]:
-    """Return all clients' calls in order of time."""
+def make_calls(
+    seed: int,
+    grid: Grid,
+    *,
+    interval: float = HOUR,
+    deadline_factor: tuple[float, float] = (1.0, 3.0),
+    duration: float = DAY,
+) -> list[PlannedCall]:
+    """Return all clients' calls in order of time.
+
+    ``interval``: mean seconds between two calls of one client (exponential). ``deadline_factor``: range of the time
+    left at submission, as a multiple of what the call takes on an average server that nobody else uses. ``duration``:
+    seconds during which clients call.
+    """
     chance = Random(f"calls {seed}")
     drawn: list[tuple[float, Node, Call]] = []
     for client in grid.nodes:
-        at = chance.expovariate(1.0 / parameters.interval)
-        while at < parameters.duration:
-            send, receive = chance.uniform(*parameters.data), chance.uniform(*parameters.data)
-            operations = chance.uniform(*parameters.operations)
+        at = chance.expovariate(1.0 / interval)
+        while at < duration:
+            send, receive = chance.uniform(*DATA), chance.uniform(*DATA)
+            operations = chance.uniform(*OPERATIONS)
             usual = (send + receive) / grid.mean_bandwidth + operations / grid.mean_performance
-            deadline = at + usual * chance.uniform(*parameters.deadline_factor)
+            deadline = at + usual * chance.uniform(*deadline_factor)
             drawn.append((at, client, Call(send=send, receive=receive, operations=operations, deadline=deadline)))
-            at += chance.expovariate(1.0 / parameters.interval)
+            at += chance.expovariate(1.0 / interval)
     drawn.sort(key=lambda one: one[0])
     return [
         PlannedCall(number=number, client=client, submitted_at=at, call=call)
@@ -353,46 +311,11 @@ def make_calls(seed: int, grid: Grid, parameters: CallParameters) -> list[Planne
     ]
 
 
-class Predictor(Protocol):
-    """Forecasts the next value from measured ones."""
-
-    def __call__(self, measured: Sequence[float], /) -> float:
-        """Return the forecast; ``measured`` holds at least one value, the latest last."""
-
-
-def last_value(measured: Sequence[float], /) -> float:
-    """Forecast the last measured value."""
-    return measured[-1]
-
-
-@dataclass(frozen=True, slots=True)
-class Monitors:
-    """Settings of monitoring: a measurement every ``interval`` seconds, ``memory`` of them kept."""
-
-    interval: float = 60.0
-    memory: int = 1
-    predictor: Predictor = last_value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerParameters:
-    """Parameters of a scheduler: algorithm, Opt, load correction, fallbacks."""
-
-    choice: ServerChoice
-    p_load: float = 0.0
-    """Load correction; 0: none."""
-    maximum_fallbacks: int = 0
-    shared: bool = True
-    """One scheduler for all clients; else one for each, which knows of no calls but its own client's."""
-
-
 class Bricks:
-    """One simulation of a grid, its clients and one scheduler."""
+    """One simulation of a grid, its clients and one scheduler, or with the correction "own" one for each client."""
 
-    def __init__(
-        self, seed: int, grid: Grid, scheduler: SchedulerParameters, others: OtherTasks, monitors: Monitors
-    ) -> None:
-        """Create an idle grid; ``seed``: of other users' tasks."""
+    def __init__(self, seed: int, grid: Grid, variant: Variant, others: OtherTasks, monitor_interval: float) -> None:
+        """Create an idle grid; ``seed``: of other users' tasks. ``monitor_interval``: seconds."""
         self._engine = Engine()
         self._grid = grid
         self._network = Network(self._engine, grid.domains, grid.links)
@@ -401,16 +324,14 @@ class Bricks:
             for node in grid.nodes
         }
         self._domain_of = {node.name: node.domain for node in grid.nodes}
-        self._schedulers = dict.fromkeys(
-            (node.name for node in grid.nodes), CallScheduler(scheduler.choice, p_load=scheduler.p_load)
-        )
-        if not scheduler.shared:
-            for name in self._schedulers:
-                self._schedulers[name] = CallScheduler(scheduler.choice, p_load=scheduler.p_load)
-        self._fallback = Fallback(scheduler.maximum_fallbacks)
-        self._monitors = monitors
-        self._users: deque[tuple[int, ...]] = deque([self._network.users()], maxlen=monitors.memory)
-        self._measured_at: deque[float] = deque([0.0], maxlen=monitors.memory)
+        shared = CallScheduler(variant)
+        self._schedulers = {
+            node.name: CallScheduler(variant) if variant.correction == "own" else shared for node in grid.nodes
+        }
+        self._fallbacks = variant.fallbacks
+        self._interval = monitor_interval
+        self._users = self._network.users()
+        self._measured_at = 0.0
         self._loads: dict[str, float] = {}
         self._unfinished = 0
         self.records: list[CallRecord] = []
@@ -420,37 +341,34 @@ class Bricks:
         for planned in calls:
             self._engine.at(planned.submitted_at, partial(self._schedule, planned, 0))
         self._unfinished = len(calls)
-        self._engine.after(self._monitors.interval, self._measure)
+        self._engine.after(self._interval, self._measure)
         self._engine.run()
         return self.records
 
     def _measure(self) -> None:
         """Measure links and servers, as monitors do at intervals; changes in between are not seen."""
-        self._users.append(self._network.users())
-        self._measured_at.append(self._engine.now)
+        self._users = self._network.users()
+        self._measured_at = self._engine.now
         self._loads.clear()
         if self._unfinished:
-            self._engine.after(self._monitors.interval, self._measure)
+            self._engine.after(self._interval, self._measure)
 
     def _forecasts(self, client: Node) -> list[ServerForecast]:
-        throughput: dict[str, float] = {}
-        for domain in self._grid.domains[1:]:
-            seen = [self._network.throughput(client.domain, domain.name, users) for users in self._users]
-            throughput[domain.name] = self._monitors.predictor(seen)
-        forecasts = []
-        for node in self._grid.nodes:
-            way = throughput[node.domain]
-            forecasts.append(ServerForecast(node.name, way, way, node.performance, self._load(node.name)))
-        return forecasts
+        """Return what was measured last, as the forecast for each server."""
+        ways = {
+            domain.name: self._network.throughput(client.domain, domain.name, self._users)
+            for domain in self._grid.domains[1:]
+        }
+        return [
+            ServerForecast(node.name, ways[node.domain], ways[node.domain], node.performance, self._load(node.name))
+            for node in self._grid.nodes
+        ]
 
     def _load(self, name: str) -> float:
-        """Return the predicted load of a server; it changes only with measurements."""
-        load = self._loads.get(name)
-        if load is None:
-            server = self._servers[name]
-            seen = [float(server.load(at)) for at in self._measured_at]
-            load = self._loads[name] = self._monitors.predictor(seen)
-        return load
+        """Return the measured load of a server; it changes only with measurements."""
+        if name not in self._loads:
+            self._loads[name] = float(self._servers[name].load(self._measured_at))
+        return self._loads[name]
 
     def _schedule(self, planned: PlannedCall, fallbacks: int) -> None:
         client = planned.client
@@ -462,13 +380,9 @@ class Bricks:
 
     def _arrived(self, planned: PlannedCall, chosen: ServerForecast, fallbacks: int) -> None:
         now, call, server = self._engine.now, planned.call, self._servers[chosen.name]
-        back = self._fallback.wanted(
-            time_left=call.deadline - now,
-            execution=execution_time(call, server.performance, server.load(now)),
-            receive=call.receive / chosen.receive_throughput,
-            fallbacks=fallbacks,
-        )
-        if back:
+        execution = execution_time(call, server.performance, server.load(now))
+        late = call.deadline - now < execution + call.receive / chosen.receive_throughput
+        if late and fallbacks < self._fallbacks:
             self._schedulers[planned.client.name].finished(chosen.name)
             self._schedule(planned, fallbacks + 1)
         else:

@@ -8,31 +8,24 @@ paper's claims.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from statistics import fmean
+from typing import TypeAlias
 
 from koala_adapter.errors import SimulationError
 from koala_adapter.report.figures import Figure
 from koala_adapter.report.page import Finding, Result, Table
 from koala_experiments.bricks import (
     HOUR,
-    P_LOAD,
+    OTHERS,
     Bricks,
-    CallParameters,
-    Deadline,
-    Greedy,
-    GridParameters,
-    Monitors,
-    SchedulerParameters,
+    Correction,
+    Variant,
     failure_rate,
     make_calls,
     make_grid,
     mean_cost,
 )
-from koala_experiments.framework import Comparison, Experiment, Measure, Options, Setting, difference, estimate
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+from koala_experiments.framework import Comparison, Experiment, Measure, Options, Setting
 
 # -- Schedulers and simulations ------------------------------------------------------------------------------
 
@@ -43,27 +36,6 @@ OPTS = (0.5, 0.6, 0.7, 0.8, 0.9)
 POLICIES: tuple[float | None, ...] = (None, *OPTS)
 """Opt of each policy that is compared; None stands for greedy."""
 FALLBACKS = (0, 1, 2, 3, 4, 5)
-Correction: TypeAlias = Literal["none", "shared", "own"]
-"""Load correction: none, by one scheduler that knows all calls, or by one for each client that knows its own."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Variant:
-    """A scheduler of the comparison: name and parameters."""
-
-    opt: float | None
-    fallbacks: int = 0
-    correction: Correction = "none"
-
-    @property
-    def parameters(self) -> SchedulerParameters:
-        """Return the variant's parameters in the form of the simulator."""
-        return SchedulerParameters(
-            choice=Greedy() if self.opt is None else Deadline(self.opt),
-            p_load=0.0 if self.correction == "none" else P_LOAD,
-            maximum_fallbacks=self.fallbacks,
-            shared=self.correction != "own",
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +68,11 @@ VARIANTS = (
 
 def simulate(case: Case) -> Outcome:
     """Run one simulation."""
-    grid_parameters = GridParameters()
-    grid = make_grid(case.seed, grid_parameters)
-    parameters = CallParameters(interval=LOADS[case.load], deadline_factor=case.deadline_factor, duration=case.duration)
-    calls = make_calls(case.seed, grid, parameters)
-    monitors = Monitors(interval=case.monitor_interval)
-    records = Bricks(case.seed, grid, case.variant.parameters, grid_parameters.others, monitors).run(calls)
+    grid = make_grid(case.seed)
+    calls = make_calls(
+        case.seed, grid, interval=LOADS[case.load], deadline_factor=case.deadline_factor, duration=case.duration
+    )
+    records = Bricks(case.seed, grid, case.variant, OTHERS, case.monitor_interval).run(calls)
     return Outcome(failure_rate(records), mean_cost(records), len(records))
 
 
@@ -109,20 +80,8 @@ FAILURES = Measure[Outcome]("failure rate", lambda one: one.failure_rate)
 COSTS = Measure[Outcome]("mean cost", lambda one: one.cost)
 
 
-class Outcomes(Comparison[tuple[str, Variant], Outcome]):
-    """All outcomes by load and variant."""
-
-    def failures(self, load: str, variant: Variant) -> list[float]:
-        """Return the failure rate for each seed."""
-        return self.values((load, variant), FAILURES)
-
-    def costs(self, load: str, variant: Variant) -> list[float]:
-        """Return the mean cost for each seed."""
-        return self.values((load, variant), COSTS)
-
-    def calls(self, load: str) -> int:
-        """Return the number of calls of all seeds together."""
-        return sum(one.calls for one in self.outcomes[load, Variant(None)])
+Outcomes: TypeAlias = Comparison[tuple[str, Variant], Outcome]
+"""By load and variant."""
 
 
 # -- The experiment ------------------------------------------------------------------------------------------
@@ -135,14 +94,13 @@ NO_FAILURES = "no call of the deadline policies at high load failed, so there is
 def run(options: Options) -> Result:
     """Run all variants at all loads, on the same grids with the same calls."""
     factor = _range(options.settings["deadline-factor"])
-    interval = _positive(options.settings["monitor-interval"])
+    interval = float(options.settings["monitor-interval"])
     duration = HOUR * int(options.settings["hours"])
-    found = options.compare(
+    outcomes = options.compare(
         simulate,
         [(load, variant) for load in LOADS for variant in VARIANTS],
         lambda one, seed: Case(one[0], seed, one[1], factor, interval, duration),
     )
-    outcomes = Outcomes(found.outcomes)
     return Result(
         findings=(
             _load_finding(outcomes),
@@ -167,7 +125,7 @@ def _percent(value: float) -> str:
 
 def _load_finding(outcomes: Outcomes) -> Finding:
     """Judge the claim that the failure rate falls with the load, in the same way for all variants."""
-    means = {load: [estimate(outcomes.failures(load, Variant(opt))).mean for opt in POLICIES] for load in LOADS}
+    means = {load: [fmean(outcomes.values((load, Variant(opt)), FAILURES)) for opt in POLICIES] for load in LOADS}
     falls = all(high > medium > low for high, medium, low in zip(*means.values(), strict=True))
     orders = {tuple(sorted(range(1, len(POLICIES)), key=rates.__getitem__)) for rates in means.values()}
     spread = ", ".join(f"{load} {_percent(min(rates))} to {_percent(max(rates))}" for load, rates in means.items())
@@ -183,9 +141,8 @@ def _load_finding(outcomes: Outcomes) -> Finding:
 
 def _opt_finding(outcomes: Outcomes) -> Finding:
     """Judge the claim that Opt trades failure rate against cost."""
-    low, high = Variant(OPTS[0]), Variant(OPTS[-1])
-    failures = difference(outcomes.failures("high", high), outcomes.failures("high", low))
-    costs = difference(outcomes.costs("high", high), outcomes.costs("high", low))
+    low, high = ("high", Variant(OPTS[0])), ("high", Variant(OPTS[-1]))
+    failures, costs = (outcomes.difference(measure, high, low) for measure in (FAILURES, COSTS))
     return Finding(
         claim="Opt trades failure rate against cost: a larger Opt fails more often and costs less.",
         outcome=f"from Opt {OPTS[0]:g} to {OPTS[-1]:g} at high load the failure rate changes by "
@@ -199,13 +156,11 @@ def _opt_finding(outcomes: Outcomes) -> Finding:
 def _correction_finding(outcomes: Outcomes) -> Finding:
     """Judge the claim that load correction has little effect."""
     claim = "Load correction is not effective."
-    plain = [rate for opt in OPTS for rate in outcomes.failures("high", Variant(opt))]
+    plain = _failures(outcomes, 0)
     if not sum(plain):
         return Finding(claim=claim, outcome=NO_FAILURES, holds=None)
-    shares = {}
-    for correction in ("shared", "own"):
-        corrected = [rate for opt in OPTS for rate in outcomes.failures("high", Variant(opt, 0, correction))]
-        shares[correction] = 1 - sum(corrected) / sum(plain)
+    corrections: tuple[Correction, ...] = ("shared", "own")
+    shares = {one: 1 - sum(_failures(outcomes, 0, one)) / sum(plain) for one in corrections}
     return Finding(
         claim=claim,
         outcome=f"with one scheduler that knows all calls it takes away {_percent(shares['shared'])} of the failures "
@@ -220,15 +175,14 @@ def _fallback_finding(outcomes: Outcomes) -> Finding:
     """Judge the claim that deadline scheduling with several fallbacks is very effective."""
     claim = "Deadline scheduling with several fallbacks is very effective."
     most = FALLBACKS[-1]
-    without = [rate for opt in OPTS for rate in outcomes.failures("high", Variant(opt))]
-    several = [rate for opt in OPTS for rate in outcomes.failures("high", Variant(opt, most))]
+    without, several = _failures(outcomes, 0), _failures(outcomes, most)
     if not sum(without):
         return Finding(claim=claim, outcome=NO_FAILURES, holds=None)
     saved = 1 - sum(several) / sum(without)
     return Finding(
         claim=claim,
         outcome=f"{most} fallbacks take away {_percent(saved)} of the failures of the deadline policies "
-        f"at high load ({_percent(_mean(without))} to {_percent(_mean(several))})",
+        f"at high load ({_percent(fmean(without))} to {_percent(fmean(several))})",
         holds=saved >= WORTH,
         margin=f"called very effective from {_percent(WORTH)} on",
     )
@@ -237,21 +191,23 @@ def _fallback_finding(outcomes: Outcomes) -> Finding:
 def _greedy_finding(outcomes: Outcomes) -> Finding:
     """Judge the claim that deadline scheduling fails less often than greedy, at less cost."""
     most = FALLBACKS[-1]
-    greedy = outcomes.failures("high", Variant(None))
-    best = outcomes.failures("high", Variant(OPTS[0], most))
-    gain = difference(greedy, best)
-    greedy_cost, best_cost = (outcomes.costs("high", one) for one in (Variant(None), Variant(OPTS[0], most)))
+    greedy, best = ("high", Variant(None)), ("high", Variant(OPTS[0], most))
+    gain = outcomes.difference(FAILURES, greedy, best)
+    (greedy_rate, greedy_cost), (best_rate, best_cost) = (
+        [fmean(outcomes.values(one, measure)) for measure in (FAILURES, COSTS)] for one in (greedy, best)
+    )
     return Finding(
         claim="It fails less often than greedy scheduling, and at less cost.",
-        outcome=f"at high load greedy fails for {_percent(_mean(greedy))} at {_mean(greedy_cost):.0f} Mop/s, "
-        f"Opt {OPTS[0]:g} with {most} fallbacks for {_percent(_mean(best))} at {_mean(best_cost):.0f} Mop/s",
-        holds=gain.low > 0 and _mean(best_cost) < _mean(greedy_cost),
+        outcome=f"at high load greedy fails for {_percent(greedy_rate)} at {greedy_cost:.0f} Mop/s, "
+        f"Opt {OPTS[0]:g} with {most} fallbacks for {_percent(best_rate)} at {best_cost:.0f} Mop/s",
+        holds=gain.low > 0 and best_cost < greedy_cost,
         margin=f"{100 * gain.mean:.1f} ± {100 * gain.half_width:.1f} points fewer failures",
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return estimate(values).mean
+def _failures(outcomes: Outcomes, fallbacks: int, correction: Correction = "none") -> list[float]:
+    """Return the failure rates of all deadline policies at high load, of each seed."""
+    return [rate for opt in OPTS for rate in outcomes.values(("high", Variant(opt, fallbacks, correction)), FAILURES)]
 
 
 def _by_load(
@@ -319,8 +275,7 @@ def _table(outcomes: Outcomes) -> Table:
     rows = []
     for load in LOADS:
         for variant in VARIANTS:
-            failures = estimate(outcomes.failures(load, variant))
-            costs = estimate(outcomes.costs(load, variant))
+            failures, costs = (outcomes.estimate((load, variant), measure) for measure in (FAILURES, COSTS))
             rows.append(
                 (
                     load,
@@ -352,7 +307,7 @@ def _table(outcomes: Outcomes) -> Table:
 
 def _notes(options: Options, outcomes: Outcomes) -> list[str]:
     simulations = options.seeds * len(LOADS) * len(VARIANTS)
-    calls = ", ".join(f"{load} {outcomes.calls(load):,}" for load in LOADS)
+    calls = ", ".join(f"{load} {sum(one.calls for one in outcomes.outcomes[load, Variant(None)]):,}" for load in LOADS)
     factor, interval = options.settings["deadline-factor"], options.settings["monitor-interval"]
     return [
         (
@@ -391,16 +346,6 @@ def _range(text: str) -> tuple[float, float]:
     return values
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise SimulationError(f"monitor-interval is {text!r}", hint="allowed is a number of seconds above 0")
-    return value
-
-
 EXPERIMENT = Experiment(
     name="deadline",
     summary="Failure rate and cost of greedy and deadline scheduling, with load correction and fallback.",
@@ -414,7 +359,9 @@ EXPERIMENT = Experiment(
             default="1-3",
             meaning="Time left at submission over the usual response time, as a range",
         ),
-        Setting(name="monitor-interval", default="60", meaning="Seconds between two looks of the monitors"),
+        Setting(
+            name="monitor-interval", default="60", meaning="Seconds between two looks of the monitors", least=0.001
+        ),
         Setting(
             name="hours",
             default="24",

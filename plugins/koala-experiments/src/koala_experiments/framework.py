@@ -100,11 +100,6 @@ def mean_of(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
-    """Return the estimate of ``first - second``, paired by seed so that common variation cancels out."""
-    return estimate([a - b for a, b in zip(first, second, strict=True)])
-
-
 # -- Variants compared ---------------------------------------------------------------------------------------
 
 
@@ -158,14 +153,28 @@ class Comparison(Generic[V, O]):
         """Return the mean of a measure over repetitions; None when no repetition has it."""
         return mean_of(self.values(variant, measure))
 
+    def estimate(self, variant: V, measure: Measure[O]) -> Estimate:
+        """Return the estimate of a measure over repetitions. Raises ValueError when no repetition has it."""
+        return estimate(self.values(variant, measure))
+
+    def difference(self, measure: Measure[O], first: V, second: V) -> Estimate:
+        """Return the estimate of ``first - second``, paired by seed so that common variation cancels out.
+
+        Raises ValueError when no repetition has the measure of both.
+        """
+        return estimate([one - other for one, other in self._pairs(measure, first, second)])
+
     def paired(self, measure: Measure[O], first: V, second: V) -> Paired | None:
         """Return a measure of two variants, paired by seed; None when no repetition has both."""
-        both = zip(map(measure.of, self.outcomes[first]), map(measure.of, self.outcomes[second]), strict=True)
-        pairs = [(one, other) for one, other in both if one is not None and other is not None]
+        pairs = self._pairs(measure, first, second)
         if not pairs:
             return None
-        before, after = [one for one, _ in pairs], [other for _, other in pairs]
-        return Paired(fmean(before), fmean(after), difference(before, after))
+        before, after = (fmean(values) for values in zip(*pairs, strict=True))
+        return Paired(before, after, self.difference(measure, first, second))
+
+    def _pairs(self, measure: Measure[O], first: V, second: V) -> list[tuple[float, float]]:
+        both = zip(map(measure.of, self.outcomes[first]), map(measure.of, self.outcomes[second]), strict=True)
+        return [(one, other) for one, other in both if one is not None and other is not None]
 
     def series(
         self,

@@ -50,41 +50,29 @@ class Link:
     """Seconds added to each transfer over it."""
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Transfer:
-    """A transfer of data over the network."""
+    """A transfer of data over the network; compared by identity."""
 
-    __slots__ = (
-        "_since",
-        "ended_at",
-        "left",
-        "links",
-        "megabits",
-        "number",
-        "on_end",
-        "rate",
-        "started_at",
-        "version",
-    )
-
-    def __init__(self, *, number: int, megabits: float, links: tuple[LinkNumber, ...], started_at: float) -> None:
-        """Create a transfer of which nothing is sent yet."""
-        self.number = number
-        self.megabits = megabits
-        self.links = links
-        self.started_at = started_at
-        self.left = megabits
-        """Megabits not yet arrived, when its rate last changed."""
-        self.rate = 0.0
-        """Mbit/s at present; 0 during the latency and after the end."""
-        self.ended_at: float | None = None
-        self.on_end: Callable[[Transfer], object] | None = None
-        self.version = 0
-        self._since = started_at
+    number: int
+    megabits: float
+    links: tuple[LinkNumber, ...]
+    started_at: float
+    on_end: Callable[[Transfer], object] | None
+    left: float
+    """Megabits not yet arrived, when its rate last changed."""
+    rate_since: float
+    """When its rate last changed."""
+    rate: float = 0.0
+    """Mbit/s at present; 0 during the latency and after the end."""
+    ended_at: float | None = None
+    version: int = 0
+    """Counts changes of the rate."""
 
     def change_rate(self, rate: float, now: float) -> None:
         """Set the rate from ``now`` on."""
-        self.left = max(0.0, self.left - self.rate * (now - self._since))
-        self._since = now
+        self.left = max(0.0, self.left - self.rate * (now - self.rate_since))
+        self.rate_since = now
         self.rate = rate
         self.version += 1
 
@@ -127,16 +115,18 @@ class Network:
         """
         links = self.route(source, target)
         self._started += 1
-        transfer = Transfer(number=self._started, megabits=megabits, links=links, started_at=self._engine.now)
-        transfer.on_end = on_end
+        now = self._engine.now
+        transfer = Transfer(
+            number=self._started,
+            megabits=megabits,
+            links=links,
+            started_at=now,
+            on_end=on_end,
+            left=megabits,
+            rate_since=now,
+        )
         self._engine.after(sum(self._latency[link] for link in links), lambda: self._begin(transfer), rank=FIRST)
         return transfer
-
-    def estimate(self, source: str, target: str, megabits: float) -> float:
-        """Return the duration (seconds) of a transfer alone on its route. Raises SimulationError without a route."""
-        links = self.route(source, target)
-        narrowest = min(self._bandwidth[link] for link in links)
-        return sum(self._latency[link] for link in links) + megabits / narrowest
 
     def route(self, source: str, target: str) -> tuple[LinkNumber, ...]:
         """Return the links between two domains. Raises SimulationError for an unknown domain or no route."""
@@ -152,12 +142,9 @@ class Network:
     def throughput(self, source: str, target: str, users: Sequence[int]) -> float:
         """Return the bandwidth (Mbit/s) of one more transfer, given the transfers on each link (see :meth:`users`).
 
-        The narrowest of the equal shares on its way; links made after ``users`` was measured count as free.
+        It is the narrowest of the equal shares on its way.
         """
-        known = len(users)
-        return min(
-            self._bandwidth[link] / ((users[link] if link < known else 0) + 1) for link in self.route(source, target)
-        )
+        return min(self._bandwidth[link] / (users[link] + 1) for link in self.route(source, target))
 
     # ---- routes ---------------------------------------------------------------------------------------------------
 

@@ -28,11 +28,12 @@ from koala_experiments.malleable import (
     PAPER,
     POLICIES,
     WORKLOADS,
-    Case,
+    Shown,
     axis_to,
     combination,
     figures,
     koala_workload,
+    mean_timeline,
     record_of,
 )
 
@@ -107,6 +108,8 @@ class Compared:
     """A live run with its two predictions by the simulator."""
 
     run: LiveRun
+    workload: str
+    """Name of its workload."""
     outcome: LiveOutcome
     live: Record
     simulated: Record
@@ -119,8 +122,7 @@ class Compared:
     @property
     def label(self) -> str:
         """Policy, workload and approach as text."""
-        case = self.live.case
-        return f"{case.approach.value.upper()} {combination(case.malleability, case.workload)}"
+        return f"{self.run.approach.value.upper()} {combination(self.run.malleability, self.workload)}"
 
     def difference(self, what: str, simulated: Record | None = None) -> float:
         """Return the relative excess of the simulated over the live value of a property."""
@@ -130,18 +132,21 @@ class Compared:
         return found / live - 1.0
 
 
-def compare(run: LiveRun, workload: str, seed: int, outcome: LiveOutcome) -> Compared:
+def compare(run: LiveRun, workload: str, outcome: LiveOutcome) -> Compared:
     """Return a live run with both predictions."""
-    case = Case(
-        approach=run.approach, malleability=run.malleability, workload=workload, seed=seed, detailed=True
-    )  # fmt: skip
-    last = run.jobs[-1].submitted_at
     axis = axis_of(workload, len(run.jobs))
     outcomes = (outcome.outcome, predicted(run, outcome, delays=True), predicted(run, outcome, delays=False))
-    live, simulated, undelayed = (record_of(case, one, last, axis) for one in outcomes)
+    live, simulated, undelayed = (record_of(one, run.jobs[-1].submitted_at, axis) for one in outcomes)
     ends, foretold = ({one.job.number: one for one in each.jobs} for each in outcomes[:2])
-    jobs = [(ends[number], foretold[number]) for number in sorted(ends.keys() & foretold.keys())]
-    return Compared(run=run, outcome=outcome, live=live, simulated=simulated, undelayed=undelayed, jobs=jobs)
+    return Compared(
+        run=run,
+        workload=workload,
+        outcome=outcome,
+        live=live,
+        simulated=simulated,
+        undelayed=undelayed,
+        jobs=[(ends[number], foretold[number]) for number in sorted(ends.keys() & foretold.keys())],
+    )
 
 
 LONGEST = 600.0
@@ -153,24 +158,19 @@ def axis_of(workload: str, jobs: int) -> list[float]:
     return axis_to(jobs * WORKLOADS[workload].interarrival + LONGEST)
 
 
-class LiveRecords:
-    """Live records of one approach, for the six figures of the paper."""
-
-    def __init__(self, compared: Sequence[Compared], workloads: Sequence[str]) -> None:
-        """``compared``: all runs of the approach."""
-        self.workloads = workloads
-        self.processors = sum(one.processors for one in compared[0].outcome.clusters)
-        self._compared = compared
-
-    def axis(self, workload: str) -> Sequence[float]:
-        """Return the time axis of the timelines with a workload."""
-        jobs = next(len(one.run.jobs) for one in self._compared if one.live.case.workload == workload)
-        return axis_of(workload, jobs)
-
-    def of(self, policy: str, workload: str) -> Sequence[Record]:
-        """Return the records of a combination in order of the seeds."""
-        wanted = (policy, workload)
-        return [one.live for one in self._compared if (one.live.case.malleability, one.live.case.workload) == wanted]
+def shown(compared: Sequence[Compared], workloads: Sequence[str]) -> Shown:
+    """Return the live records of one approach for the six figures of the paper."""
+    return Shown(
+        processors=sum(one.processors for one in compared[0].outcome.clusters),
+        axes={one.workload: axis_of(one.workload, len(one.run.jobs)) for one in compared},
+        records={
+            (policy, workload): [
+                one.live for one in compared if (one.run.malleability, one.workload) == (policy, workload)
+            ]
+            for policy in POLICIES
+            for workload in workloads
+        },
+    )
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -260,8 +260,7 @@ def _course(steps: Sequence[tuple[float, int]]) -> str:
 
 
 def _names(one: Compared) -> tuple[str, str, str]:
-    case = one.live.case
-    return case.approach.value.upper(), NAMES[case.malleability], case.workload
+    return one.run.approach.value.upper(), NAMES[one.run.malleability], one.workload
 
 
 def _of(record: Record, what: str) -> float:
@@ -317,22 +316,17 @@ def _bars(by_label: dict[str, list[Compared]], what: str, words: str) -> Figure:
 
 
 def _used(label: str, runs: Sequence[Compared]) -> Figure:
-    case = runs[0].live.case
-    axis = [0.0, *axis_of(case.workload, len(runs[0].run.jobs))]
-    series = [
-        Series(label=name, x=axis, y=[0.0, *(fmean(column) for column in zip(*columns, strict=True))])
-        for name, columns in (
-            ("live", [one.live.used_over_time for one in runs]),
-            ("simulated", [one.simulated.used_over_time for one in runs]),
-        )
-    ]
-    stem = case.workload.replace("'", "-high-")
+    run, workload = runs[0].run, runs[0].workload
+    axis, stem = axis_of(workload, len(run.jobs)), workload.replace("'", "-high-")
     return Figure(
-        name=f"used-{case.approach.value}-{case.malleability}-{stem}",
+        name=f"used-{run.approach.value}-{run.malleability}-{stem}",
         title=f"{label}: used processors, live and simulated",
         x_label="time since the first submission (s of the workload)",
         y_label="used processors",
-        series=series,
+        series=[
+            mean_timeline("live", axis, [one.live for one in runs], "used_over_time"),
+            mean_timeline("simulated", axis, [one.simulated for one in runs], "used_over_time"),
+        ],
         caption=f"Means over intervals of 1/{BINS} of the axis, and over the repetitions.",
     )
 
@@ -361,7 +355,7 @@ def _prediction(compared: Sequence[Compared], what: str, words: str) -> Finding:
 
 def order_finding(compared: Sequence[Compared], approach: Approach) -> Finding:
     """Judge whether combinations that differ in simulation have the same order live."""
-    mine = [one for one in compared if one.live.case.approach is approach]
+    mine = [one for one in compared if one.run.approach is approach]
     ranked = sorted(mine, key=lambda one: one.simulated.execution)
     apart = [
         (low, high)
@@ -456,8 +450,8 @@ def run(options: Options) -> Result:
     drawn = list(comparison_figures(compared))
     for approach in approaches:
         number, workloads = PARTS[approach]
-        mine = [one for one in compared if one.live.case.approach is approach]
-        drawn += figures(LiveRecords(mine, workloads), number)
+        mine = [one for one in compared if one.run.approach is approach]
+        drawn += figures(shown(mine, workloads), number)
     return Result(
         findings=[*prediction_findings(compared), *(order_finding(compared, one) for one in approaches)],
         figures=drawn,
@@ -489,7 +483,7 @@ def _one(options: Options, approach: Approach, policy: str, workload: str, seed:
     number = f" {seed}" if options.seeds > 1 else ""
     name = f"{approach.value.upper()} {combination(policy, workload)}{number}: jobs ended"
     outcome = run_live(wanted, lambda ended: options.progress(ended, len(jobs), name))
-    return compare(wanted, workload, seed, outcome)
+    return compare(wanted, workload, outcome)
 
 
 def _where(compared: Sequence[Compared]) -> str:

@@ -8,9 +8,12 @@ what both experiments have in common, koala-pra, koala-pwa.
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from operator import attrgetter
 from statistics import fmean
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from koala_adapter.errors import SimulationError
 from koala_adapter.report.figures import Figure, Series
@@ -18,9 +21,10 @@ from koala_adapter.report.page import Finding, Result, Table
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.applications import FREE, ReconfigurationCost, SimulatedJob, ft, gadget2
+from koala_adapter.simulation.metrics import Steps
 from koala_adapter.simulation.multicluster import Settings, simulate
 from koala_adapter.simulation.platform import DAS3
-from koala_experiments.framework import ALSO_POLICIES, Experiment, Options, Setting, difference, estimate
+from koala_experiments.framework import ALSO_POLICIES, Comparison, Experiment, Measure, Options, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,6 +108,8 @@ def _shuffled(chance: random.Random, count: int, share: float) -> list[bool]:
 
 RIGID = "rigid"
 """Stands for a malleability policy where all jobs are rigid: what malleability is compared with."""
+AS_SET = "as set"
+"""Name of the conditions that settings give."""
 BINS = 120
 """Parts into which the time axis of the timelines is divided."""
 
@@ -112,7 +118,7 @@ BINS = 120
 class Conditions:
     """Costs and background load of a run."""
 
-    name: str = "as set"
+    name: str = AS_SET
     background: float = 0.0
     """Share of each cluster that local users ask for."""
     threshold: int = 0
@@ -140,17 +146,11 @@ class Case:
     policies: Policies = OWN
     """Those that there are."""
 
-    @property
-    def combination(self) -> str:
-        """Policy and workload as in the figures' legends."""
-        return f"{self.malleability}/{self.workload}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """Measured values of a run. Times in seconds; means over all jobs unless said."""
 
-    case: Case
     average_processors: float
     maximum_processors: float
     execution: float
@@ -198,13 +198,16 @@ def run_case(case: Case) -> Record:
     )
     outcome = simulate(platform, jobs, settings)
     if len(outcome.jobs) < len(jobs):
-        message = f"{len(jobs) - len(outcome.jobs)} jobs of {case.combination} can never run under these conditions"
+        message = (
+            f"{len(jobs) - len(outcome.jobs)} jobs of {case.malleability}/{case.workload} can never run under these "
+            "conditions"
+        )
         raise SimulationError(message, hint="set a lower threshold")
-    return record_of(case, outcome, jobs[-1].submitted_at, time_axis(case.workload))
+    return record_of(outcome, jobs[-1].submitted_at, time_axis(case.workload) if case.detailed else ())
 
 
-def record_of(case: Case, outcome: Outcome, last_submission: float, axis: Sequence[float]) -> Record:
-    """Return the record of an outcome, simulated or live; ``axis``: of the timelines."""
+def record_of(outcome: Outcome, last_submission: float, axis: Sequence[float]) -> Record:
+    """Return the record of an outcome, simulated or live; ``axis``: of the timelines, empty: without details."""
     results = sorted(outcome.jobs, key=lambda one: one.job.number)
     malleable = [one.execution for one in results if one.job.malleable]
     columns = {
@@ -213,53 +216,30 @@ def record_of(case: Case, outcome: Outcome, last_submission: float, axis: Sequen
         "execution": [one.execution for one in results],
         "response": [one.response for one in results],
     }
+    used = Steps(times=[at for at, _, _ in outcome.used], values=[managed for _, managed, _ in outcome.used])
     return Record(
-        case=case,
         **{name: fmean(column) for name, column in columns.items()},
         malleable_execution=fmean(malleable) if malleable else fmean(columns["execution"]),
         wait=fmean(one.wait for one in results),
-        used=mean_used(outcome.used, 0.0, last_submission),
+        used=used.mean(0.0, last_submission),
         makespan=outcome.ended_at,
         messages=outcome.grow_messages + outcome.shrink_messages,
-        jobs=columns if case.detailed else {},
-        used_over_time=used_over_time(outcome.used, axis) if case.detailed else (),
-        messages_over_time=_messages_over_time(outcome, axis) if case.detailed else (),
+        jobs=columns if axis else {},
+        used_over_time=means_over(used, axis) if axis else (),
+        messages_over_time=_messages_over_time(outcome, axis),
     )
 
 
-def mean_used(used: Sequence[tuple[float, int, int]], begin: float, end: float) -> float:
-    """Return the mean number of managed processors between two times."""
-    area = 0.0
-    for index, (since, managed, _) in enumerate(used):
-        until = used[index + 1][0] if index + 1 < len(used) else end
-        area += managed * max(0.0, min(until, end) - max(since, begin))
-    return area / (end - begin)
-
-
-def used_over_time(used: Sequence[tuple[float, int, int]], axis: Sequence[float]) -> list[float]:
-    """Return the mean number of managed processors in each part of a time axis."""
-    means = []
-    index, begin = 0, 0.0
-    for end in axis:
-        area, at = 0.0, begin
-        while index < len(used) and used[index][0] <= end:
-            area += (used[index - 1][1] if index else 0) * (used[index][0] - at)
-            at = used[index][0]
-            index += 1
-        area += (used[index - 1][1] if index else 0) * (end - at)
-        means.append(area / (end - begin))
-        begin = end
-    return means
+def means_over(used: Steps, axis: Sequence[float]) -> list[float]:
+    """Return the mean in each part of a time axis, which begins at 0."""
+    edges = [0.0, *axis]
+    return [area / (end - begin) for area, (begin, end) in zip(used.areas(edges), pairwise(edges), strict=True)]
 
 
 def _messages_over_time(outcome: Outcome, axis: Sequence[float]) -> list[float]:
-    sums, total, index = [], 0, 0
-    for end in axis:
-        while index < len(outcome.messages) and outcome.messages[index][0] <= end:
-            total += outcome.messages[index][1] + outcome.messages[index][2]
-            index += 1
-        sums.append(float(total))
-    return sums
+    times = [at for at, _, _ in outcome.messages]
+    sent = [0, *accumulate(grown + shrunk for _, grown, shrunk in outcome.messages)]
+    return [float(sent[bisect_right(times, end)]) for end in axis]
 
 
 # -- What both experiments have in common --------------------------------------------------------------------
@@ -286,13 +266,26 @@ HIDDEN = "A line that cannot be seen lies under that of the other policy with th
 
 SETTINGS = (
     ALSO_POLICIES,
-    Setting(name="background", default="0", meaning="share of each cluster that local users ask for, 0 to 0.95"),
-    Setting(name="threshold", default="0", meaning="processors of each cluster left to local users, 0 to 30"),
-    Setting(name="delay", default="0", meaning="seconds until placeholders are held, 0 to 3600"),
-    Setting(name="cost", default="0", meaning="seconds for which a job stands still when its size changes, 0 to 3600"),
-    Setting(name="poll", default="0", meaning="seconds between two looks at local users (0: seen at once), 0 to 3600"),
-)
-LIMITS = {"background": 0.95, "threshold": 30.0, "delay": 3600.0, "cost": 3600.0, "poll": 3600.0}
+    Setting(
+        name="background", default="0", meaning="share of each cluster that local users ask for, 0 to 0.95",
+        least=0, most=0.95,
+    ),
+    Setting(
+        name="threshold", default="0", meaning="processors of each cluster left to local users, 0 to 30",
+        least=0, most=30, whole=True,
+    ),
+    Setting(
+        name="delay", default="0", meaning="seconds until placeholders are held, 0 to 3600", least=0, most=3600,
+    ),
+    Setting(
+        name="cost", default="0", meaning="seconds for which a job stands still when its size changes, 0 to 3600",
+        least=0, most=3600,
+    ),
+    Setting(
+        name="poll", default="0", meaning="seconds between two looks at local users (0: seen at once), 0 to 3600",
+        least=0, most=3600,
+    ),
+)  # fmt: skip
 
 OTHER_CONDITIONS = (
     Conditions(name="local users ask for 50 %", background=0.5, poll=10.0),
@@ -329,95 +322,68 @@ NOTES = (
 
 
 def conditions_of(options: Options) -> Conditions:
-    """Return the conditions given by settings. Raises SimulationError for an invalid value."""
-    values = {}
-    for name, most in LIMITS.items():
-        text = options.settings[name]
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
-        if not 0 <= value <= most:
-            raise SimulationError(f"setting {name}: found {text}, allowed is a number from 0 to {most:g}")
-        values[name] = value
+    """Return the conditions given by settings."""
+    values = options.settings
     return Conditions(
-        background=values["background"],
+        background=float(values["background"]),
         threshold=int(values["threshold"]),
-        delay=values["delay"],
-        cost=values["cost"],
-        poll=values["poll"],
+        delay=float(values["delay"]),
+        cost=float(values["cost"]),
+        poll=float(values["poll"]),
     )
 
 
-class ShownRecords(Protocol):
-    """Records of the paper's combinations for the six figures (protocol)."""
+class Variant(NamedTuple):
+    """A combination of policy and workload, and the name of the conditions under which it is simulated."""
 
-    @property
-    def workloads(self) -> Sequence[str]:
-        """Names of the workloads."""
-
-    @property
-    def processors(self) -> int:
-        """Processors of all clusters together."""
-
-    def axis(self, workload: str) -> Sequence[float]:
-        """Return the time axis of the timelines with a workload."""
-
-    def of(self, policy: str, workload: str) -> Sequence[Record]:
-        """Return the records of a combination in order of the seeds."""
+    policy: str
+    workload: str
+    conditions: str = AS_SET
 
 
-class Records:
+AVERAGE = Measure[Record]("mean of average processors", attrgetter("average_processors"))
+MAXIMUM = Measure[Record]("mean of maximum processors", attrgetter("maximum_processors"))
+EXECUTION = Measure[Record]("mean execution time (s)", attrgetter("execution"))
+MALLEABLE_EXECUTION = Measure[Record]("mean execution time of malleable jobs (s)", attrgetter("malleable_execution"))
+WAIT = Measure[Record]("mean wait (s)", attrgetter("wait"))
+RESPONSE = Measure[Record]("mean response time (s)", attrgetter("response"))
+USED = Measure[Record]("mean used processors", attrgetter("used"))
+MESSAGES = Measure[Record]("messages", attrgetter("messages"))
+
+
+class Records(Comparison[Variant, Record]):
     """Records of all simulated runs."""
-
-    processors = sum(one.processors for one in DAS3.clusters)
 
     def __init__(self, options: Options, approach: Approach, workloads: Sequence[str]) -> None:
         """Simulate the paper's combinations, baselines, rigid jobs and other conditions."""
         self.workloads = workloads
-        self.policies = (
-            *POLICIES,
-            *BASELINES,
-            *options.also(options.policies.malleability_names, (*POLICIES, *BASELINES)),
-        )
+        own = (*POLICIES, *BASELINES)
+        self.policies = (*own, *options.also(options.policies.malleability_names, own))
         """All that are compared under the conditions that are set."""
-        conditions = conditions_of(options)
-        cases = [
-            Case(
+        conditions = {one.name: one for one in (conditions_of(options), *OTHER_CONDITIONS)}
+
+        def case(variant: Variant, seed: int) -> Case:
+            return Case(
                 approach=approach,
-                malleability=policy,
-                workload=workload,
+                malleability=variant.policy,
+                workload=variant.workload,
                 seed=seed,
-                conditions=where,
-                detailed=where is conditions and policy in POLICIES,
+                conditions=conditions[variant.conditions],
+                detailed=variant.conditions == AS_SET and variant.policy in POLICIES,
                 policies=options.policies,
             )
-            for where in (conditions, *OTHER_CONDITIONS)
-            for policy in ((*self.policies, RIGID) if where is conditions else POLICIES)
+
+        variants = [
+            Variant(policy, workload, where)
+            for where in conditions
+            for policy in ((*self.policies, RIGID) if where == AS_SET else POLICIES)
             for workload in workloads
-            for seed in options.all_seeds
         ]
-        self._found: dict[tuple[str, str, str], list[Record]] = {}
-        for record in options.map(run_case, cases):
-            case = record.case
-            self._found.setdefault((case.conditions.name, case.malleability, case.workload), []).append(record)
-        self.conditions = conditions
+        super().__init__(options.compare(run_case, variants, case).outcomes)
 
-    def axis(self, workload: str) -> Sequence[float]:
-        """Return the time axis of the timelines with a workload."""
-        return time_axis(workload)
-
-    def of(self, policy: str, workload: str, conditions: Conditions | None = None) -> list[Record]:
-        """Return the records of a combination in order of the seeds."""
-        return self._found[(conditions or self.conditions).name, policy, workload]
-
-    def values(self, policy: str, workload: str, what: str, conditions: Conditions | None = None) -> list[float]:
-        """Return a property of a combination for each seed."""
-        return [float(getattr(record, what)) for record in self.of(policy, workload, conditions)]
-
-    def estimate(self, policy: str, workload: str, what: str, conditions: Conditions | None = None) -> Estimate:
-        """Return a property's estimate over the seeds."""
-        return estimate(self.values(policy, workload, what, conditions))
+    def show(self, variant: Variant, measure: Measure[Record], digits: int = 1) -> str:
+        """Return a mean with its confidence interval."""
+        return show(self.estimate(variant, measure), digits)
 
 
 def combination(policy: str, workload: str) -> str:
@@ -434,7 +400,19 @@ def show(value: Estimate, digits: int = 1) -> str:
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
-def figures(records: ShownRecords, number: int) -> list[Figure]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What the six parts of a figure show."""
+
+    processors: int
+    """Of all clusters."""
+    axes: Mapping[str, Sequence[float]]
+    """Time axis of the timelines, by workload."""
+    records: Mapping[tuple[str, str], Sequence[Record]]
+    """Of each policy and workload in order of the seeds."""
+
+
+def figures(shown: Shown, number: int) -> list[Figure]:
     """Return the six parts of figure 7 or 8."""
     distributions = (
         ("a", "average_processors", "Average number of processors of a job", "processors (mean over the execution)"),
@@ -442,14 +420,26 @@ def figures(records: ShownRecords, number: int) -> list[Figure]:
         ("c", "execution", "Execution time of a job", "execution time (s)"),
         ("d", "response", "Response time of a job", "response time (s)"),
     )
-    found = [_distribution(records, f"figure-{number}{letter}", *rest) for letter, *rest in distributions]
+    found = [
+        Figure(
+            name=f"figure-{number}{letter}",
+            title=title,
+            x_label=x_label,
+            y_label="jobs (%) with at most this",
+            series=_distributions(shown, what),
+            kind="step",
+            caption=f"Cumulative over the jobs of all repetitions. {HIDDEN}",
+            y_range=(0.0, 102.0),
+        )
+        for letter, what, title, x_label in distributions
+    ]
     found.append(
         Figure(
             name=f"figure-{number}e",
             title="Processors used by the jobs of the workload over time",
             x_label="time since the first submission (s)",
-            y_label=f"used processors (of {records.processors})",
-            series=_timelines(records, "used_over_time"),
+            y_label=f"used processors (of {shown.processors})",
+            series=_timelines(shown, "used_over_time"),
             caption=f"Mean over the repetitions and over intervals of 1/{BINS} of the axis. {HIDDEN}",
         )
     )
@@ -459,47 +449,36 @@ def figures(records: ShownRecords, number: int) -> list[Figure]:
             title="Malleability messages sent since the first submission",
             x_label="time since the first submission (s)",
             y_label="messages to grow or shrink",
-            series=_timelines(records, "messages_over_time"),
+            series=_timelines(shown, "messages_over_time"),
             caption=f"Mean over the repetitions. {HIDDEN}",
         )
     )
     return found
 
 
-def _distribution(records: ShownRecords, name: str, what: str, title: str, x_label: str) -> Figure:
+def _distributions(shown: Shown, what: str) -> list[Series]:
+    """Return cumulative distributions in per cent, thinned for a figure."""
     series = []
-    for policy in POLICIES:
-        for workload in records.workloads:
-            values = sorted(value for record in records.of(policy, workload) for value in record.jobs[what])
-            x, y = _cumulative(values)
-            series.append(Series(label=combination(policy, workload), x=x, y=y))
-    caption = f"Cumulative over the jobs of all repetitions. {HIDDEN}"
-    y_label = "jobs (%) with at most this"
-    return Figure(
-        name=name, title=title, x_label=x_label, y_label=y_label, series=series, kind="step", caption=caption,
-        y_range=(0.0, 102.0),
-    )  # fmt: skip
-
-
-def _cumulative(values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return a cumulative distribution in per cent, thinned for a figure."""
-    count = len(values)
-    picks = sorted({round(part * (count - 1) / CDF_POINTS) for part in range(CDF_POINTS + 1)})
-    x = [values[0], *(values[pick] for pick in picks)]
-    y = [0.0, *(100.0 * (pick + 1) / count for pick in picks)]
-    return x, y
-
-
-def _timelines(records: ShownRecords, what: str) -> list[Series]:
-    series = []
-    for policy in POLICIES:
-        for workload in records.workloads:
-            columns = zip(*(getattr(record, what) for record in records.of(policy, workload)), strict=True)
-            means = [fmean(column) for column in columns]
-            series.append(
-                Series(label=combination(policy, workload), x=[0.0, *records.axis(workload)], y=[0.0, *means])
-            )
+    for combined, records in shown.records.items():
+        values = sorted(value for record in records for value in record.jobs[what])
+        count = len(values)
+        picks = sorted({round(part * (count - 1) / CDF_POINTS) for part in range(CDF_POINTS + 1)})
+        x = [values[0], *(values[pick] for pick in picks)]
+        y = [0.0, *(100.0 * (pick + 1) / count for pick in picks)]
+        series.append(Series(label=combination(*combined), x=x, y=y))
     return series
+
+
+def _timelines(shown: Shown, what: str) -> list[Series]:
+    return [
+        mean_timeline(combination(*one), shown.axes[one[1]], records, what) for one, records in shown.records.items()
+    ]
+
+
+def mean_timeline(label: str, axis: Sequence[float], records: Sequence[Record], what: str) -> Series:
+    """Return the mean of a timeline over records, from 0 on."""
+    columns = zip(*(getattr(record, what) for record in records), strict=True)
+    return Series(label=label, x=[0.0, *axis], y=[0.0, *map(fmean, columns)])
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -507,82 +486,87 @@ def _timelines(records: ShownRecords, what: str) -> list[Series]:
 
 def tables(records: Records) -> list[Table]:
     """Return the tables of all combinations with baselines, and of the paper's four under other conditions."""
-    columns = (
-        ("average_processors", "mean of average processors"),
-        ("maximum_processors", "mean of maximum processors"),
-        ("execution", "mean execution time (s)"),
-        ("wait", "mean wait (s)"),
-        ("response", "mean response time (s)"),
-        ("used", "mean used processors"),
-        ("messages", "messages"),
+    measures = (AVERAGE, MAXIMUM, EXECUTION, WAIT, RESPONSE, USED, MESSAGES)
+    policies = Table(
+        name="policies",
+        title="Policies and baselines",
+        columns=["policy", "workload", *(measure.name for measure in measures)],
+        rows=[
+            [NAMES.get(policy, policy), load, *(records.show(Variant(policy, load), measure) for measure in measures)]
+            for load in records.workloads
+            for policy in (*records.policies, RIGID)
+        ],
+        caption="EGS, repeated (`egs-repeated`): shares over the jobs that can change, and shrink rounds until the "
+        "value is reached. It, equipartition and folding are not in the paper; rigid: the same jobs on 2 processors.",
     )
-    rows = [
-        [NAMES.get(policy, policy), workload, *(show(records.estimate(policy, workload, what)) for what, _ in columns)]
-        for workload in records.workloads
-        for policy in (*records.policies, RIGID)
-    ]
-    headings = ["policy", "workload", *(heading for _, heading in columns)]
-    caption = (
-        "EGS, repeated (`egs-repeated`): shares over the jobs that can change, and shrink rounds until the value is "
-        "reached. It, equipartition and folding are not in the paper; rigid: the same jobs on 2 processors."
-    )
-    return [
-        Table(name="policies", title="Policies and baselines", columns=headings, rows=rows, caption=caption),
-        _conditions_table(records),
-    ]
-
-
-def _conditions_table(records: Records) -> Table:
-    rows = [
-        [
-            "as set" if where is records.conditions else where.name,
-            combination(policy, workload),
-            *(show(records.estimate(policy, workload, what, where)) for what in ("execution", "wait", "response")),
-            show(records.estimate(policy, workload, "messages", where), 0),
-        ]
-        for where in (records.conditions, *OTHER_CONDITIONS)
-        for workload in records.workloads
-        for policy in POLICIES
-    ]
-    return Table(
+    others = Table(
         name="conditions",
         title="The same under other conditions",
-        columns=[
-            "conditions", "combination", "mean execution (s)", "mean wait (s)", "mean response (s)", "messages",
+        columns=["conditions", "combination", "mean execution (s)", "mean wait (s)", "mean response (s)", "messages"],
+        rows=[
+            [
+                where,
+                combination(policy, load),
+                *(records.show(Variant(policy, load, where), measure) for measure in (EXECUTION, WAIT, RESPONSE)),
+                records.show(Variant(policy, load, where), MESSAGES, 0),
+            ]
+            for where in (AS_SET, *(one.name for one in OTHER_CONDITIONS))
+            for load in records.workloads
+            for policy in POLICIES
         ],
-        rows=rows,
         caption="Local users are seen every 10 s where there are any.",
-    )  # fmt: skip
+    )
+    return [policies, others]
 
 
 # ---- findings on both experiments -----------------------------------------------------------------------------------
 
 
-def shorter_execution(records: Records) -> Finding:
-    """Judge the claim that malleability shortens execution."""
-    return _against_rigid(records, "execution", "Malleability shortens the execution of jobs.", " s", shorter=True)
+def common_findings(records: Records) -> list[Finding]:
+    """Judge the claims that malleability shortens execution and raises utilization."""
+    return [
+        _against_rigid(records, EXECUTION, "Malleability shortens the execution of jobs.", " s", shorter=True),
+        _against_rigid(
+            records, USED, "Malleability raises the utilization of the platform.", " processors used", shorter=False
+        ),
+    ]
 
 
-def higher_utilization(records: Records) -> Finding:
-    """Judge the claim that malleability raises utilization."""
-    claim = "Malleability raises the utilization of the platform."
-    return _against_rigid(records, "used", claim, " processors used", shorter=False)
-
-
-def _against_rigid(records: Records, what: str, claim: str, unit: str, *, shorter: bool) -> Finding:
+def _against_rigid(records: Records, measure: Measure[Record], claim: str, unit: str, *, shorter: bool) -> Finding:
     """Compare each combination with the same jobs made rigid, seed by seed."""
     said, margins, holds = [], [], True
     for workload in records.workloads:
-        rigid = records.values(RIGID, workload, what)
-        said.append(f"{workload} rigid: {show(estimate(rigid))}{unit}")
+        rigid = Variant(RIGID, workload)
+        said.append(f"{workload} rigid: {records.show(rigid, measure)}{unit}")
         for policy in POLICIES:
-            values = records.values(policy, workload, what)
-            change = difference(values, rigid)
+            malleable = Variant(policy, workload)
+            change = records.difference(measure, malleable, rigid)
             holds &= change.high < 0 if shorter else change.low > 0
-            said.append(f"{combination(policy, workload)}: {show(estimate(values))}{unit}")
-            margins.append(100.0 * change.mean / fmean(rigid))
+            said.append(f"{combination(policy, workload)}: {records.show(malleable, measure)}{unit}")
+            margins.append(100.0 * change.mean / records.estimate(rigid, measure).mean)
     margin = f"{min(margins):+.0f} % to {max(margins):+.0f} % against rigid jobs of 2 processors"
     return Finding(claim=claim, outcome="; ".join(said) + ".", holds=holds, margin=margin)
+
+
+def compared_result(
+    records: Records, number: int, findings: Sequence[Finding] = (), notes: Sequence[str] = ()
+) -> Result:
+    """Return the result of an experiment, whose figure in the paper is ``number``; ``findings``, ``notes``: its own."""
+    shown = Shown(
+        processors=DAS3.processors,
+        axes={workload: time_axis(workload) for workload in records.workloads},
+        records={
+            (policy, workload): records.outcomes[Variant(policy, workload)]
+            for policy in POLICIES
+            for workload in records.workloads
+        },
+    )
+    return Result(
+        findings=(*common_findings(records), *findings),
+        figures=figures(shown, number),
+        tables=tables(records),
+        notes=(*NOTES, *notes),
+    )
 
 
 # -- koala-pra -----------------------------------------------------------------------------------------------
@@ -593,13 +577,7 @@ PRA_WORKLOADS = ("Wm", "Wmr")
 
 def run_pra(options: Options) -> Result:
     """Run the experiment koala-pra."""
-    records = Records(options, Approach.PRA, PRA_WORKLOADS)
-    return Result(
-        findings=(shorter_execution(records), higher_utilization(records)),
-        figures=figures(records, 7),
-        tables=tables(records),
-        notes=NOTES,
-    )
+    return compared_result(Records(options, Approach.PRA, PRA_WORKLOADS), 7)
 
 
 PRA_EXPERIMENT = Experiment(
@@ -622,74 +600,58 @@ FAR = 0.25
 """A response time is called far worse when it exceeds all others by at least this share."""
 
 
+EGS, FPSMA = Variant("egs", "W'm"), Variant("fpsma", "W'm")
+
+
 def run_pwa(options: Options) -> Result:
     """Run the experiment koala-pwa."""
     records = Records(options, Approach.PWA, PWA_WORKLOADS)
-    return Result(
-        findings=(
-            shorter_execution(records),
-            higher_utilization(records),
-            _same_execution(records, "execution", "all jobs"),
-            _same_execution(records, "malleable_execution", "the malleable jobs alone"),
-            _worse_response(records),
-        ),
-        figures=figures(records, 8),
-        tables=tables(records),
-        notes=(
-            *NOTES,
-            f"Nearly the same is taken to mean within {100 * NEARLY:.0f} %, far worse by {100 * FAR:.0f} % at least.",
-        ),
+    findings = (
+        _same_execution(records, EXECUTION, "all jobs"),
+        _same_execution(records, MALLEABLE_EXECUTION, "the malleable jobs alone"),
+        _worse_response(records),
     )
+    near = f"Nearly the same is taken to mean within {100 * NEARLY:.0f} %, far worse by {100 * FAR:.0f} % at least."
+    return compared_result(records, 8, findings, [near])
 
 
-def _same_execution(records: Records, what: str, whose: str) -> Finding:
+def _same_execution(records: Records, measure: Measure[Record], whose: str) -> Finding:
     """Judge the claim that the four combinations have the same execution times."""
-    means = {
-        combination(policy, workload): records.estimate(policy, workload, what)
-        for workload in PWA_WORKLOADS
-        for policy in POLICIES
-    }
-    longest, shortest = (pick(one.mean for one in means.values()) for pick in (max, min))
+    combined = [Variant(policy, workload) for workload in PWA_WORKLOADS for policy in POLICIES]
+    means = [records.estimate(one, measure).mean for one in combined]
+    excess = max(means) / min(means) - 1.0
+    said = (f"{combination(one.policy, one.workload)}: {records.show(one, measure)} s" for one in combined)
     return Finding(
         claim=f"The execution times of the four combinations are nearly the same (taken over {whose}).",
-        outcome="; ".join(f"{name}: {show(one)} s" for name, one in means.items()) + ".",
-        holds=longest / shortest - 1.0 <= NEARLY,
-        margin=f"the longest mean exceeds the shortest by {100.0 * (longest / shortest - 1.0):.0f} %",
+        outcome="; ".join(said) + ".",
+        holds=excess <= NEARLY,
+        margin=f"the longest mean exceeds the shortest by {100.0 * excess:.0f} %",
     )
 
 
 def _worse_response(records: Records) -> Finding:
     """Judge the claim that EGS with W'm has far worse response times, because jobs wait longer."""
-    excess, others = _excess(records, None)
-    more_wait = difference(records.values("egs", "W'm", "wait"), records.values("fpsma", "W'm", "wait"))
-    more_response = difference(records.values("egs", "W'm", "response"), records.values("fpsma", "W'm", "response"))
-    egs = records.estimate("egs", "W'm", "response")
-    worst = max(OTHER_CONDITIONS, key=lambda where: _against_fpsma(records, where))
+    combined = [Variant(policy, workload) for policy in POLICIES for workload in PWA_WORKLOADS]
+    others = max(records.estimate(one, RESPONSE).mean for one in combined if one != EGS)
+    excess = records.estimate(EGS, RESPONSE).mean / others - 1.0
+    more_wait = records.difference(WAIT, EGS, FPSMA)
+    more_response = records.difference(RESPONSE, EGS, FPSMA)
+    under = {where.name: _against_fpsma(records, where.name) for where in OTHER_CONDITIONS}
+    worst = max(under, key=under.__getitem__)
     return Finding(
         claim="EGS with W'm has far worse response times than the other three, because its jobs wait longer.",
-        outcome=f"EGS/W'm: {show(egs)} s; the largest of the others: {others:.1f} s. Against FPSMA/W'm it responds "
-        f"{show(more_response)} s later, of which {show(more_wait)} s are longer waits. Under the other conditions of "
-        f"the table below, the mean response of EGS/W'm comes out worst against FPSMA/W'm with {worst.name}: "
-        f"{100.0 * _against_fpsma(records, worst):+.0f} %.",
+        outcome=f"EGS/W'm: {records.show(EGS, RESPONSE)} s; the largest of the others: {others:.1f} s. Against "
+        f"FPSMA/W'm it responds {show(more_response)} s later, of which {show(more_wait)} s are longer waits. Under "
+        "the other conditions of the table below, the mean response of EGS/W'm comes out worst against FPSMA/W'm with "
+        f"{worst}: {100.0 * under[worst]:+.0f} %.",
         holds=excess >= FAR and more_wait.low > 0.5 * more_response.mean,
         margin=f"{100.0 * excess:+.0f} % against the largest of the others",
     )
 
 
-def _excess(records: Records, where: Conditions | None) -> tuple[float, float]:
-    """Return the relative excess of EGS's mean response time with W'm over the largest of the others, and that one."""
-    others = max(
-        records.estimate(policy, workload, "response", where).mean
-        for policy in POLICIES
-        for workload in PWA_WORKLOADS
-        if (policy, workload) != ("egs", "W'm")
-    )
-    return records.estimate("egs", "W'm", "response", where).mean / others - 1.0, others
-
-
-def _against_fpsma(records: Records, where: Conditions) -> float:
-    """Return the relative excess of EGS's response time over FPSMA's with W'm."""
-    egs, fpsma = (fmean(records.values(policy, "W'm", "response", where)) for policy in ("egs", "fpsma"))
+def _against_fpsma(records: Records, where: str) -> float:
+    """Return the relative excess of EGS's response time over FPSMA's with W'm under some conditions."""
+    egs, fpsma = (records.estimate(one._replace(conditions=where), RESPONSE).mean for one in (EGS, FPSMA))
     return egs / fpsma - 1.0
 
 
