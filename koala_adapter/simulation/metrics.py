@@ -85,6 +85,8 @@ class Steps:
     def areas(self, edges: Sequence[float]) -> list[float]:
         """Return the integral between each two neighbours of ``edges``, which increase."""
         sums = [0.0] * (len(edges) - 1)
+        if not self.times:
+            return sums
         place = 0
         for time, value, until in zip(self.times, self.values, [*self.times[1:], inf], strict=True):
             low, high = max(time, edges[0]), min(until, edges[-1])

@@ -17,7 +17,7 @@ from koala_adapter.errors import SimulationError
 from koala_adapter.simulation.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
 
 # -- Model of Lublin and Feitelson ---------------------------------------------------------------------------
@@ -190,16 +190,22 @@ def lublin(
         coming[place] = arrivals[place].next()
         sizes.append(size(kinds[place], processors, chance))
         runs.append(run_time(kinds[place], sizes[-1], chance))
+    return _workload("lublin", processors, submits, runs, sizes)
+
+
+def _workload(
+    name: str, processors: int, submits: Sequence[float], runs: Sequence[int], sizes: Sequence[int]
+) -> Workload:
     return Workload(
-        name="lublin",
+        name=name,
         processors=processors,
-        ids=range(1, jobs + 1),
+        ids=range(1, len(runs) + 1),
         submits=submits,
         runs=runs,
         sizes=sizes,
         estimates=runs,
-        users=[-1] * jobs,
-        rows=range(jobs),
+        users=[-1] * len(runs),
+        rows=range(len(runs)),
     )
 
 
@@ -262,17 +268,8 @@ def fitted(name: str, figures: PublishedFigures, jobs: int | None, seed: int) ->
     chance = random.Random(seed)
     longest = figures.longest_run()
     runs = [figures.run_time(longest, chance) for _ in range(jobs)]
-    return Workload(
-        name=name,
-        processors=figures.processors,
-        ids=range(1, jobs + 1),
-        submits=times,
-        runs=runs,
-        sizes=[size(ALL_JOBS, figures.processors, chance) for _ in range(jobs)],
-        estimates=runs,
-        users=[-1] * jobs,
-        rows=range(jobs),
-    )
+    sizes = [size(ALL_JOBS, figures.processors, chance) for _ in range(jobs)]
+    return _workload(name, figures.processors, times, runs, sizes)
 
 
 def _submissions(jobs: int, duration: float, seed: int) -> list[int]:
@@ -285,41 +282,24 @@ def _submissions(jobs: int, duration: float, seed: int) -> list[int]:
     return [int(time) for time in times]
 
 
-def _lublin(jobs: int | None, seed: int, processors: int | None) -> Workload:
-    size = PROCESSORS if processors is None else processors
-    return lublin(JOBS if jobs is None else jobs, seed, processors=size)
-
-
-def _lublin_types(jobs: int | None, seed: int, processors: int | None) -> Workload:
-    size = PROCESSORS if processors is None else processors
-    kinds = (BATCH, INTERACTIVE)
-    work = lublin(JOBS if jobs is None else jobs, seed, processors=size, kinds=kinds)
-    return replace(work, name="lublin-types")
-
-
-def _fs3(jobs: int | None, seed: int, _processors: int | None) -> Workload:
-    return fitted("das2-fs3", DAS2_FS3, jobs, seed)
-
-
-def _fs4(jobs: int | None, seed: int, _processors: int | None) -> Workload:
-    return fitted("das2-fs4", DAS2_FS4, jobs, seed)
-
-
-MODELS: Mapping[str, Callable[[int | None, int, int | None], Workload]] = {
-    "das2-fs3": _fs3,
-    "das2-fs4": _fs4,
-    "lublin": _lublin,
-    "lublin-types": _lublin_types,
-}
-"""From jobs, seed and processors of the machine to a workload; for None the model has a value of its own."""
+FITTED = {"das2-fs3": DAS2_FS3, "das2-fs4": DAS2_FS4}
+KINDS = {"lublin": (ALL_JOBS,), "lublin-types": (BATCH, INTERACTIVE)}
+MODELS = (*FITTED, *KINDS)
+"""Names of all models."""
 
 
 def make_model(name: str, *, jobs: int | None = None, seed: int = 0, processors: int | None = None) -> Workload:
-    """Return the workload of a model, named with or without `PREFIX`. Raises SimulationError for an unknown one."""
+    """Return the workload of a model, named with or without `PREFIX`. Raises SimulationError for an unknown one.
+
+    ``processors``: of the machine, where the model has no number of its own.
+    """
     short = name.removeprefix(PREFIX)
     if short not in MODELS:
         known = ", ".join(PREFIX + model for model in MODELS)
         raise SimulationError(f"there is no workload model {short}", hint=f"there is {known}")
     if jobs is not None and not 0 < jobs <= MOST_JOBS:
         raise SimulationError(f"a model cannot make {jobs} jobs", hint=f"allowed are 1 to {MOST_JOBS}")
-    return MODELS[short](jobs, seed, processors)
+    if short in FITTED:
+        return fitted(short, FITTED[short], jobs, seed)
+    many, machine = JOBS if jobs is None else jobs, PROCESSORS if processors is None else processors
+    return replace(lublin(many, seed, processors=machine, kinds=KINDS[short]), name=short)

@@ -29,7 +29,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from koala_adapter.config.diagnosis import Problems, inconsistent, not_among, show_value
 from koala_adapter.config.fields import SECONDS, Mebibytes, Name, Seconds, Title, Whole
-from koala_adapter.config.tomlfile import parse_document, read_document
+from koala_adapter.config.tomlfile import read_document
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import ClusterName
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from koala_adapter.config.tomlfile import Document, KeyPath
+    from koala_adapter.config.tomlfile import KeyPath
 
 HINT = "`koala docs simulation` describes platform files"
 MOST_PROCESSORS = 100_000_000
@@ -189,18 +189,10 @@ def _network_keys(data: Mapping[str, object]) -> Iterator[KeyPath]:
 
 def load_platform(path: Path) -> Platform:
     """Return the platform that the file at ``path`` describes. Raises ConfigurationError with all its problems."""
-    return _platform(read_document(path))
-
-
-def load_platform_text(text: str, *, source: str = "platform") -> Platform:
-    """Return the platform that a TOML text describes. Raises ConfigurationError with all its problems."""
-    return _platform(parse_document(text, source=source))
-
-
-def _platform(document: Document) -> Platform:
+    document = read_document(path)
     problems = Problems(document, hint=HINT)
-    for path in _network_keys(document.data):
-        problems.add(path, NO_NETWORK)
+    for key in _network_keys(document.data):
+        problems.add(key, NO_NETWORK)
     problems.refuse()
     found = problems.validated(Platform, document.data)
     problems.refuse()

@@ -2,27 +2,26 @@
 """Workloads replayed on clusters whose queues are ordered by the policies that also order real ones.
 
 Discrete events: the end of a job, the submission of a job, the moment at which a policy wants to be asked again. All
-that happens at one instant is told first, then each cluster to which something happened is asked once. First the choice
-of a cluster, then the replay on a platform of several clusters, then the replay on one cluster and what both return.
+that happens at one instant is told first, then each cluster to which something happened is asked once. First the
+replay on a platform of several clusters, then the replay on one cluster and what both return.
 Measures of the result are in :mod:`koala_adapter.simulation.metrics`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
-from koala_adapter.errors import JobRefusedError
 from koala_adapter.queueing.backfill import LocalJob, make_cluster_scheduler
 from koala_adapter.queueing.queue import ARRIVAL, PriorityWeights
 from koala_adapter.simulation.world import FIRST, Engine, schedule_background
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from koala_adapter.queueing.backfill import ClusterScheduler, MakeQueue
     from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel, Failures
@@ -30,70 +29,14 @@ if TYPE_CHECKING:
     from koala_adapter.simulation.world import LocalUse
 
 
-# -- First level of Metacluster: which cluster a job is submitted to -----------------------------------------
-# It is the least loaded of those that satisfy the job's requirements, and the job stays there; the second level is the
-# queue of that cluster, in Metacluster FCFS or the simplest backfill (Gergel 2011). This part does no I/O.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requirements:
-    """Processors and features (such as software) that a job needs of its cluster."""
-
-    processors: int
-    """Processors at the same time."""
-    features: frozenset[str] = frozenset()
-    """Hardware, operating system, programs and packages, by the names that the clusters give them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterLoad:
-    """A cluster as the choice among clusters sees it: its size, and the processors in demand."""
-
-    name: str
-    processors: int
-    """Its size now."""
-    demanded: float
-    """Processors held by running jobs and asked for by waiting ones."""
-    features: frozenset[str] = field(default_factory=frozenset)
-    """What it offers."""
-
-    @property
-    def load(self) -> float:
-        """Demand over size: 1 when all processors are used and no job waits."""
-        return self.demanded / self.processors if self.processors else float("inf")
-
-    def satisfies(self, requirements: Requirements) -> bool:
-        """Return whether a job can ever run on a cluster."""
-        return requirements.processors <= self.processors and requirements.features <= self.features
-
-
-def least_loaded(requirements: Requirements, clusters: Iterable[ClusterLoad]) -> ClusterLoad:
-    """Return the least loaded cluster that satisfies a job; of equals the larger one, then the first by name.
-
-    Raises JobRefusedError, with what each cluster lacks, when none does.
-    """
-    known = list(clusters)
-    able = [cluster for cluster in known if cluster.satisfies(requirements)]
-    if not able:
-        lacks = "; ".join(f"{cluster.name}: {_lack(requirements, cluster)}" for cluster in known) or "none is known"
-        raise JobRefusedError(f"no cluster satisfies the job's requirements ({lacks})")
-    return min(able, key=lambda cluster: (cluster.load, -cluster.processors, cluster.name))
-
-
-def _lack(requirements: Requirements, cluster: ClusterLoad) -> str:
-    """Return why a job can never run on a cluster."""
-    if requirements.processors > cluster.processors:
-        return f"has {cluster.processors} of {requirements.processors} processors"
-    return "lacks " + ", ".join(sorted(requirements.features - cluster.features))
-
-
 # -- Several clusters of a platform --------------------------------------------------------------------------
 # The clusters have different speeds, local users and failing nodes.
 #
 # Each job goes, when it is submitted, to the least loaded cluster that is large enough, as Metacluster's first level
-# has it. Local users submit to their cluster directly: their jobs wait in the same queue and are not measured. When a
-# node fails its processors are gone until it is back, and the jobs on it begin anew, at their old place of the queue;
-# jobs fill the nodes in the order in which they were started.
+# has it (Gergel 2011), and stays there; the second level is the queue of that cluster. Local users submit to their
+# cluster directly: their jobs wait in the same queue and are not measured. When a node fails its processors are gone
+# until it is back, and the jobs on it begin anew, at their old place of the queue; jobs fill the nodes in the order in
+# which they were started.
 
 NEVER = -inf
 """Start of a job that was not started, or was given up."""
@@ -209,20 +152,11 @@ class PlatformReplay:
             self._next += 1
 
     def _submit_job(self, index: int) -> None:
-        """Submit a job to a cluster, and count its processors in the cluster's load."""
-        able = {
-            one.site.name: (place, one)
-            for place, one in enumerate(self.clusters)
-            if one.site.taken(self.workload, index) is not None
-        }
-        chosen = least_loaded(
-            Requirements(processors=self.workload.sizes[index]),
-            [
-                ClusterLoad(name=name, processors=one.site.processors, demanded=one.demanded)
-                for name, (_, one) in able.items()
-            ],
-        )
-        self.places[index], cluster = able[chosen.name]
+        """Submit a job to the least loaded cluster that is large enough, and count its processors in that load."""
+        able = [
+            (place, one) for place, one in enumerate(self.clusters) if one.site.taken(self.workload, index) is not None
+        ]
+        self.places[index], cluster = min(able, key=lambda found: found[1].rank)
         self.submits[index] = self.now
         cluster.demanded += cluster.taken(index)
         cluster.queue(index)
@@ -255,6 +189,11 @@ class ReplayedCluster:
         self._local_runs: dict[int, float] = {}
         self._changed = False
         """Whether something has happened that the policy has not been asked about."""
+
+    @property
+    def rank(self) -> tuple[float, int, str]:
+        """Sorts clusters: the least loaded first; of equals the larger one, then the first by name."""
+        return self.demanded / self.site.processors, -self.site.processors, self.site.name
 
     # Jobs: those of local users have negative numbers
 

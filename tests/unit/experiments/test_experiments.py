@@ -258,7 +258,7 @@ def test_experiments_are_listed() -> None:
         ("vjm-deadlock --set run", "run is ''"),
         ("vjm-deadlock --set life=nan", "life is 'nan'"),
         ("vjm-selection --set interval=inf", "allowed is a number from 1"),
-        ("koala-pra --set background=1.5", "background is '1.5' (allowed is a number from 0 to 0.95)"),
+        ("koala-pra --set background=1.5", "allowed is a number from 0 to 0.95"),
         ("koala-pra --set cost=-1", "cost is '-1'"),
         ("koala-pra --set poll=soon", "poll is 'soon'"),
         ("koala-pra --set delay=nan", "delay is 'nan'"),

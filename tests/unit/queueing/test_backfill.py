@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.plain_easy import plain_easy
-from koala_adapter.errors import ConfigurationError, JobRefusedError
+from koala_adapter.errors import ConfigurationError
 from koala_adapter.queueing import backfill as cluster_module
 from koala_adapter.queueing.backfill import (
     POLICIES,
@@ -20,7 +20,7 @@ from koala_adapter.queueing.backfill import (
 )
 from koala_adapter.queueing.maui import COMBINATIONS, FirstFit, Greedy, Metric
 from koala_adapter.simulation.models import lublin
-from koala_adapter.simulation.replay import ClusterLoad, Policy, Requirements, Site, least_loaded, replay
+from koala_adapter.simulation.replay import Policy, Site, replay
 
 # -- Hand-computed cases for every policy of one cluster, and what only a live cluster does to them.
 # The cluster of the first part has ten processors. At 0 "r" runs on six of them until 100; "h" needs eight, so it can
@@ -379,29 +379,6 @@ def test_what_cannot_be_made_is_refused(policy: str, options: dict[str, object],
         make_cluster_scheduler(policy, **{"processors": 4, **options})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="half-life"):
         PriorityWeights(half_life=0)
-
-
-# -- The first level of Metacluster: which cluster a job goes to.
-
-
-def test_the_least_loaded_cluster_that_satisfies_the_job() -> None:
-    """Half used beats fully used; a cluster without the compiler, or too small, is not asked however idle it is."""
-    clusters = [
-        ClusterLoad(name="full", processors=64, demanded=64, features=frozenset({"gcc"})),
-        ClusterLoad(name="half", processors=32, demanded=16, features=frozenset({"gcc", "linux"})),
-        ClusterLoad(name="bare", processors=64, demanded=0),
-        ClusterLoad(name="small", processors=4, demanded=0, features=frozenset({"gcc"})),
-    ]
-    assert least_loaded(Requirements(processors=8, features=frozenset({"gcc"})), clusters).name == "half"
-
-
-def test_equal_load_and_no_cluster_that_will_do() -> None:
-    clusters = [ClusterLoad(name=name, processors=size, demanded=0) for name, size in (("b", 8), ("c", 8), ("a", 4))]
-    for order in (clusters, clusters[::-1]):
-        assert least_loaded(Requirements(processors=1), order).name == "b"
-    clusters = [ClusterLoad(name="a", processors=4, demanded=0), ClusterLoad(name="b", processors=16, demanded=0)]
-    with pytest.raises(JobRefusedError, match="a: has 4 of 8 processors; b: lacks gpu, linux"):
-        least_loaded(Requirements(processors=8, features=frozenset({"linux", "gpu"})), clusters)
 
 
 # -- The policies of one cluster on a workload of realistic size: EASY beside a bare loop written by itself.

@@ -23,7 +23,6 @@ from koala_adapter.simulation.platform import (
     Failures,
     Platform,
     load_platform,
-    load_platform_text,
     named_platform,
 )
 from koala_adapter.simulation.replay import NEVER, PlatformReplay, Policy, Replay, Site, replay, within_memory
@@ -154,6 +153,16 @@ def test_the_first_of_the_queue_is_not_delayed_by_backfill(work: Workload) -> No
 @given(work=any_workload)
 def test_a_replay_can_be_repeated(policy: str, work: Workload) -> None:
     assert played(work, policy) == played(work, policy)
+
+
+@pytest.mark.parametrize("names", ["bcs", "scb"])
+def test_equally_loaded_clusters_are_chosen_by_size_then_name(names: str) -> None:
+    """The larger, then the first by name, in whatever order they are given."""
+    sizes = {"b": 8, "c": 8, "s": 4}
+    sites = [Site(name=name, processors=sizes[name]) for name in names]
+    jobs = make((0, 8, 100), (1, 4, 100), (2, 4, 100), (3, 8, 100))
+    places = replay(jobs, Policy(name="fcfs"), sites).places
+    assert [names[place] for place in places] == ["b", "c", "s", "c"]
 
 
 def test_a_job_goes_to_the_least_loaded_cluster_that_is_large_enough() -> None:
@@ -467,9 +476,10 @@ def test_a_file_can_say_everything() -> None:
         ),
     ],
 )
-def test_refusals_name_line_key_and_what_is_allowed(text: str, expected: str) -> None:
+def test_refusals_name_line_key_and_what_is_allowed(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "p").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigurationError) as refused:
-        load_platform_text(text, source="p")
+        load_platform(tmp_path / "p")
     assert expected in str(refused.value)
     assert "koala docs simulation" in str(refused.value)
 

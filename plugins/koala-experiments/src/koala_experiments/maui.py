@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from math import inf, nan
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, TypeAlias
@@ -105,6 +106,9 @@ class Measured:
     """Whether a model stood in for the trace."""
 
 
+Quantity: TypeAlias = "Callable[[Measured], float]"
+WAIT: Quantity = attrgetter("wait")
+SLOWDOWN: Quantity = attrgetter("slowdown")
 Values: TypeAlias = dict[str, dict[str, Measured]]
 """By trace and policy."""
 
@@ -125,12 +129,12 @@ def result(found: Sequence[Measured], notes: Sequence[str]) -> Result:
     return Result(
         findings=findings(requested, exact),
         figures=[
-            _bars(requested, "wait", "mean wait (s)", lambda one: one.wait),
-            _bars(requested, "slowdown", "mean slowdown", lambda one: one.slowdown),
-            _relative(requested, "relative-wait", "mean wait", lambda one: one.wait),
-            _relative(requested, "relative-slowdown", "mean slowdown", lambda one: one.slowdown),
-            _relative(exact, "exact-wait", "mean wait, exact estimates", lambda one: one.wait),
-            _relative(exact, "exact-slowdown", "mean slowdown, exact estimates", lambda one: one.slowdown),
+            _bars(requested, "wait", "mean wait (s)", WAIT),
+            _bars(requested, "slowdown", "mean slowdown", SLOWDOWN),
+            _relative(requested, "relative-wait", "mean wait", WAIT),
+            _relative(requested, "relative-slowdown", "mean slowdown", SLOWDOWN),
+            _relative(exact, "exact-wait", "mean wait, exact estimates", WAIT),
+            _relative(exact, "exact-slowdown", "mean slowdown, exact estimates", SLOWDOWN),
         ],
         tables=[
             _table("requested", "With the requested times as estimates", requested),
@@ -168,7 +172,7 @@ def findings(all_requested: Values, all_exact: Values) -> list[Finding]:
     ]
 
 
-def spread(values: dict[str, Measured], measure: Callable[[Measured], float]) -> float:
+def spread(values: dict[str, Measured], measure: Quantity) -> float:
     """Return by how many percent the worst of the three policies exceeds the best; infinite when that is 0."""
     some = [measure(values[policy]) for policy in COMPARED]
     if min(some) > 0:
@@ -176,15 +180,7 @@ def spread(values: dict[str, Measured], measure: Callable[[Measured], float]) ->
     return inf if max(some) > 0 else 0.0
 
 
-def _wait(one: Measured) -> float:
-    return one.wait
-
-
-def _slowdown(one: Measured) -> float:
-    return one.slowdown
-
-
-def _spreads(values: Values, measure: Callable[[Measured], float]) -> dict[str, float]:
+def _spreads(values: Values, measure: Quantity) -> dict[str, float]:
     return {trace: spread(some, measure) for trace, some in values.items()}
 
 
@@ -197,7 +193,7 @@ def _percent(spread: float) -> str:
 
 
 def _waits_close(requested: Values, exact: Values) -> Finding:
-    spreads, others = _spreads(requested, _wait), _spreads(exact, _wait)
+    spreads, others = _spreads(requested, WAIT), _spreads(exact, WAIT)
     largest = max(spreads.values())
     close = sum(value < CLOSE for value in spreads.values())
     return Finding(
@@ -209,12 +205,12 @@ def _waits_close(requested: Values, exact: Values) -> Finding:
 
 
 def _slowdowns_differ_more(requested: Values, exact: Values) -> Finding:
-    waits, slowdowns = _spreads(requested, _wait), _spreads(requested, _slowdown)
+    waits, slowdowns = _spreads(requested, WAIT), _spreads(requested, SLOWDOWN)
     more = [trace for trace in waits if slowdowns[trace] > waits[trace]]
     return Finding(
         claim="The mean slowdowns differ much more than the mean waits do.",
         outcome=f"Worst over best slowdown: {_listed(slowdowns)}. With exact estimates: "
-        f"{_listed(_spreads(exact, _slowdown))}.",
+        f"{_listed(_spreads(exact, SLOWDOWN))}.",
         holds=len(more) == len(waits) if waits else None,
         margin=f"more than the waits on {len(more)} of {len(waits)} traces" + (f": {', '.join(more)}" if more else ""),
     )
@@ -222,7 +218,7 @@ def _slowdowns_differ_more(requested: Values, exact: Values) -> Finding:
 
 def _far_on_fs3(requested: Values) -> Finding:
     values = requested[FS3]
-    ratio = 1 + spread(values, _slowdown) / 100
+    ratio = 1 + spread(values, SLOWDOWN) / 100
     listed = ", ".join(f"{policy} {values[policy].slowdown:,.1f}" for policy in COMPARED)
     modelled = values[FIRSTFIT].modelled
     on_model = " on the model that stands in for the trace, which cannot tell of the trace itself" if modelled else ""
@@ -238,7 +234,7 @@ def _best_is_worse(requested: Values, exact: Values) -> Finding:
     counted = [
         [trace for trace, some in values.items() if measure(some[BESTFIT]) > measure(some[FIRSTFIT])]
         for values in (requested, exact)
-        for measure in (_wait, _slowdown)
+        for measure in (WAIT, SLOWDOWN)
     ]
     total = len(requested)
     waits, slowdowns, exact_waits, exact_slowdowns = (len(some) for some in counted)
@@ -259,7 +255,7 @@ def _better(requested: Values, exact: Values, *, winner: str, loser: str, short:
             if (some[winner].short >= SHORT_DOMINATE if short else some[winner].short <= LARGE_DOMINATE)
         }
 
-    def won(values: Values, measure: Callable[[Measured], float]) -> int:
+    def won(values: Values, measure: Quantity) -> int:
         return sum(measure(some[winner]) < measure(some[loser]) for some in chosen(values).values())
 
     some = chosen(requested)
@@ -267,13 +263,13 @@ def _better(requested: Values, exact: Values, *, winner: str, loser: str, short:
     claim = f"{'Maui' if short else 'Metacluster'} is better where {kind} jobs dominate."
     if not some:
         return Finding(claim=claim, outcome=f"There is no trace in which {kind} jobs dominate.", holds=None)
-    waits, slowdowns = won(requested, _wait), won(requested, _slowdown)
+    waits, slowdowns = won(requested, WAIT), won(requested, SLOWDOWN)
     only_models = all(values[winner].modelled for values in some.values())
     shares = ", ".join(f"{trace} ({values[winner].short:.0%} below 1000 s)" for trace, values in some.items())
     return Finding(
         claim=claim,
         outcome=f"{winner} against {loser} on {shares}: shorter mean wait on {waits} of {len(some)}, smaller mean "
-        f"slowdown on {slowdowns}; with exact estimates on {won(exact, _wait)} and {won(exact, _slowdown)}."
+        f"slowdown on {slowdowns}; with exact estimates on {won(exact, WAIT)} and {won(exact, SLOWDOWN)}."
         + (" All of it on models, which cannot tell of the traces themselves." if only_models else ""),
         holds=None if only_models else waits == slowdowns == len(some),
         margin=_changes(some, winner, loser),
@@ -289,7 +285,7 @@ def _changes(values: Values, one: str, other: str) -> str:
     return "; ".join(parts)
 
 
-def _bars(values: Values, name: str, label: str, measure: Callable[[Measured], float]) -> Figure:
+def _bars(values: Values, name: str, label: str, measure: Quantity) -> Figure:
     return Figure(
         name=name,
         title=f"{label[0].upper()}{label[1:]} by trace and policy".replace(" (s)", ""),
@@ -303,7 +299,7 @@ def _bars(values: Values, name: str, label: str, measure: Callable[[Measured], f
     )
 
 
-def _relative(values: Values, name: str, label: str, measure: Callable[[Measured], float]) -> Figure:
+def _relative(values: Values, name: str, label: str, measure: Quantity) -> Figure:
     return Figure(
         name=name,
         title=f"{label[0].upper()}{label[1:]}, compared with FIRSTFIT",
@@ -445,20 +441,20 @@ def run(options: Options) -> Result:
         if path is None and not source.model:
             continue
         # With a model the estimates are exact already, and each seed is another workload.
-        for seed in options.all_seeds if path is None else (0,):
-            for exact in (True,) if path is None else (False, True):
-                cases += [
-                    Case(
-                        trace=source.name,
-                        path=path,
-                        model=source.model,
-                        seed=seed,
-                        policy=policy,
-                        exact=exact,
-                        jobs=jobs,
-                    )
-                    for policy in POLICIES
-                ]
+        cases += [
+            Case(
+                trace=source.name,
+                path=path,
+                model=source.model,
+                seed=seed,
+                policy=policy,
+                exact=exact,
+                jobs=jobs,
+            )
+            for seed in (options.all_seeds if path is None else (0,))
+            for exact in ((True,) if path is None else (False, True))
+            for policy in POLICIES
+        ]
     found = averaged(options.map(simulated, cases))
     return result(found, [*notes, *NOTES])
 
@@ -502,17 +498,9 @@ def averaged(found: Sequence[Measured]) -> list[Measured]:
     groups: dict[tuple[str, str, bool], list[Measured]] = {}
     for one in found:
         groups.setdefault((one.trace, one.policy, one.exact), []).append(one)
+    means = ("wait", "slowdown", "bounded", "short", "run", "utilization", "waiting")
     return [
-        replace(
-            group[0],
-            wait=fmean(one.wait for one in group),
-            slowdown=fmean(one.slowdown for one in group),
-            bounded=fmean(one.bounded for one in group),
-            short=fmean(one.short for one in group),
-            run=fmean(one.run for one in group),
-            utilization=fmean(one.utilization for one in group),
-            waiting=fmean(one.waiting for one in group),
-        )
+        replace(group[0], **{name: fmean(getattr(one, name) for one in group) for name in means})
         for group in groups.values()
     ]
 
