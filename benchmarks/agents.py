@@ -28,7 +28,18 @@ from typing import IO, TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
-from benchmarks.common import PYTHONPATH, ROOT, Row, in_turns, main, medians, slurm_site, until
+from benchmarks.common import (
+    PYTHONPATH,
+    ROOT,
+    Row,
+    beside,
+    in_turns,
+    main,
+    medians,
+    resident_mib,
+    slurm_site,
+    until,
+)
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm import channel
 from koala_adapter.vjm.center import ControlCenter
@@ -165,11 +176,6 @@ def heard(output: IO[str] | None) -> dict[str, float]:
     return values
 
 
-def resident_kib() -> int:
-    """Return the resident memory of this process (proc(5), statm)."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
-
-
 def limit_to(seconds: int, progress: Callable[[], str]) -> None:
     """End this process after so many seconds, and say on standard error how far it was."""
 
@@ -212,7 +218,7 @@ async def _serve(directory: Path, agents: int, limit: int) -> None:
     controls = control_center(directory, count, 600)
     async with anyio.create_task_group() as tasks:
         port = await tasks.start(controls.serve, "127.0.0.1", 0)
-        before, cpu = resident_kib(), time.process_time()
+        before, cpu = resident_mib(os.getpid()), time.process_time()
         tell(port=port)
         while counts[AgentRegistered] < agents:
             await news.wait()
@@ -223,8 +229,8 @@ async def _serve(directory: Path, agents: int, limit: int) -> None:
             controls.tell(placeholder, order)
         while counts[channel.TaskStarted] < agents:
             await news.wait()
-        used, kib = time.process_time() - cpu, (resident_kib() - before) / agents
-        tell(registered=registered, launched=time.monotonic(), cpu=used, kib=kib)
+        used, mib = time.process_time() - cpu, (resident_mib(os.getpid()) - before) / agents
+        tell(registered=registered, launched=time.monotonic(), cpu=used, kib=1024 * mib)
         tasks.cancel_scope.cancel()
 
 
@@ -237,7 +243,7 @@ def bare(*, directory: str = "", agents: int = 1, limit: int = 600) -> None:
     with selectors.DefaultSelector() as selector, socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
         listener.settimeout(0)
         selector.register(listener, selectors.EVENT_READ)
-        before, cpu = resident_kib(), time.process_time()
+        before, cpu = resident_mib(os.getpid()), time.process_time()
         tell(port=listener.getsockname()[1])
         while answered < agents:
             for key, _ in selector.select():
@@ -250,7 +256,8 @@ def bare(*, directory: str = "", agents: int = 1, limit: int = 600) -> None:
                 elif isinstance(key.fileobj, ssl.SSLSocket):
                     answered += answer(key.fileobj)
         now = time.monotonic()
-        tell(registered=now, launched=now, cpu=time.process_time() - cpu, kib=(resident_kib() - before) / agents)
+        used, mib = time.process_time() - cpu, (resident_mib(os.getpid()) - before) / agents
+        tell(registered=now, launched=now, cpu=used, kib=1024 * mib)
 
 
 def answer(connection: ssl.SSLSocket) -> bool:
@@ -370,8 +377,7 @@ def start(*, sizes: tuple[int, ...] = (1, 8, 64), repeat: int = 5) -> list[Row]:
                 "shim": partial(anyio.run, agents_held, size, f"{shims}:{os.defpath}"),
             }
             found = {way: medians(turns) for way, turns in in_turns(ways, repeat).items()}
-            base = found["bare"]["all held, s"]
-            rows += [{"N": size, "": way, **one, "ratio": one["all held, s"] / base} for way, one in found.items()]
+            rows += [{"N": size, **row} for row in beside(found, "all held, s")]
     return rows
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.common import PYTHONPATH, Row, command_cost, in_turns, main, medians, slurm_site
+from benchmarks.common import PYTHONPATH, Row, beside, command_cost, in_turns, least, main, medians, slurm_site
 from koala_adapter.outcome import EndReason, JobOutcome, JobState
 from koala_adapter.report.values import ComponentReport
 from tests.local_koala import Koala
@@ -23,7 +23,7 @@ from tests.real.systems import SlurmCluster
 from tests.unit.api.jobreports import job_report, keep_reports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from koala_adapter.report.values import JobReport
 
@@ -40,20 +40,15 @@ def asking(*, repeat: int = 7) -> list[Row]:
             job = koala.job("true")
             koala.serve()
             koala.run("run", job)
-            commands = {"import click": [sys.executable, "-c", "import click"]}
+            commands: dict[str, Sequence[str]] = {"import click": [sys.executable, "-c", "import click"]}
             for words in (
                 "--version", "--help", "status --json", "status", "explain 1", "logs 1", "cancel 1", "clusters",
                 f"plan {job}", f"submit {job}", "run --quiet -n 1 -- true", "check --no-submit",
             ):  # fmt: skip
-                commands[words.replace(job, "JOB")] = list(koala.command(*words.split()))
-            times = {
-                name: min(command_cost(command, koala.environment)["processor, s"] for _ in range(repeat))
-                for name, command in commands.items()
-            }
+                commands[words.replace(job, "JOB")] = koala.command(*words.split())
+            return _least_beside_first(koala, commands, repeat)
         finally:
             koala.close()
-    click = times["import click"]
-    return [{"": name, "processor, s": used, "ratio": used / click} for name, used in times.items()]
 
 
 def history(*, repeat: int = 7, jobs: int = 100_000, days: int = 100) -> list[Row]:
@@ -70,13 +65,17 @@ def history(*, repeat: int = 7, jobs: int = 100_000, days: int = 100) -> list[Ro
             "--version", "history", "history --since 1d", "history --since 1d --failed --name train-*",
             "history --name other", "status",
         )  # fmt: skip
-        times = {
-            words: min(
-                command_cost(koala.command(*words.split()), koala.environment)["processor, s"] for _ in range(repeat)
-            )
-            for words in questions
-        }
-    return [{"": name, "processor, s": used, "ratio": used / times["--version"]} for name, used in times.items()]
+        return _least_beside_first(koala, {words: koala.command(*words.split()) for words in questions}, repeat)
+
+
+def _least_beside_first(koala: Koala, commands: Mapping[str, Sequence[str]], repeat: int) -> list[Row]:
+    """Return the processor time of commands, and its ratio to that of the first."""
+
+    def cost(command: Sequence[str]) -> float:
+        return command_cost(command, koala.environment)["processor, s"]
+
+    times = least({name: partial(cost, command) for name, command in commands.items()}, repeat)
+    return beside({name: {"processor, s": used} for name, used in times.items()}, "processor, s")
 
 
 def _ended(number: int, at: float) -> JobReport:
@@ -166,9 +165,7 @@ def short_job(*, repeat: int = 7, files: int = 20) -> list[Row]:
         finally:
             bench.koala("serve", "--stop")
     found[f"koala submit, {files} files at once"] = [{name: value / files for name, value in together.items()}]
-    base = medians(found["sbatch --wait"])["elapsed, s"]
-    middle = {name: medians(turns) for name, turns in found.items()}
-    return [{"": name, **one, "ratio": one["elapsed, s"] / base} for name, one in middle.items()]
+    return beside({name: medians(turns) for name, turns in found.items()}, "elapsed, s")
 
 
 if __name__ == "__main__":

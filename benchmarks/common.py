@@ -32,6 +32,7 @@ PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
 """For processes that run koala from this repository."""
 DEADLINE = 180.0
 """Seconds after which what is waited for is given up."""
+TICK = os.sysconf("SC_CLK_TCK")
 
 
 # -- Command line --------------------------------------------------------------------------------------------
@@ -135,6 +136,17 @@ def medians(turns: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: statistics.median(turn.get(name, 0.0) for turn in turns) for name in names}
 
 
+def least(ways: Mapping[str, Callable[[], float]], repeat: int) -> dict[str, float]:
+    """Return the least that each way gives, in turns: what is more came from other work on the machine."""
+    return {name: min(turns) for name, turns in in_turns(ways, repeat).items()}
+
+
+def beside(found: Mapping[str, Mapping[str, float]], key: str, base: str = "") -> list[Row]:
+    """Return a row for each way, with the ratio of a value to that of ``base`` (default: the first way)."""
+    unit = found[base or next(iter(found))][key]
+    return [{"": name, **values, "ratio": values[key] / unit} for name, values in found.items()]
+
+
 def growth(points: Sequence[tuple[float, float]]) -> float:
     """Return the slope of log(time) over log(size): 0 is no growth, 1 is linear."""
     return statistics.linear_regression(*zip(*((math.log(x), math.log(y)) for x, y in points), strict=True)).slope
@@ -156,6 +168,23 @@ def command_cost(command: Sequence[str], environment: Mapping[str, str]) -> dict
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, (command, process.returncode)
     return {"elapsed, s": time.monotonic() - began, "processor, s": usage.ru_utime + usage.ru_stime}
+
+
+def succeeds(command: Sequence[str]) -> bool:
+    """Run a command without output; return whether it succeeds."""
+    nothing = subprocess.DEVNULL
+    return not subprocess.run(command, stdout=nothing, stderr=nothing, check=False).returncode
+
+
+def processor_time(process: int) -> float:
+    """Return the seconds of processor time that a process has used, without its children (proc(5), stat)."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICK
+
+
+def resident_mib(process: int) -> float:
+    """Return the resident memory of a process (proc(5), statm)."""
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1024**2
 
 
 def until(what: str, condition: Callable[[], object], *, limit: float = DEADLINE, look: float = 0.02) -> None:

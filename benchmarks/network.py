@@ -11,13 +11,18 @@ import os
 import statistics
 import subprocess
 import time
+from functools import partial
+from typing import TYPE_CHECKING
 
 import anyio
 
-from benchmarks.common import Row, in_turns, main, processor_seconds
+from benchmarks.common import Row, beside, in_turns, least, main, processor_seconds
 from koala_adapter.sites.catalogue import read_catalogue
 from koala_adapter.sites.remotesite import RemoteSite, SiteAddress
 from tests.real.systems.othersite import ADDRESS, OtherSite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MIB = 1024**2
 
@@ -72,14 +77,13 @@ def catalogues(*, repeat: int = 7, entries: int = 50_000) -> list[Row]:
         for name in found.names:
             found.place_of(name)
 
-    ways = {
+    ways: dict[str, Callable[[], object]] = {
         "split into words": lambda: [line.split() for line in text.decode().split("\n")],
         "read": lambda: read_catalogue(text),
         "each name looked for": look,
     }
-    times = {name: min(processor_seconds(way) for _ in range(repeat)) for name, way in ways.items()}
-    split = times["split into words"]
-    return [{"": name, "processor, s": used, "ratio": used / split} for name, used in times.items()]
+    times = least({name: partial(processor_seconds, way) for name, way in ways.items()}, repeat)
+    return beside({name: {"processor, s": used} for name, used in times.items()}, "processor, s")
 
 
 if __name__ == "__main__":

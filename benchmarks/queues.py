@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from benchmarks.common import ROOT, Row, growth, in_turns, main, processor_seconds
+from benchmarks.common import ROOT, Row, beside, growth, least, main, processor_seconds
 from benchmarks.plain_easy import plain_easy
 from koala_adapter.lrm.listing import Listing
 from koala_adapter.lrm.starts import Starts
@@ -72,8 +72,8 @@ def easy(*traces: Path, repeat: int = 3) -> list[Row]:
             "easy": partial(replay, jobs, Policy(name="easy"), [site]),
         }
         assert list(replay(jobs, Policy(name="easy"), [site]).starts) == ways["bare"]()
-        turns = in_turns({name: partial(collected_seconds, way) for name, way in ways.items()}, repeat)
-        bare, ours = (len(jobs) / min(times) for times in turns.values())
+        times = least({name: partial(collected_seconds, way) for name, way in ways.items()}, repeat)
+        bare, ours = (len(jobs) / seconds for seconds in times.values())
         rows.append({"trace": jobs.name, "jobs": len(jobs), "bare, jobs/s": bare, "easy, jobs/s": ours,
                      "ratio": ours / bare})  # fmt: skip
     return rows
@@ -299,10 +299,9 @@ def reading(*traces: Path, repeat: int = 5) -> list[Row]:
             "all": partial(read_trace, path, ALL),
             "workload": lambda path=path: workload(read_trace(path, NEEDED)),  # type: ignore[misc]
         }
-        turns = in_turns({name: partial(processor_seconds, way) for name, way in ways.items()}, repeat)
-        rates = {name: jobs / min(times) for name, times in turns.items()}
-        base = rates["plain"]
-        rows += [{"trace": path.name, "": name, "jobs/s": rate, "ratio": rate / base} for name, rate in rates.items()]
+        times = least({name: partial(processor_seconds, way) for name, way in ways.items()}, repeat)
+        rates = {name: {"jobs/s": jobs / seconds} for name, seconds in times.items()}
+        rows += [{"trace": path.name, **row} for row in beside(rates, "jobs/s")]
     return rows
 
 

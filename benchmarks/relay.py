@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.common import PYTHONPATH, Row, in_turns, main, until
+from benchmarks.sites import site_file
 from tests.real.systems.othersite import ADDRESS, OtherSite
 
 if TYPE_CHECKING:
@@ -143,10 +144,8 @@ def rank_there(there: OtherSite) -> Iterator[tuple[str, int]]:
     """Have a job with a server at a site during the block; yield the address at which it is reached here."""
     with tempfile.TemporaryDirectory(prefix="koala-") as place:
         directory = Path(place)
-        site = '[control_center]\nlisten = "127.0.0.1"\n' + there.tables(directory)
-        (directory / "site.toml").write_text(site)
         (directory / "job.toml").write_text(JOB.format(python=sys.executable, server=SERVER))
-        where = ["--site", str(directory / "site.toml"), "--state", str(directory / "state")]
+        where = ["--site", str(site_file(there, directory)), "--state", str(directory / "state")]
         run = [sys.executable, "-m", "koala_adapter.cli", *where, "run", str(directory / "job.toml")]
         with process(run, env={**os.environ, "PYTHONPATH": PYTHONPATH}, stderr=subprocess.DEVNULL) as koala:
             yield told(koala)

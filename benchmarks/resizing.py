@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import json
 import os
 import re
@@ -28,7 +27,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.common import DEADLINE, PYTHONPATH, Row, in_turns, main, medians, slurm_site, until
+from benchmarks.common import DEADLINE, PYTHONPATH, TICK, Row, in_turns, main, medians, slurm_site, until
+from benchmarks.frameworks import MEMORY, dask_on_slurm, parsl_executor, parsl_loaded, untyped
 from koala_adapter.api.client import Client
 from koala_adapter.api.statedirectory import start_in_background
 from koala_adapter.config.jobfile import load_job_text
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 LARGEST = 32
 """Processors of the cluster."""
-MEMORY = "400MB"
 
 
 def latency(
@@ -141,7 +140,6 @@ def running(cluster: SlurmCluster) -> int:
 # processes below this one, living and dead; batch systems' daemons are made children of this process.
 
 PR_SET_CHILD_SUBREAPER = 36
-TICK = os.sysconf("SC_CLK_TCK")
 SETTLE = 4.0
 """Seconds; what agents put off is done by then."""
 NAMES = (("-I\0-S\0-B", "agents"), ("\0serve\0", "service"), ("process_worker_pool", "workers"))
@@ -339,23 +337,11 @@ class Dask(Way):
     """Workers of Dask, by dask-jobqueue."""
 
     def __init__(self, directory: Path) -> None:
-        """Import it only now: who does not compare with it need not have it."""
         super().__init__(directory)
         self._cluster: Any = None
 
     def theirs(self) -> Pool:
-        cluster = untyped("dask_jobqueue").SLURMCluster(
-            cores=1,
-            processes=1,
-            memory=MEMORY,
-            walltime="00:30:00",
-            interface="lo",
-            death_timeout=DEADLINE,
-            python=sys.executable,
-            log_directory=str(self.directory / "dask-logs"),
-            local_directory=str(self.directory / "dask"),
-            scheduler_options={"dashboard_address": ":0"},
-        )
+        cluster = dask_on_slurm(self.directory / "dask", walltime="00:30:00")
         self._cluster = cluster
         return DaskPool(cluster)
 
@@ -391,41 +377,18 @@ class Parsl(Way):
     """Workers of a HighThroughputExecutor, each a block of SlurmProvider."""
 
     def __init__(self, directory: Path) -> None:
-        """Import it only now: who does not compare with it need not have it."""
         super().__init__(directory)
         self._executor: Any = None
 
     def _begin(self, provider: Any) -> Any:  # noqa: ANN401 - Parsl's, of several classes
-        import parsl  # noqa: PLC0415 - see above
-        from parsl.executors import HighThroughputExecutor  # noqa: PLC0415
-        from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD  # noqa: PLC0415
-
-        pool = f"{sys.executable} -m parsl.executors.high_throughput.process_worker_pool"
-        self._executor = HighThroughputExecutor(
-            address="127.0.0.1",
-            provider=provider,
-            encrypted=False,
-            max_workers_per_node=1,
-            heartbeat_period=2,  # a killed process is noticed within a few seconds
-            heartbeat_threshold=8,
-            launch_cmd=DEFAULT_LAUNCH_CMD.replace("process_worker_pool.py", pool, 1),
-            interchange_launch_cmd=[sys.executable, "-m", "parsl.executors.high_throughput.interchange"],
-        )
-        parsl.clear()
-        config = parsl.Config(
-            executors=[self._executor],
-            run_dir=str(self.directory / "runinfo"),
-            strategy="none",
-            initialize_logging=False,
-        )
-        return parsl.load(config)
+        # A killed process is noticed within a few seconds.
+        self._executor = parsl_executor(provider, 1, heartbeat_period=2, heartbeat_threshold=8)
+        return parsl_loaded(self._executor, self.directory / "runinfo")
 
     def theirs(self) -> Pool:
-        from parsl.launchers import SimpleLauncher  # noqa: PLC0415 - see above
-        from parsl.providers import SlurmProvider  # noqa: PLC0415
-
-        provider = SlurmProvider(
-            init_blocks=0, max_blocks=LARGEST, exclusive=False, walltime="00:30:00", launcher=SimpleLauncher()
+        launcher = untyped("parsl.launchers").SimpleLauncher()
+        provider = untyped("parsl.providers").SlurmProvider(
+            init_blocks=0, max_blocks=LARGEST, exclusive=False, walltime="00:30:00", launcher=launcher
         )
         kernel = self._begin(provider)
         return ParslPool(self._executor, kernel)
@@ -513,11 +476,6 @@ class KoalaPool(Pool):
 
 
 WAYS: Mapping[str, type[Way]] = {"sbatch": Bare, "dask": Dask, "parsl": Parsl}
-
-
-def untyped(module: str) -> Any:  # noqa: ANN401 - that is what it is for
-    """Import a module that has no types, or need not be here, when it is used."""
-    return importlib.import_module(module)
 
 
 # -- MPI programs --------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.common import Row, growth, main
+from benchmarks.common import Row, beside, growth, main
 from koala_adapter.model import (
     ClusterName,
     Component,
@@ -406,8 +406,7 @@ def month(*, jobs: int = 1_000_000, clusters: int = 100, processors: int = 1000,
         name: simulated(platform, jobs, load, malleable=malleable)
         for name, malleable in (("EGS, PWA", True), ("rigid", False))
     }
-    base = found["rigid"]["processor, s"]
-    return [{"": name, **one, "ratio": one["processor, s"] / base} for name, one in found.items()]
+    return beside(found, "processor, s", "rigid")
 
 
 def simulated(platform: Platform, jobs: int, load: float, *, malleable: bool) -> dict[str, float]:

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,16 +31,25 @@ import structlog
 from anyio.abc import SocketAttribute, SocketStream
 
 from benchmarks.agents import heard, raise_files, started
-from benchmarks.common import Row, in_turns, main, until
+from benchmarks.common import (
+    Row,
+    command_cost,
+    in_turns,
+    main,
+    medians,
+    processor_time,
+    resident_mib,
+    succeeds,
+    until,
+)
 from koala_adapter.sites.remotesite import RemoteSite, SiteAddress
 from tests.gateways import resident_gateways
 from tests.real.systems.othersite import ADDRESS, OtherSite
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 DELAYS = {0.0: "0 ms", 0.02: "40 ms"}
-TICK = os.sysconf("SC_CLK_TCK")
 HEARTBEAT = 20.0
 """Seconds between two signs of life of an agent, as a site file has it by default."""
 SIGN = bytes(120)
@@ -121,42 +130,42 @@ def short_job(*, repeat: int = 5) -> list[Row]:
 
 def _short_job(there: OtherSite, delay: str, repeat: int) -> Row:
     ssh = ("ssh", "-F", str(there.ssh_config), there.name, f"SLURM_CONF={there.conf}")
-    with tempfile.TemporaryDirectory() as directory:
-        site = Path(directory) / "site.toml"
-        site.write_text('[control_center]\nlisten = "127.0.0.1"\n' + there.tables(Path(directory)))
-        koala = (str(Path(sys.executable).with_name("koala")), "--site", str(site), "--state", f"{directory}/state")
-        with subprocess.Popen([*koala, "serve"], stderr=subprocess.DEVNULL) as service:
-            try:
-                until("an answer of the service", lambda: _succeeds((*koala, "metrics")))
-                _succeeds((*koala, "run", "-n", "1", "--", "true"))
-                times = in_turns(
-                    {
-                        "koala run": partial(_command_seconds, (*koala, "run", "-n", "1", "--", "true")),
-                        "srun": partial(_command_seconds, (*ssh, "srun", "true")),
-                        "sbatch": partial(_command_seconds, (*ssh, "sbatch --wait --output=/dev/null --wrap=true")),
-                    },
-                    repeat,
-                )
-            finally:
-                service.terminate()
-    median = {name: statistics.median(found) for name, found in times.items()}
+    with tempfile.TemporaryDirectory() as directory, service_for(there, Path(directory)) as koala:
+        commands: dict[str, tuple[str, ...]] = {
+            "koala run": (*koala, "run", "-n", "1", "--", "true"),
+            "srun": (*ssh, "srun", "true"),
+            "sbatch": (*ssh, "sbatch --wait --output=/dev/null --wrap=true"),
+        }
+        ways = {name: partial(command_cost, command, os.environ) for name, command in commands.items()}
+        times = {name: medians(turns)["elapsed, s"] for name, turns in in_turns(ways, repeat).items()}
     return {
         "a way there and back": delay,
-        "koala run, s": median["koala run"],
-        "ssh sbatch --wait, s": median["sbatch"],
-        "ratio": median["koala run"] / median["sbatch"],
-        "ssh srun, s": median["srun"],
+        "koala run, s": times["koala run"],
+        "ssh sbatch --wait, s": times["sbatch"],
+        "ratio": times["koala run"] / times["sbatch"],
+        "ssh srun, s": times["srun"],
     }
 
 
-def _succeeds(command: tuple[str, ...]) -> bool:
-    return not subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode
+def site_file(there: OtherSite, directory: Path) -> Path:
+    """Write the site file of a control center on this host with the clusters of another site."""
+    path = directory / "site.toml"
+    path.write_text('[control_center]\nlisten = "127.0.0.1"\n' + there.tables(directory))
+    return path
 
 
-def _command_seconds(command: tuple[str, ...]) -> float:
-    began = time.monotonic()
-    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
-    return time.monotonic() - began
+@contextmanager
+def service_for(there: OtherSite, directory: Path) -> Iterator[tuple[str, ...]]:
+    """Run a service for another site, which has run a job; yield how ``koala`` is called."""
+    koala = (str(Path(sys.executable).with_name("koala")), "--site", str(site_file(there, directory)))
+    koala += ("--state", f"{directory}/state")
+    with (directory / "log").open("wb") as log, subprocess.Popen([*koala, "serve"], stderr=log) as service:
+        try:
+            until("an answer of the service", lambda: succeeds((*koala, "metrics")))
+            succeeds((*koala, "run", "-n", "1", "--", "true"))
+            yield koala
+        finally:
+            service.terminate()
 
 
 # -- Many agents behind one gateway --------------------------------------------------------------------------
@@ -180,17 +189,6 @@ async def gateway_before(port: int) -> AsyncIterator[tuple[RemoteSite, int]]:
             yield site, gateway
         finally:
             await site.close()
-
-
-def processor_time(process: int) -> float:
-    """Return the seconds of processor time that a process has used."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK
-
-
-def resident_mib(process: int) -> float:
-    """Return the memory of a process, with what it shares with its front."""
-    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1024**2
 
 
 def many(*, agents: int = 1000) -> list[Row]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from benchmarks.common import Row, main
+from benchmarks.common import Row, main, processor_time
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.testing import new_context
 from koala_adapter.testing.trial import begin_start
@@ -37,7 +37,6 @@ from tests.real.systems import SlurmCluster
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-TICKS = os.sysconf("SC_CLK_TCK")
 WAYS = ("commands", "pyslurm")
 SHORT_JOBS = 500
 CHANGED = 10
@@ -71,24 +70,19 @@ class Side:
 
     async def measured(self, what: Callable[[], Awaitable[object]]) -> Cost:
         """Do something, and return what it cost."""
-        before = (self._here(), _ticks(self._controller()), self._requests)
+        before = (self._here(), processor_time(self._controller()), self._requests)
         await what()
-        after = (self._here(), _ticks(self._controller()), self._requests)
+        after = (self._here(), processor_time(self._controller()), self._requests)
         return Cost(after[0] - before[0], after[1] - before[1], after[2] - before[2])
 
     def _here(self) -> float:
         own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
         library = self.lrm.library
-        helper = _ticks(library.client.helper_pid) if library and library.client.helper_pid else 0.0
+        helper = processor_time(library.client.helper_pid) if library and library.client.helper_pid else 0.0
         return own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime + helper
 
     def _controller(self) -> int:
         return int((self._cluster.directory / "slurmctld.pid").read_text())
-
-
-def _ticks(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 async def few_changes(cluster: SlurmCluster, sides: Sequence[Side], jobs: int, repeat: int) -> list[Row]:

@@ -14,7 +14,6 @@ import logging
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from benchmarks.common import Row, main, until
-from benchmarks.sites import DELAYS
+from benchmarks.sites import DELAYS, service_for
 from tests.real.systems.othersite import OtherSite
 
 if TYPE_CHECKING:
@@ -67,20 +66,13 @@ def there_and_back(*, repeat: int = 3, megabytes: int = 300) -> list[Row]:
 @contextmanager
 def serving(there: OtherSite, directory: Path) -> Iterator[tuple[str, ...]]:
     """Run a service for a site, and an ssh connection beside it; yield how ``koala`` is called."""
-    site = directory / "site.toml"
-    site.write_text('[control_center]\nlisten = "127.0.0.1"\n' + there.tables(directory))
-    koala = (str(Path(sys.executable).with_name("koala")), "--site", str(site), "--state", f"{directory}/state")
     master = _ssh(there, directory)
-    with (directory / "log").open("wb") as log, subprocess.Popen([*koala, "serve"], stderr=log) as service:
+    with service_for(there, directory) as koala:
+        kept = [*master, "-o", "ControlMaster=auto", "-o", "ControlPersist=600"]
+        subprocess.run([*kept, there.name, "true"], check=True)
         try:
-            until("an answer of the service", lambda: _succeeds((*koala, "metrics")))
-            _succeeds((*koala, "run", "-n", "1", "--", "true"))
-            subprocess.run(
-                [*master, "-o", "ControlMaster=auto", "-o", "ControlPersist=600", there.name, "true"], check=True
-            )
             yield koala
         finally:
-            service.terminate()
             subprocess.run([*master, "-O", "exit", there.name], stderr=subprocess.DEVNULL, check=False)
 
 
@@ -132,10 +124,6 @@ def _seconds(command: list[str], source: Path, target: Path) -> float:
         began = time.monotonic()
         subprocess.run(command, stdin=given, stdout=taken, check=True)
         return time.monotonic() - began
-
-
-def _succeeds(command: tuple[str, ...]) -> bool:
-    return not subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import koala_adapter as koala
-from benchmarks.common import DEADLINE, PYTHONPATH, ROOT, Row, in_turns, main, medians, slurm_site, until
+from benchmarks.common import DEADLINE, PYTHONPATH, ROOT, Row, beside, in_turns, main, medians, slurm_site, until
+from benchmarks.frameworks import dask_on_slurm, parsl_executor, parsl_loaded, untyped
 from benchmarks.naps import command, nap, shell_command
-from benchmarks.resizing import MEMORY, untyped
 from koala_adapter.model import Component, Job, JobId, JobKind, RunnerName, Sweep
 from koala_adapter.python.executor import Task, TaskServer
 from koala_adapter.service.sweepfiles import Contact, SweepFiles
@@ -221,29 +221,19 @@ def by_parsl(given: Measurement) -> dict[str, float]:
 @contextlib.contextmanager
 def parsl_workers(given: Measurement) -> Iterator[None]:
     """Have the workers of a HighThroughputExecutor: on Slurm a block for each node, else one of this machine."""
-    parsl, executors, providers = map(untyped, ("parsl", "parsl.executors", "parsl.providers"))
-    started = untyped("parsl.executors.high_throughput.executor").DEFAULT_LAUNCH_CMD
-    package = "parsl.executors.high_throughput"
+    providers = untyped("parsl.providers")
     blocks = given.nodes or 1
-    here: dict[str, Any] = {"init_blocks": blocks, "max_blocks": blocks}
+    here: dict[str, Any] = {"init_blocks": blocks, "max_blocks": blocks, "worker_init": f"export PYTHONPATH={ROOT}"}
     each = given.workers // blocks
     if given.nodes:
         launcher = untyped("parsl.launchers").SimpleLauncher()
         here |= {"exclusive": False, "cores_per_node": each, "walltime": WALLTIME, "launcher": launcher}
-        provider = providers.SlurmProvider(worker_init=f"export PYTHONPATH={ROOT}", **here)
+        provider = providers.SlurmProvider(**here)
     else:
-        provider = providers.LocalProvider(worker_init=f"export PYTHONPATH={ROOT}", **here)
+        provider = providers.LocalProvider(**here)
     with tempfile.TemporaryDirectory() as directory:
-        executor = executors.HighThroughputExecutor(
-            address="127.0.0.1",
-            provider=provider,
-            encrypted=False,
-            max_workers_per_node=each,
-            launch_cmd=started.replace("process_worker_pool.py", f"{sys.executable} -m {package}.process_worker_pool"),
-            interchange_launch_cmd=[sys.executable, "-m", f"{package}.interchange"],
-        )
-        config = parsl.Config(executors=[executor], run_dir=directory, strategy="none", initialize_logging=False)
-        kernel = parsl.load(config)
+        executor = parsl_executor(provider, each)
+        kernel = parsl_loaded(executor, Path(directory))
         try:
 
             def workers() -> int:
@@ -253,7 +243,7 @@ def parsl_workers(given: Measurement) -> Iterator[None]:
             yield
         finally:
             kernel.cleanup()
-            parsl.clear()
+            untyped("parsl").clear()
 
 
 def by_dask(given: Measurement) -> dict[str, float]:
@@ -277,19 +267,11 @@ def dask_workers(given: Measurement) -> Iterator[Any]:
     """Have a cluster of workers: on Slurm by dask-jobqueue, a job each, else processes of this machine."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         if given.nodes:
-            cluster = untyped("dask_jobqueue").SLURMCluster(
-                cores=1,
-                processes=1,
-                nanny=False,
-                memory=MEMORY,
+            cluster = dask_on_slurm(
+                Path(directory),
                 walltime=WALLTIME,
-                interface="lo",
-                death_timeout=DEADLINE,
-                python=sys.executable,
+                nanny=False,
                 job_script_prologue=[f"export PYTHONPATH={os.environ['PYTHONPATH']}"],
-                log_directory=directory,
-                local_directory=directory,
-                scheduler_options={"dashboard_address": ":0"},
             )
             cluster.scale(given.workers)
         else:
@@ -379,9 +361,7 @@ def handed_out(*, tasks: int = 20_000, pullers: int = 64, repeat: int = 3) -> li
             return way(Path(directory), tasks, pullers)
 
     ways = {"bare": partial(measured, bare), "sweep": partial(measured, sweep), "executor": partial(measured, executor)}
-    found = {name: medians(turns) for name, turns in in_turns(ways, repeat).items()}
-    base = found["bare"]["ms each"]
-    return [{"": name, **one, "ratio": one["ms each"] / base} for name, one in found.items()]
+    return beside({name: medians(turns) for name, turns in in_turns(ways, repeat).items()}, "ms each")
 
 
 def rate(tasks: int, begun: float, used: float) -> dict[str, float]:
