@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters at other sites: the connection beside plain ssh, and the gateway with many agents behind it.
+"""Clusters at other sites: the connection, files and relayed bytes beside plain ssh, and the gateway with many agents.
 
 python -m benchmarks.sites connection [--repeat 5] [--megabytes 100]
 python -m benchmarks.sites short-job [--repeat 5]
+python -m benchmarks.sites there-and-back [--repeat 3] [--megabytes 300]
+python -m benchmarks.sites relayed [--repeat 5] [--mib 64] [--pings 200] [--delay 0.02]
+python -m benchmarks.sites measured [--repeat 5] [--mib 64] [--delay 0]
+python -m benchmarks.sites catalogues [--repeat 7] [--entries 50000]
 python -m benchmarks.sites many [--agents 1000]
 python -m benchmarks.sites idle [--agents 100] [--seconds 60]
 
-The first two need root: the site is a network namespace with real sshd, reached at once and with 40 ms for a way there
-and back. The others have the gateway on this host, with no ssh before it.
+Those up to ``measured`` need root: the site is a network namespace with real sshd, reached at once and with 40 ms for a
+way there and back, or with the delay that is given. ``many`` and ``idle`` have the gateway on this host, with no ssh
+before it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 import os
 import socket
@@ -21,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,16 +39,21 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from benchmarks.agents import heard, raise_files, started
 from benchmarks.common import (
+    PYTHONPATH,
     Row,
+    beside,
     command_cost,
     in_turns,
+    least,
     main,
     medians,
+    processor_seconds,
     processor_time,
     resident_mib,
     succeeds,
     until,
 )
+from koala_adapter.sites.catalogue import read_catalogue
 from koala_adapter.sites.remotesite import RemoteSite, SiteAddress
 from tests.gateways import resident_gateways
 from tests.real.systems.othersite import ADDRESS, OtherSite
@@ -49,6 +61,7 @@ from tests.real.systems.othersite import ADDRESS, OtherSite
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+MIB = 1024**2
 DELAYS = {0.0: "0 ms", 0.02: "40 ms"}
 HEARTBEAT = 20.0
 """Seconds between two signs of life of an agent, as a site file has it by default."""
@@ -166,6 +179,296 @@ def service_for(there: OtherSite, directory: Path) -> Iterator[tuple[str, ...]]:
             yield koala
         finally:
             service.terminate()
+
+
+# -- Files ---------------------------------------------------------------------------------------------------
+
+MEGABYTE = 1_000_000
+COPYING = """
+walltime = 600
+[[components]]
+command = ["sh", "-c", "mkdir out; cp input out/copy; date +%s.%N"]
+processors = 1
+cluster = "far"
+input_files = [{{ source = "{source}", target = "input" }}]
+output_files = ["out"]
+"""
+"""Copies its input file to its output files, and prints when it ends."""
+
+
+def there_and_back(*, repeat: int = 3, megabytes: int = 300) -> list[Row]:
+    """Seconds until a file is at a site, and back here, by koala, by rsync and by ``cat``.
+
+    Koala's begin with ``koala submit``, which copies the file first, and with the end of the process that has written
+    it. rsync and cat use an ssh connection that is there already, as koala does.
+    """
+    rows: list[Row] = []
+    for one_way, delay in DELAYS.items():
+        with (
+            OtherSite(delay=one_way) as there,
+            tempfile.TemporaryDirectory() as name,
+            serving(there, Path(name)) as koala,
+        ):
+            turns = [_there_and_back(there, Path(name), koala, megabytes) for _ in range(repeat)]
+        for way in turns[0]:
+            found = {by: statistics.median(turn[way][by] for turn in turns) for by in turns[0][way]}
+            ratio = found["rsync, s"] / found["koala, s"]
+            rows.append({"": way, "a way there and back": delay, **found, "speed, by that of rsync": ratio})
+    return rows
+
+
+@contextmanager
+def serving(there: OtherSite, directory: Path) -> Iterator[tuple[str, ...]]:
+    """Run a service for a site, and an ssh connection beside it; yield how ``koala`` is called."""
+    master = _ssh(there, directory)
+    with service_for(there, directory) as koala:
+        kept = [*master, "-o", "ControlMaster=auto", "-o", "ControlPersist=600"]
+        subprocess.run([*kept, there.name, "true"], check=True)
+        try:
+            yield koala
+        finally:
+            subprocess.run([*master, "-O", "exit", there.name], stderr=subprocess.DEVNULL, check=False)
+
+
+def _ssh(there: OtherSite, directory: Path) -> list[str]:
+    return ["ssh", "-F", str(there.ssh_config), "-S", str(directory / "ssh")]
+
+
+def _there_and_back(
+    there: OtherSite, directory: Path, koala: tuple[str, ...], megabytes: int
+) -> dict[str, dict[str, float]]:
+    """Return seconds, by way and program."""
+    source, copy, back = directory / "source", directory / "copy", directory / "back"
+    source.write_bytes(os.urandom(megabytes * MEGABYTE))
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    ssh = _ssh(there, directory)
+    rsync = ["rsync", "--whole-file", "--rsh", " ".join(ssh)]
+    plain = {
+        "there": ([*rsync, str(source), f"{there.name}:{copy}"], [*ssh, there.name, f"cat > {copy}"]),
+        "back": ([*rsync, f"{there.name}:{copy}", str(back)], [*ssh, there.name, f"cat {copy}"]),
+    }
+    found: dict[str, dict[str, float]] = {}
+    for way, (by_rsync, by_cat) in plain.items():
+        found[way] = {"rsync, s": _copy_seconds(by_rsync, source, back)}
+        found[way]["cat, s"] = _copy_seconds(by_cat, source, back)
+    job_file = directory / "job.toml"
+    job_file.write_text(COPYING.format(source=source))
+    began = time.monotonic()
+    job = json.loads(
+        subprocess.run([*koala, "submit", "--json", str(job_file)], check=True, capture_output=True).stdout
+    )
+    submitted = time.monotonic() - began
+    cached = directory / "there" / "cache" / digest
+    until("the file is there", cached.exists, look=0.005)
+    found["there"] = {"koala, s": time.monotonic() - began, "until submitted, s": submitted, **found["there"]}
+    arrived = directory / "state" / "jobs" / str(job["id"]) / "c1" / "0" / "out" / "copy"
+    until("the file is back", arrived.exists, look=0.005)
+    ended = time.time()
+    out = subprocess.run([*koala, "logs", str(job["id"])], check=True, capture_output=True, text=True).stdout
+    found["back"] = {"koala, s": ended - float(out.split()[-1]), **found["back"]}
+    if hashlib.sha256(arrived.read_bytes()).hexdigest() != digest:
+        raise SystemExit("another content has come back")
+    for path in (source, copy, back, cached, arrived):
+        path.unlink()
+    return found
+
+
+def _copy_seconds(command: list[str], source: Path, target: Path) -> float:
+    """Run a command that copies from its input, or to its output; return how long it takes."""
+    target.unlink(missing_ok=True)
+    with source.open("rb") as given, target.open("wb") as taken:
+        began = time.monotonic()
+        subprocess.run(command, stdin=given, stdout=taken, check=True)
+        return time.monotonic() - began
+
+
+# -- Relayed connections -------------------------------------------------------------------------------------
+
+SERVER = """
+import os, socket, threading
+
+def serve(connection):
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if connection.recv(1) == b"p":
+        while connection.recv(1):
+            connection.sendall(b"p")
+    else:
+        while connection.recv(1 << 20):
+            pass
+        connection.sendall(b"!")
+    connection.close()
+
+listening = socket.create_server(("", 0))
+print(os.environ.get("KOALA_RELAY_ADDRESS", "127.0.0.1"), listening.getsockname()[1], flush=True)
+while True:
+    threading.Thread(target=serve, args=listening.accept()[:1], daemon=True).start()
+"""
+"""Answers each byte, or takes all bytes and answers when they have ended."""
+RELAYED = """
+walltime = "1h"
+relay = true
+host_ports = [9]
+[[components]]
+command = ["{python}", "-c", '''{server}''']
+processors = 1
+"""
+
+
+def relayed(*, repeat: int = 5, mib: int = 64, pings: int = 200, delay: float = 0.0) -> list[Row]:
+    """A connection to a rank at a site through koala, by ``ssh -L`` to the same rank, and to a server here.
+
+    ``delay``: seconds that each way to the site takes.
+    """
+    with ExitStack() as stack:
+        there = stack.enter_context(OtherSite(delay=delay))
+        koala = stack.enter_context(rank_there(there))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        forward = f"127.0.0.1:{port}:{ADDRESS}:{koala[1]}"
+        stack.enter_context(process(["ssh", "-F", str(there.ssh_config), "-N", "-L", forward, "site"]))
+        here = stack.enter_context(process([sys.executable, "-c", SERVER]))
+        ways = {"koala": koala, "ssh -L": ("127.0.0.1", port), "direct": told(here)}
+        for address in ways.values():
+            until("the server answers", partial(answers, address))
+        speeds = in_turns({name: partial(speed, one, mib) for name, one in ways.items()}, repeat)
+        trips = in_turns({name: partial(round_trip, one, pings) for name, one in ways.items()}, repeat)
+    return [_medians_beside_ssh("MiB/s", speeds), _medians_beside_ssh("round trip, ms", trips)]
+
+
+def _medians_beside_ssh(name: str, turns: dict[str, list[float]]) -> Row:
+    """Return the medians of all ways, and koala's over that of ssh."""
+    found = {way: statistics.median(values) for way, values in turns.items()}
+    return {"": name, **found, "koala / ssh -L": found["koala"] / found["ssh -L"]}
+
+
+def speed(address: tuple[str, int], mib: int) -> float:
+    """Return MiB/s of one connection, in one direction."""
+    data = os.urandom(MIB)
+    with closing(socket.create_connection(address)) as connection:
+        began = time.monotonic()
+        connection.sendall(b"b")
+        for _ in range(mib):
+            connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        if connection.recv(1) != b"!":
+            raise SystemExit("a connection of the benchmark broke")
+        return mib / (time.monotonic() - began)
+
+
+def round_trip(address: tuple[str, int], pings: int) -> float:
+    """Return milliseconds from a byte to its answer, on an open connection."""
+    with closing(socket.create_connection(address)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(b"p")
+        times = []
+        for _ in range(pings):
+            began = time.monotonic()
+            connection.sendall(b"p")
+            if not connection.recv(1):
+                raise SystemExit("a connection of the benchmark broke")
+            times.append(time.monotonic() - began)
+        return 1000 * statistics.median(times)
+
+
+def answers(address: tuple[str, int]) -> bool:
+    """Tell whether a byte is answered."""
+    try:
+        return round_trip(address, 1) > 0
+    except (OSError, SystemExit):
+        return False
+
+
+@contextmanager
+def process(command: list[str], **options: object) -> Iterator[subprocess.Popen[str]]:
+    """Run a process during the block."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as one:  # type: ignore[call-overload]
+        try:
+            yield one
+        finally:
+            one.terminate()
+
+
+def told(server: subprocess.Popen[str]) -> tuple[str, int]:
+    """Return where a server listens, as it prints it, alone or behind the name of its rank."""
+    for line in server.stdout or ():
+        words = line.split()
+        if len(words) in {2, 3} and words[-1].isdecimal():
+            return words[-2], int(words[-1])
+    raise SystemExit("the server of the benchmark has failed; its message is above")
+
+
+@contextmanager
+def rank_there(there: OtherSite) -> Iterator[tuple[str, int]]:
+    """Have a job with a server at a site during the block; yield the address at which it is reached here."""
+    with tempfile.TemporaryDirectory(prefix="koala-") as place:
+        directory = Path(place)
+        (directory / "job.toml").write_text(RELAYED.format(python=sys.executable, server=SERVER))
+        where = ["--site", str(site_file(there, directory)), "--state", str(directory / "state")]
+        run = [sys.executable, "-m", "koala_adapter.cli", *where, "run", str(directory / "job.toml")]
+        with process(run, env={**os.environ, "PYTHONPATH": PYTHONPATH}, stderr=subprocess.DEVNULL) as koala:
+            yield told(koala)
+
+
+# -- What koala knows of the network and of files ------------------------------------------------------------
+
+
+def measured(*, repeat: int = 5, mib: int = 64, delay: float = 0.0) -> list[Row]:
+    """Bandwidth to a site as koala measures it with 6 MiB at most, over that of ``ssh SITE 'cat > /dev/null'``.
+
+    ``delay``: seconds that each way takes.
+    """
+    content = os.urandom(mib * MIB)
+    with OtherSite(delay=delay) as there:
+        ssh = ["ssh", "-F", str(there.ssh_config), "site"]
+        address = SiteAddress(name="site", ssh="site", options=("-F", str(there.ssh_config)), listen=ADDRESS)
+
+        def copied() -> float:
+            """Return MiB/s, with the time to log in left out."""
+            times = []
+            for data in (b"", content):
+                began = time.monotonic()
+                subprocess.run([*ssh, "cat > /dev/null"], input=data, check=True)
+                times.append(time.monotonic() - began)
+            return mib / (times[1] - times[0])
+
+        async def measure() -> float:
+            site = RemoteSite(address)
+            try:
+                found = await site.measure()
+            finally:
+                await site.close()
+            return found.size / found.seconds / MIB
+
+        turns = in_turns({"koala": lambda: anyio.run(measure), "ssh": copied}, repeat)
+    koala, ssh_cat = (statistics.median(turns[name]) for name in ("koala", "ssh"))
+    return [
+        {
+            "": "bandwidth, MiB/s",
+            "koala": koala,
+            "least": min(turns["koala"]),
+            "most": max(turns["koala"]),
+            "ssh cat": ssh_cat,
+            "ratio": koala / ssh_cat,
+        }
+    ]
+
+
+def catalogues(*, repeat: int = 7, entries: int = 50_000) -> list[Row]:
+    """Processor time to read a catalogue and to look for each of its names, over that to split its text."""
+    text = "".join(f"set{number % 100}/file{number} /data/sets/file{number}\n" for number in range(entries)).encode()
+    found = read_catalogue(text)
+
+    def look() -> None:
+        for name in found.names:
+            found.place_of(name)
+
+    ways: dict[str, Callable[[], object]] = {
+        "split into words": lambda: [line.split() for line in text.decode().split("\n")],
+        "read": lambda: read_catalogue(text),
+        "each name looked for": look,
+    }
+    times = least({name: partial(processor_seconds, way) for name, way in ways.items()}, repeat)
+    return beside({name: {"processor, s": used} for name, used in times.items()}, "processor, s")
 
 
 # -- Many agents behind one gateway --------------------------------------------------------------------------
@@ -323,4 +626,4 @@ async def served(serve: Callable[[SocketStream], Awaitable[None]]) -> AsyncItera
 
 if __name__ == "__main__":
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    main(connection, short_job, many, idle)
+    main(connection, short_job, there_and_back, relayed, measured, catalogues, many, idle)

@@ -266,7 +266,7 @@ negotiation wish --repeat 2
 negotiation points --repeat 2 --calls 100
 tasks handed-out --tasks 50 --pullers 2 --repeat 1
 wiki codec --nodes 20 --jobs 20 --repeat 1
-network catalogues --entries 100 --repeat 1
+sites catalogues --entries 100 --repeat 1
 """
 """Benchmarks that need no batch system, with the smallest settings."""
 NIGHTLY = (
