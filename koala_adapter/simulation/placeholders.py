@@ -295,10 +295,9 @@ class _Held:
 
 @dataclass(slots=True)
 class Milestones:
-    """Times of a job's submission, claims, start and end, in seconds."""
+    """Times of a job's submission, start and end, in seconds."""
 
     submitted_at: float
-    first_held_at: float | None = None
     launched_at: float | None = None
     ended_at: float | None = None
     outcome: JobOutcome | None = None
@@ -309,13 +308,6 @@ class Milestones:
     def co_allocation(self) -> float | None:
         """Seconds from the submission until all processors were held; None when it never started."""
         return None if self.launched_at is None else self.launched_at - self.submitted_at
-
-    @property
-    def holding(self) -> float | None:
-        """Seconds for which processors of the last claim were held idle, from the first to the last."""
-        if self.launched_at is None or self.first_held_at is None:
-            return None
-        return self.launched_at - self.first_held_at
 
 
 class SimulatedService:
@@ -489,11 +481,6 @@ class SimulatedService:
         host = f"{one.system.name}-{one.job.places[0]}"
         ends_at = one.job.started_at + one.job.walltime
         self._post(ev.PlaceholderHeld(time=self.engine.now, placeholder=id_, host=host, address=host, ends_at=ends_at))
-        placeholder = self.state.placeholders.get(id_)
-        if placeholder is not None and placeholder.job_id in self.jobs:
-            milestones = self.jobs[placeholder.job_id]
-            if milestones.first_held_at is None:
-                milestones.first_held_at = self.engine.now
 
     def _gone(self, id_: PlaceholderId, job: QueuedJob, reason: EndReason) -> None:
         if job.started_at is not None:
@@ -543,8 +530,6 @@ class SimulatedService:
         for claim in record.claims:
             if claim.cluster is not None:
                 milestones.clusters[claim.cluster] = milestones.clusters.get(claim.cluster, 0) + claim.processors
-        held = [self.state.placeholders[rank.placeholder].held_at for rank in action.ranks]
-        milestones.first_held_at = min((at for at in held if at is not None), default=self.engine.now)
         run = partial(self._run, action, self._program_of(record))
         self.engine.after(self.delays.message, run, rank=SETTLED)
 
