@@ -170,8 +170,8 @@ def site_file(there: OtherSite, directory: Path) -> Path:
 @contextmanager
 def service_for(there: OtherSite, directory: Path) -> Iterator[tuple[str, ...]]:
     """Run a service for another site, which has run a job; yield how ``koala`` is called."""
-    koala = (str(Path(sys.executable).with_name("koala")), "--site", str(site_file(there, directory)))
-    koala += ("--state", f"{directory}/state")
+    program = str(Path(sys.executable).with_name("koala"))
+    koala = (program, "--site", str(site_file(there, directory)), "--state", f"{directory}/state")
     with (directory / "log").open("wb") as log, subprocess.Popen([*koala, "serve"], stderr=log) as service:
         try:
             until("an answer of the service", lambda: succeeds((*koala, "metrics")))

@@ -13,7 +13,7 @@ from math import inf, nan
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from koala_adapter.errors import SimulationError
 from koala_adapter.report.figures import Figure, Series
@@ -493,16 +493,20 @@ def _remark(source: Source, path: Path | None) -> str:
     return f"{source.name} is {path.name} in place of {source.releases[0]}: {advice(source.page)}."
 
 
+AVERAGED = ("wait", "slowdown", "bounded", "short", "run", "utilization", "waiting")
+"""What is averaged over seeds."""
+
+
 def averaged(found: Sequence[Measured]) -> list[Measured]:
     """Return the means over seeds, in order of first occurrence."""
     groups: dict[tuple[str, str, bool], list[Measured]] = {}
     for one in found:
         groups.setdefault((one.trace, one.policy, one.exact), []).append(one)
-    means = ("wait", "slowdown", "bounded", "short", "run", "utilization", "waiting")
-    return [
-        replace(group[0], **{name: fmean(getattr(one, name) for one in group) for name in means})
-        for group in groups.values()
-    ]
+    averages = []
+    for group in groups.values():
+        means: dict[str, Any] = {name: fmean(getattr(one, name) for one in group) for name in AVERAGED}
+        averages.append(replace(group[0], **means))
+    return averages
 
 
 EXPERIMENT = Experiment(
