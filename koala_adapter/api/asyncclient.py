@@ -17,7 +17,7 @@ from koala_adapter.api.client import AGAIN, LOOK_AGAIN, TIMEOUT, new_submission,
 from koala_adapter.api.protocol import from_json
 from koala_adapter.api.statedirectory import socket_path
 from koala_adapter.errors import ServiceAbsentError, ServiceUnavailableError
-from koala_adapter.host.accepting import Received
+from koala_adapter.host.unixstream import Received
 from koala_adapter.report.values import JobReport
 
 if TYPE_CHECKING:

@@ -35,9 +35,10 @@ from koala_adapter.errors import (
     ServiceAbsentError,
     ServiceUnavailableError,
 )
-from koala_adapter.host.accepting import Received, serve_streams
+from koala_adapter.host.accepting import serve_streams
 from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.host.sockets import same_user
+from koala_adapter.host.unixstream import Received
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import Job as CheckedJob
 from koala_adapter.model import JobId

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Services of the local machine: clock, private directories, sockets, supervision by systemd, metrics.
 
-``clock``, ``privatedirectory`` and ``sockets`` need the
-standard library only, so that clients start quickly; ``accepting``, ``process`` and ``metricsport`` need anyio.
+``clock``, ``privatedirectory`` and ``sockets`` need the standard library only, so that clients start quickly;
+``unixstream`` needs anyio as well; ``accepting``, ``process`` and ``metricsport`` also the log.
 """
 
 from __future__ import annotations

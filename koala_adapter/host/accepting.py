@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accepting stream connections under load: admission control of unproven peers, the accept loop, Unix sockets.
+"""Accepting stream connections under load: admission control of unproven peers, and the accept loop.
 
 Any client that reaches a port can open connections until this process, or the machine, has no descriptors left.
 Admission control bounds the connections without a proof of identity. When accepting fails for want of descriptors
 (accept(2)), the loop tries again a moment later.
-
-Where accepting from a Unix socket, or reading from one, is cancelled as something comes, anyio 4.16 has the event loop
-report an InvalidStateError. :func:`anyio.wait_readable` does not, so that is waited for first.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
-from anyio.abc import ByteReceiveStream, SocketAttribute, SocketListener
+from anyio.abc import SocketAttribute, SocketListener
 from anyio.streams.stapled import MultiListener
 
 from koala_adapter.host.containment import report_defect
@@ -124,6 +121,7 @@ async def accepted(listener: SocketListener, *, failed: Callable[[OSError], None
     while True:
         try:
             if listener.extra(SocketAttribute.family) is socket.AF_UNIX:
+                # Cancelled as a peer comes, anyio's own waiting would be reported: see koala_adapter.host.unixstream.
                 await anyio.wait_readable(listener.extra(SocketAttribute.raw_socket))
             return await listener.accept()
         except (OSError, anyio.BrokenResourceError) as error:
@@ -133,24 +131,3 @@ async def accepted(listener: SocketListener, *, failed: Callable[[OSError], None
             if failed is not None:
                 failed(cause)
         await anyio.sleep(PAUSE)
-
-
-# -- Reading from a Unix socket ------------------------------------------------------------------------------
-
-
-class Received(ByteReceiveStream):
-    """The receiving side of a connection by a Unix socket."""
-
-    def __init__(self, stream: SocketStream) -> None:
-        """``stream``: closed by its owner."""
-        self._stream = stream
-        self._socket = stream.extra(SocketAttribute.raw_socket)
-
-    async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Return what has come, as soon as there is something. Raises as the stream does."""
-        await anyio.wait_readable(self._socket)
-        return await self._stream.receive(max_bytes)
-
-    async def aclose(self) -> None:
-        """Close the connection."""
-        await self._stream.aclose()

@@ -15,9 +15,9 @@ from anyio.abc import SocketAttribute
 
 import koala_adapter
 from koala_adapter.errors import LrmUnavailableError, ProtocolError
-from koala_adapter.host.accepting import Received
 from koala_adapter.host.privatedirectory import make_private_directory
 from koala_adapter.host.sockets import peer_user
+from koala_adapter.host.unixstream import Received
 from koala_local.jobs import LAYOUT_NAME, LOG_NAME, LONGEST_MESSAGE, Layout, decode, encode, raise_failure, short_path
 
 if TYPE_CHECKING:

@@ -27,8 +27,9 @@ from koala_adapter.api.server import Server, listening
 from koala_adapter.api.statedirectory import SOCKET_NAME, socket_path
 from koala_adapter.errors import JobRefusedError, KoalaError
 from koala_adapter.host import containment
-from koala_adapter.host.accepting import Received, serve_streams
+from koala_adapter.host.accepting import serve_streams
 from koala_adapter.host.containment import LOG_INTERVAL, MOST_KINDS, DefectLog
+from koala_adapter.host.unixstream import Received
 from koala_adapter.lrm import RenderedSubmission, Submission
 from koala_adapter.model import JobId, PlaceholderId, RunnerName, Sweep, SweepAxis
 from koala_adapter.negotiation import frame
