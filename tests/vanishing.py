@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A directory that another process removes between its being seen and its being read."""
+"""Directories that other processes change while they are read."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from koala_adapter.host.regularfile import paths_below
 
 
 def vanish_when_read(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +27,13 @@ def vanish_when_read(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", removed_before)
+
+
+def size_below(directory: Path) -> int:
+    """Return the bytes of all regular files below a directory, less those that are removed meanwhile."""
+    size = 0
+    for path in paths_below(directory):
+        with suppress(FileNotFoundError):
+            status = path.lstat()
+            size += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return size

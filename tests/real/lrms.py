@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from koala_adapter.host.regularfile import paths_matching
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.pbs import PbsServer
 from tests.real.systems.processes import PATIENCE, SeenProcess, find_processes, wait_until
@@ -186,8 +187,8 @@ class Traces:
         found += [f"process {pid}" for pid in (*self.ranks(), *self._agents())]
         found += [f"private directory {path}" for path in self.directories if path.exists()]
         found += [f"{WORDS} {path.name}" for path in user.output.iterdir()]
-        for pattern in ("clusters/*/scripts/*", "jobs/*/input", "*.token"):
-            found += [f"file {path}" for path in user.state.glob(pattern)]
+        for pattern in ("clusters/*/scripts/*", "jobs/*/_input", "*.token"):
+            found += [f"file {path}" for path in paths_matching(user.state, pattern)]
         return found + self._secrets()
 
     def ranks(self) -> list[int]:

@@ -16,6 +16,7 @@ from koala_adapter.service.results import LEDGER_NAME, Results, ResultStore, rea
 from koala_adapter.vjm.channel import Launch, LaunchFile, Release, TaskEnded, TaskFiles
 from koala_adapter.vjm.listener import AgentRegistered
 from tests.real.agents import LIVENESS, Site, placeholder
+from tests.vanishing import size_below
 
 MIB = 1024 * 1024
 EXITED = TaskEnd(reason=EndReason.EXITED, exit_code=0)
@@ -217,7 +218,7 @@ async def test_files_survive_restarts_of_the_center(deliveries: Deliveries) -> N
         assert (await site.wait_for(TaskEnded)).end.exit_code == 4
         site.center.tell(placeholder(), Release(grace=1))  # from now on the agent stays only for its files
         await some_arrived(deliveries, 2 * MIB)
-    assert (await anyio.to_thread.run_sync(size_of, deliveries.job)) < 2 * len(content)
+    assert (await anyio.to_thread.run_sync(size_below, deliveries.job)) < 2 * len(content)
     for more in (6 * MIB, 100 * MIB):
         deliveries.restart()
         async with site.serving():
@@ -232,15 +233,10 @@ async def test_files_survive_restarts_of_the_center(deliveries: Deliveries) -> N
     assert not (deliveries.job / "c1" / "0.partial").exists()
 
 
-def size_of(directory: Path) -> int:
-    """Return the bytes of all files below a directory."""
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-
-
 async def some_arrived(deliveries: Deliveries, size: int) -> None:
     """Wait until so many bytes are there."""
     with anyio.fail_after(LIVENESS):
-        while size_of(deliveries.job) < size:  # noqa: ASYNC110 - files, of which no event tells
+        while size_below(deliveries.job) < size:  # noqa: ASYNC110 - files, of which no event tells
             await anyio.sleep(0.01)
 
 

@@ -23,6 +23,7 @@ import pytest
 
 from koala_adapter.api.client import Client
 from koala_adapter.api.offline import end_daemons
+from koala_adapter.host.regularfile import paths_below
 from tests.examplejobs import ALONE, BODIES, REST, STEPS, sizes_and_digest, write_nbody
 from tests.gateways import resident_gateways
 from tests.real.systems.othersite import ADDRESS, OtherSite
@@ -141,7 +142,7 @@ class Home:
         """Insist that the site has neither processes nor files of ours."""
 
         def left() -> list[str]:
-            files = [str(path) for path in (self.directory / "there").rglob("*") if not path.is_dir()]
+            files = [str(path) for path in paths_below(self.directory / "there") if not path.is_dir()]
             return [*map(str, self.gateways()), *files]
 
         wait_until(lambda: not left(), seconds=PATIENCE, what="nothing is left there", details=lambda: str(left()))

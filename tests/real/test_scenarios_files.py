@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_CONFIGURATION, EXIT_WALLTIME
+from koala_adapter.host.regularfile import paths_matching
 from koala_adapter.model import LARGEST_SENT
 from koala_adapter.outcome import JobState
 from tests.real.conftest import NewUser
@@ -20,6 +21,7 @@ from tests.real.lrms import System, Traces, placeholders
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, SeenProcess, SystemDirectory, find_processes, wait_until
 from tests.real.user import KoalaUser, part, runs_with_known_ids
+from tests.vanishing import size_below
 
 # -- What ranks are given and what they write; and how they end under MPI when they cannot even start.
 
@@ -230,7 +232,7 @@ while [ $(ls {written} | wc -l) -lt 4 ]; do sleep 0.2; done; exit 7"""
     directory = user.state / "jobs" / job
 
     def size() -> int:
-        return sum(path.stat().st_size for path in directory.glob("*/*/**/*") if path.is_file())
+        return sum(size_below(rank) for rank in paths_matching(directory, "*/*") if rank.is_dir())
 
     def wait_for_size(least: int) -> None:
         wait_until(lambda: size() > least, seconds=PATIENCE, what="files arrive", details=user.details)
