@@ -19,6 +19,7 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO
 
+from koala_adapter.config.written import is_text
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceRunningError, ServiceUnavailableError
 from koala_adapter.host.privatedirectory import make_private_directory, user_name, weakness
 from koala_adapter.host.regularfile import paths_matching
@@ -49,6 +50,8 @@ def check_directory(directory: Path) -> None:
 
     Raises ConfigurationError.
     """
+    if not is_text(str(directory)):
+        raise _unusable(directory, "its name is not UTF-8")
     try:
         found = weakness(directory)
         if found:

@@ -15,6 +15,7 @@ import click
 
 from koala_adapter import config
 from koala_adapter.config.tomlfile import toml_of
+from koala_adapter.config.written import is_text
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import Notified
 from koala_adapter.python.description import SLOT_NAMES, WALLTIME, Component, Job
@@ -244,10 +245,8 @@ def checked(session: Session, described: Job, save_as: Path | None) -> CheckedJo
     Raises ConfigurationError, before anything is written.
     """
     text = toml_of(described.values())
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ConfigurationError(f"{SOURCE}: an argument is not UTF-8", hint="rename the file it names") from None
+    if not is_text(text):
+        raise ConfigurationError(f"{SOURCE}: an argument, or the present directory, is not UTF-8", hint="rename it")
     job = session.job(described)
     if save_as is not None:
         _save(save_as, text)

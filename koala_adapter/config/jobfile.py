@@ -29,8 +29,8 @@ from koala_adapter.config.jobtables import (
 )
 from koala_adapter.config.slottable import slots_of, unknown_clusters
 from koala_adapter.config.sweeps import OF_ARRAY, array_problems, launchers, sweep_of, sweep_problems, within_tasks
-from koala_adapter.config.tomlfile import Document, parse_document, read_text, show_duration
-from koala_adapter.config.written import DescribedJob
+from koala_adapter.config.tomlfile import Document, parse_document, printable, read_text, show_duration
+from koala_adapter.config.written import DescribedJob, is_text
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import (
     ClusterName,
@@ -528,6 +528,9 @@ def job_as_described(described: DescribedJob, *, user: str, site: SiteConfig | N
     Raises ConfigurationError with all that is wrong, one problem per line.
     """
     source, directory, environment = described.source, Path(described.directory), described.environment
+    if not is_text(described.directory):
+        message = f"{printable(source)}: the name of its directory is not UTF-8: {printable(described.directory)}"
+        raise ConfigurationError(message, hint="rename it, or submit from another one")
     if described.text is None:
         document = Document(source=source, text="", data=described.values)
     else:

@@ -30,6 +30,7 @@ from koala_adapter.api.server import listening
 from koala_adapter.api.statedirectory import LOCK_NAME, SOCKET_NAME, ownership, prepare_directory
 from koala_adapter.config.written import DescribedJob
 from koala_adapter.errors import (
+    ConfigurationError,
     JobNotFoundError,
     KoalaError,
     ProtocolError,
@@ -286,6 +287,12 @@ def test_refusal_of_an_unknown_type_is_still_an_error() -> None:
 
 def test_reply_without_error_raises_nothing() -> None:
     protocol.raise_refusal(protocol.Reply(result={"pid": 1}))
+
+
+def test_a_state_directory_whose_name_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    """Reports name it, in JSON."""
+    with pytest.raises(ConfigurationError, match="its name is not UTF-8"):
+        prepare_directory(tmp_path / "\udcff")
 
 
 # -- Who owns a state directory while another process still has the descriptor of its lock.

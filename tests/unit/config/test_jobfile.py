@@ -670,3 +670,13 @@ def test_notices_need_a_way(site: SiteConfig) -> None:
     told = site.model_copy(update={"notify": NotifyConfig(mail="me@example.org")})
     job = load_job_text(text, user="alice", directory=Path(), site=told)
     assert [one.value for one in job.notify] == ["end", "fail"]
+
+
+def test_a_job_file_in_a_directory_whose_name_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    """The paths of its input files could not be written down."""
+    path = tmp_path / "\udcff" / "a.toml"
+    path.parent.mkdir()
+    path.write_text('walltime = "1m"\n[[components]]\ncommand = ["true"]\nprocessors = 1\n')
+    with pytest.raises(ConfigurationError, match=r"the name of its directory is not UTF-8: .*udcff") as refused:
+        load_job(path, user="u")
+    refused.value.message.encode()
