@@ -174,6 +174,8 @@ class Server:
         self.reload_wanted = False
         """It ends to be started again with the site file as it is now."""
         self.stop_wanted = anyio.Event()
+        self._stopping = False
+        """A client has asked for the end, and waits until no process owns the state directory."""
         self._ending = False
         self._leaving = False
         self._conversations = 0
@@ -311,11 +313,15 @@ class Server:
                 return {"stops": self._ending}
             case "reload":
                 self._reload()
+            case "stop":
+                self._stopping, self.reload_wanted = True, False
         site = None if self._site_file is None else asdict(self._site_file)
         told = {"unfinished": len(service.unfinished), "site": site, "reload_failure": self._reload_failure}
         return {"pid": os.getpid(), **told}
 
     def _reload(self) -> None:
+        if self._stopping:
+            raise ServiceAbsentError("the koala service is about to end", hint="start it anew with `koala serve`")
         if self._read_again is None:
             hint = "it reads the site file of the next command when it has ended"
             raise ServiceUnavailableError(

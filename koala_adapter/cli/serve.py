@@ -188,7 +188,7 @@ async def _serve(
     server: Server | None = None
 
     def goes_on() -> bool:
-        return settings.earlier is not None
+        return settings.earlier is not None and (server is None or server.reload_wanted)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_signal, tasks.cancel_scope)

@@ -25,6 +25,7 @@ from koala_adapter.api import server as server_module
 from koala_adapter.api.client import Client
 from koala_adapter.api.closedjournal import ClosedJournal, closed_journal
 from koala_adapter.api.offline import clean, recorded
+from koala_adapter.api.protocol import Request
 from koala_adapter.api.server import Server, host
 from koala_adapter.api.statedirectory import JOURNAL_NAME, socket_path
 from koala_adapter.cli.koala import koala
@@ -39,6 +40,7 @@ from koala_adapter.errors import (
     JournalBlockedError,
     LrmUnavailableError,
     RecoveryError,
+    ServiceAbsentError,
     ServiceUnavailableError,
 )
 from koala_adapter.lrm import Capabilities, PluginDefinition
@@ -400,6 +402,20 @@ async def test_client_that_leaves_as_the_service_ends_costs_no_message(served: S
             client.connect(str(socket_path(served.directory)))
             await anyio.wait_all_tasks_blocked()  # the service waits for its first line
     assert not reported
+
+
+async def test_a_stop_goes_before_a_reload(served: Served) -> None:
+    """Whichever comes first: who has asked for the stop waits until the service has ended."""
+    stop, reload = Request(operation="stop"), Request(operation="reload")
+    async with served.running() as service:
+        server = Server(service, read_again=lambda: None)
+        server._result(reload)
+        assert server.reload_wanted
+        server._result(stop)
+        assert not server.reload_wanted
+        with pytest.raises(ServiceAbsentError, match="is about to end"):
+            server._result(reload)
+        assert not server.reload_wanted
 
 
 ARRAY = 'walltime = "1m"\narray = "1-9%3"\n[[components]]\ncommand = ["./a"]\nprocessors = 1\n'
