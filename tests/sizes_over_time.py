@@ -20,8 +20,9 @@ from koala_adapter.simulation.countedclusters import Run
 from koala_adapter.simulation.multicluster import Multicluster, Settings
 from koala_adapter.simulation.platform import ClusterModel, Platform
 from koala_experiments.bags import Bag
+from koala_experiments.framework import LiveOutcome, LiveRun
 from koala_experiments.live import platform_of, with_delays
-from koala_experiments.liveruns import LiveOutcome, LiveRun, RunningService, carried_out
+from koala_experiments.liveruns import RunningService, carried_out
 from tests.local_koala import eventually
 
 PROCESSORS = 8

@@ -37,8 +37,9 @@ from koala_adapter.service.journal import Journal
 from koala_adapter.service.service import configuration
 from koala_adapter.simulation.placeholders import BatchSystem, Delays, Rigid, SimulatedService, run_to_end
 from koala_adapter.simulation.world import Engine
+from koala_experiments.framework import LiveRun
 from koala_experiments.live import clusters_in_small, workload_in_small
-from koala_experiments.liveruns import LiveRun, run_live
+from koala_experiments.liveruns import run_live
 from tests.local_koala import Koala, eventually, processes_naming
 
 # -- A service inside the test's process, of which every action is seen that it carries out.

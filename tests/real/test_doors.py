@@ -16,18 +16,9 @@ from koala_adapter.errors import EXIT_CANCELLED
 from koala_adapter.outcome import JobState
 from koala_adapter.parsl import KoalaProvider
 from koala_adapter.report.values import JobReport
+from koala_experiments.framework import ALL, COUNTERED, DECLINING, EVOLVING, MALLEABLE, Pace, Scenario
 from koala_experiments.negotiation import as_published, course_of
-from koala_experiments.stage import (
-    ALL,
-    COUNTERED,
-    DECLINING,
-    EVOLVING,
-    MALLEABLE,
-    Pace,
-    Places,
-    Scenario,
-    Stage,
-)
+from koala_experiments.stage import Places, Stage
 from tests.daskprogram import DaskProgram, sum_of_squares, write_dasksum
 from tests.daskprograms import TASKS
 from tests.parsl_pool import TASKS_ARE_FOUND, parsl_over, squares

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shlex
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +104,18 @@ def test_every_module_is_an_experiment() -> None:
         assert found.summary.endswith(".")
         assert found.paper
         assert found.seeds >= 1
+
+
+def test_the_experiments_are_listed_without_the_code_of_a_service() -> None:
+    """Also those that run one begin with it only when they are run."""
+    program = (
+        "import sys\n"
+        "from koala_experiments.framework import experiment_names, load_experiment\n"
+        "assert [load_experiment(name) for name in experiment_names()]\n"
+        "print([name for name in sys.modules if name.startswith('koala_adapter.service')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_an_unknown_experiment_is_refused() -> None:

@@ -33,26 +33,21 @@ from koala_adapter.simulation.platform import DAS3
 from koala_adapter.tasks.connection import connected, received, sent
 from koala_adapter.tasks.server import TOKEN_BYTES
 from koala_experiments.bags import WORKER, Bag, BagServer, bag_server, live_job, name_of
-from koala_experiments.framework import load_experiment
-from koala_experiments.liveruns import JournalRecord
-from koala_experiments.malleable import WM_HIGH, WMR_HIGH, KoalaWorkload, koala_workload
-from koala_experiments.negotiation import as_published, findings, timeline
-from koala_experiments.stage import (
+from koala_experiments.framework import (
     COUNTERED,
     DECLINING,
     MALLEABLE,
     SCENARIOS,
     Pace,
-    Places,
     Played,
     Said,
     Scenario,
-    Stage,
-    application,
-    played,
-    rigid,
-    steps_done,
+    load_experiment,
 )
+from koala_experiments.liveruns import JournalRecord
+from koala_experiments.malleable import WM_HIGH, WMR_HIGH, KoalaWorkload, koala_workload
+from koala_experiments.negotiation import as_published, findings, timeline
+from koala_experiments.stage import Places, Stage, application, played, rigid, steps_done
 from tests.unit.api.jobreports import job_report
 from tests.unit.simulation.test_placeholders import LiveWorld
 
@@ -378,7 +373,7 @@ def test_the_experiment_plays_all_scenarios(monkeypatch: pytest.MonkeyPatch) -> 
         asked.append((scenario.name, pace.steps, site))
         return countered(scenario)
 
-    monkeypatch.setattr("koala_experiments.negotiation.play_scenario", play)
+    monkeypatch.setattr("koala_experiments.play_scenario", play)
     result = chosen.run(chosen.options(settings={"steps": "12", "site": "x"}))
     assert asked == [(one.name, 12, "x") for one in SCENARIOS]
     assert [one.name for one in result.listings] == [f"templates-{one.name}" for one in SCENARIOS]

@@ -12,7 +12,8 @@ An experiment is a value that an entry point of the group ``koala_adapter.experi
 It returns values only; :mod:`koala_adapter.report.page` draws and writes them. The same options give the same
 values to the last bit, whatever the number of processes: chance comes from ``random.Random(seed)`` alone.
 
-Means with confidence intervals come first, then the comparison of variants, then experiments.
+Means with confidence intervals come first, then the comparison of variants, what live runs are, and
+experiments.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import math
 import shlex
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import inf, nan
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -29,12 +31,16 @@ from koala_adapter.lrm.contract import installed_entry_points
 from koala_adapter.report.figures import Series
 from koala_adapter.report.page import Heading, Result, write_result
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
+from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.parallel import ProgressListener, in_parallel, silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from importlib import metadata
     from pathlib import Path
+
+    from koala_adapter.simulation.applications import Outcome, SimulatedJob
+    from koala_adapter.simulation.platform import ClusterModel
 
 
 ENTRY_POINT_GROUP = "koala_adapter.experiments"
@@ -189,6 +195,170 @@ class Comparison(Generic[V, O]):
         found = [estimate_of(self.values(one, measure)) for one in (self.outcomes if variants is None else variants)]
         y, low, high = ([scale * getattr(one, end) for one in found] for end in ("mean", "low", "high"))
         return Series(label=label, x=x, y=y, low=low, high=high)
+
+
+# -- Live negotiations and live workloads --------------------------------------------------------------------
+# Scenarios in which a live application negotiates its size, live runs of a workload, and what came of both. The
+# scenarios are the experiments of Ghafoor et al. on eight processors (Ghafoor 2005).
+
+ALL = 8
+"""Processors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A negotiation scenario: an application and the jobs beside it."""
+
+    name: str
+    title: str
+    approach: Approach
+    """NONE: only the application begins negotiations."""
+    initial: int
+    maximum: int
+    goal: int
+    """Processors on which it is to end."""
+    wish: int = 0
+    """It asks for so many more after a third of its steps; 0: it does not ask."""
+    sizes: str = "any"
+    """On how many processes the program can run."""
+    beside: tuple[int, ...] = ()
+    """Processors of the rigid jobs beside it; one alone ends by itself, several end one after the other."""
+
+
+EVOLVING = Scenario(
+    name="asks-for-2",
+    title="An evolving application on 2 asks for 2 more",
+    approach=Approach.NONE,
+    initial=2,
+    maximum=16,
+    goal=4,
+    wish=2,
+)
+COUNTERED = Scenario(
+    name="asks-for-14",
+    title="An evolving application on 2 asks for 14 more, and 6 are idle",
+    approach=Approach.NONE,
+    initial=2,
+    maximum=16,
+    goal=8,
+    wish=14,
+)
+MALLEABLE = Scenario(
+    name="is-offered-4",
+    title="A malleable application on 4 beside a rigid one on 4, which ends",
+    approach=Approach.PRA,
+    initial=4,
+    maximum=8,
+    goal=8,
+    sizes="power-of-two",
+    beside=(4,),
+)
+DECLINING = Scenario(
+    name="declines-1-to-3",
+    title="A malleable application on 4 beside four rigid ones on 1, which end one after the other",
+    approach=Approach.PRA,
+    initial=4,
+    maximum=8,
+    goal=8,
+    sizes="power-of-two",
+    beside=(1, 1, 1, 1),
+)
+SCENARIOS = (EVOLVING, COUNTERED, MALLEABLE, DECLINING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Durations of the phases of a scenario."""
+
+    steps: int = 30
+    work: float = 0.8
+    """Seconds that a step takes on one processor."""
+    rest: float = 6.0
+    """Seconds that a rigid job runs which ends by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """One message of a negotiation."""
+
+    negotiation: int
+    at: float
+    """Seconds from the beginning of the scenario."""
+    sender: str
+    status: str
+    processors: int
+    reason: str
+    template: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """Record of a played scenario; times in seconds from its start."""
+
+    scenario: Scenario
+    sizes: Sequence[tuple[float, int]]
+    """From when on the application had how many processors; 0 at its end."""
+    beside: Sequence[tuple[int, float, float]]
+    """Of each rigid job its processors, when it began and when it ended."""
+    steps: Sequence[tuple[float, int]]
+    """When each step was done, and on how many processes."""
+    resized: Sequence[float]
+    """When the application went on after a change."""
+    messages: Sequence[Said]
+
+    def rate(self, size: int) -> float | None:
+        """Return the steps per second on ``size`` processes, without changes of size; None for fewer than two steps."""
+        pairs = [
+            after - before
+            for (before, earlier), (after, later) in pairwise(self.steps)
+            if earlier == later == size and not any(before < at <= after for at in self.resized)
+        ]
+        return len(pairs) / sum(pairs) if pairs else None
+
+    @property
+    def course(self) -> list[int]:
+        """Return the sequence of the application's sizes."""
+        return [size for _, size in self.sizes if size]
+
+    def said(self, status: str, sender: str) -> list[int]:
+        """Return the quantities in the messages of one side with one status, in order."""
+        return [one.processors for one in self.messages if (one.status, one.sender) == (status, sender)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRun:
+    """A workload, policy and approach to be run on live clusters."""
+
+    approach: Approach
+    malleability: str
+    """Name of a policy."""
+    jobs: Sequence[SimulatedJob]
+    """Each of one component, in the order of their submission."""
+    clusters: Sequence[ClusterModel]
+    """Local clusters to be started for it; without effect where a site file names others."""
+    pace: float
+    """Seconds of the workload in one second."""
+    site: str = ""
+    """Path of the site file with the clusters; empty: ``clusters``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveOutcome:
+    """Outcome and measured delays of a live run."""
+
+    outcome: Outcome
+    clusters: Sequence[ClusterModel]
+    """As they were seen: processors that others had are not among them."""
+    held_after: float
+    """Mean, from the submission of a placeholder until it was held."""
+    computes_after: float
+    """Mean, from the launch of a process until it was ready to work."""
+    known_after: float
+    """Mean, from the end of a job's work until the scheduler knew that it had ended."""
+    sizes: Mapping[int, Sequence[tuple[float, int]]]
+    """By the number of each job: when it had how many processors from then on; 0 at its end."""
+    free_after: float
+    """Mean, from the end of a process until its processor was known to be idle."""
 
 
 # -- Experiments ---------------------------------------------------------------------------------------------

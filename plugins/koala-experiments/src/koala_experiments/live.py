@@ -13,6 +13,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+import koala_experiments
 from koala_adapter.errors import SimulationError
 from koala_adapter.report.figures import Figure, Series
 from koala_adapter.report.page import Finding, Result, Table
@@ -20,8 +21,7 @@ from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.applications import ft, gadget2
 from koala_adapter.simulation.multicluster import Settings, simulate
 from koala_adapter.simulation.platform import DAS3, ClusterModel, Platform
-from koala_experiments.framework import Experiment, Options, Setting
-from koala_experiments.liveruns import LiveRun, run_live
+from koala_experiments.framework import Experiment, LiveRun, Options, Setting
 from koala_experiments.malleable import (
     BINS,
     NAMES,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from koala_adapter.simulation.applications import JobResult, Outcome, SimulatedJob
-    from koala_experiments.liveruns import LiveOutcome
+    from koala_experiments.framework import LiveOutcome
     from koala_experiments.malleable import Record
 
 # -- Workloads in small and their simulation -----------------------------------------------------------------
@@ -482,7 +482,7 @@ def _one(options: Options, approach: Approach, policy: str, workload: str, seed:
     )
     number = f" {seed}" if options.seeds > 1 else ""
     name = f"{approach.value.upper()} {combination(policy, workload)}{number}: jobs ended"
-    outcome = run_live(wanted, lambda ended: options.progress(ended, len(jobs), name))
+    outcome = koala_experiments.run_live(wanted, lambda ended: options.progress(ended, len(jobs), name))
     return compare(wanted, workload, outcome)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workloads run live for ``koala experiment``: a service in this process, clusters, jobs at their times.
 
-In this order: what a live run is, what the journal tells of its jobs, the clusters, and the run itself.
+In this order: what the journal tells of its jobs, the clusters, and the run itself.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from koala_adapter.service.journal import Journal
 from koala_adapter.simulation.applications import JobResult, Outcome
 from koala_adapter.simulation.platform import ClusterModel
 from koala_experiments.bags import bag_of, bag_server, live_job, name_of
+from koala_experiments.framework import LiveOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,45 +46,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.simulation.applications import SimulatedJob
     from koala_experiments.bags import Bag, BagBoard, BagServer
-
-
-# -- Live runs -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveRun:
-    """A workload, policy and approach to be run on live clusters."""
-
-    approach: Approach
-    malleability: str
-    """Name of a policy."""
-    jobs: Sequence[SimulatedJob]
-    """Each of one component, in the order of their submission."""
-    clusters: Sequence[ClusterModel]
-    """Local clusters to be started for it; without effect where a site file names others."""
-    pace: float
-    """Seconds of the workload in one second."""
-    site: str = ""
-    """Path of the site file with the clusters; empty: ``clusters``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveOutcome:
-    """Outcome and measured delays of a live run."""
-
-    outcome: Outcome
-    clusters: Sequence[ClusterModel]
-    """As they were seen: processors that others had are not among them."""
-    held_after: float
-    """Mean, from the submission of a placeholder until it was held."""
-    computes_after: float
-    """Mean, from the launch of a process until it was ready to work."""
-    known_after: float
-    """Mean, from the end of a job's work until the scheduler knew that it had ended."""
-    sizes: Mapping[int, Sequence[tuple[float, int]]]
-    """By the number of each job: when it had how many processors from then on; 0 at its end."""
-    free_after: float
-    """Mean, from the end of a process until its processor was known to be idle."""
+    from koala_experiments.framework import LiveRun
 
 
 # -- Record of a live run ------------------------------------------------------------------------------------

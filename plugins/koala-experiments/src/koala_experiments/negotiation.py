@@ -11,15 +11,26 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import koala_experiments
 from koala_adapter.report.figures import Figure, Series
 from koala_adapter.report.page import Finding, Listing, Result, Table
-from koala_experiments.framework import Experiment, Options, Setting
-from koala_experiments.stage import ALL, COUNTERED, DECLINING, EVOLVING, MALLEABLE, SCENARIOS, Pace, play_scenario
+from koala_experiments.framework import (
+    ALL,
+    COUNTERED,
+    DECLINING,
+    EVOLVING,
+    MALLEABLE,
+    SCENARIOS,
+    Experiment,
+    Options,
+    Pace,
+    Setting,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from koala_experiments.stage import Played
+    from koala_experiments.framework import Played
 
 
 # -- Findings, figures and tables ----------------------------------------------------------------------------
@@ -277,7 +288,7 @@ def run(options: Options) -> Result:
     played = []
     for number, scenario in enumerate(SCENARIOS):
         options.progress(number, len(SCENARIOS), "scenarios")
-        played.append(play_scenario(scenario, pace, options.settings["site"]))
+        played.append(koala_experiments.play_scenario(scenario, pace, options.settings["site"]))
     options.progress(len(SCENARIOS), len(SCENARIOS), "scenarios")
     return Result(
         findings=findings(played),

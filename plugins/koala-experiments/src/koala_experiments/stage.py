@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scenarios of negotiation played on live clusters, for ``koala experiment``.
 
-First the scenarios and what is recorded of them, then their jobs and what the program of one has printed, then the
-stage on which scenarios are played.
+First the jobs of a scenario and what the program of one has printed, then the stage on which scenarios are played.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +17,8 @@ from koala_adapter.errors import KoalaError, SimulationError
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.model import ClusterName, Component, InputFile, Job, JobId, JobKind, RunnerName
 from koala_adapter.outcome import JobState
-from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.platform import ClusterModel
+from koala_experiments.framework import ALL, Played, Said, Scenario
 from koala_experiments.liveruns import SEEN, live_session
 
 if TYPE_CHECKING:
@@ -30,134 +28,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.report.sitevalues import ClusterReport, NegotiationReport
     from koala_adapter.report.values import JobReport
-
-
-# -- Scenarios -----------------------------------------------------------------------------------------------
-# Scenarios in which a live application negotiates its size, and records of what came of them. They are the experiments
-# of Ghafoor et al. on eight processors (Ghafoor 2005).
-
-ALL = 8
-"""Processors."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """A negotiation scenario: an application and the jobs beside it."""
-
-    name: str
-    title: str
-    approach: Approach
-    """NONE: only the application begins negotiations."""
-    initial: int
-    maximum: int
-    goal: int
-    """Processors on which it is to end."""
-    wish: int = 0
-    """It asks for so many more after a third of its steps; 0: it does not ask."""
-    sizes: str = "any"
-    """On how many processes the program can run."""
-    beside: tuple[int, ...] = ()
-    """Processors of the rigid jobs beside it; one alone ends by itself, several end one after the other."""
-
-
-EVOLVING = Scenario(
-    name="asks-for-2",
-    title="An evolving application on 2 asks for 2 more",
-    approach=Approach.NONE,
-    initial=2,
-    maximum=16,
-    goal=4,
-    wish=2,
-)
-COUNTERED = Scenario(
-    name="asks-for-14",
-    title="An evolving application on 2 asks for 14 more, and 6 are idle",
-    approach=Approach.NONE,
-    initial=2,
-    maximum=16,
-    goal=8,
-    wish=14,
-)
-MALLEABLE = Scenario(
-    name="is-offered-4",
-    title="A malleable application on 4 beside a rigid one on 4, which ends",
-    approach=Approach.PRA,
-    initial=4,
-    maximum=8,
-    goal=8,
-    sizes="power-of-two",
-    beside=(4,),
-)
-DECLINING = Scenario(
-    name="declines-1-to-3",
-    title="A malleable application on 4 beside four rigid ones on 1, which end one after the other",
-    approach=Approach.PRA,
-    initial=4,
-    maximum=8,
-    goal=8,
-    sizes="power-of-two",
-    beside=(1, 1, 1, 1),
-)
-SCENARIOS = (EVOLVING, COUNTERED, MALLEABLE, DECLINING)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """Durations of the phases of a scenario."""
-
-    steps: int = 30
-    work: float = 0.8
-    """Seconds that a step takes on one processor."""
-    rest: float = 6.0
-    """Seconds that a rigid job runs which ends by itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """One message of a negotiation."""
-
-    negotiation: int
-    at: float
-    """Seconds from the beginning of the scenario."""
-    sender: str
-    status: str
-    processors: int
-    reason: str
-    template: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """Record of a played scenario; times in seconds from its start."""
-
-    scenario: Scenario
-    sizes: Sequence[tuple[float, int]]
-    """From when on the application had how many processors; 0 at its end."""
-    beside: Sequence[tuple[int, float, float]]
-    """Of each rigid job its processors, when it began and when it ended."""
-    steps: Sequence[tuple[float, int]]
-    """When each step was done, and on how many processes."""
-    resized: Sequence[float]
-    """When the application went on after a change."""
-    messages: Sequence[Said]
-
-    def rate(self, size: int) -> float | None:
-        """Return the steps per second on ``size`` processes, without changes of size; None for fewer than two steps."""
-        pairs = [
-            after - before
-            for (before, earlier), (after, later) in pairwise(self.steps)
-            if earlier == later == size and not any(before < at <= after for at in self.resized)
-        ]
-        return len(pairs) / sum(pairs) if pairs else None
-
-    @property
-    def course(self) -> list[int]:
-        """Return the sequence of the application's sizes."""
-        return [size for _, size in self.sizes if size]
-
-    def said(self, status: str, sender: str) -> list[int]:
-        """Return the quantities in the messages of one side with one status, in order."""
-        return [one.processors for one in self.messages if (one.status, one.sender) == (status, sender)]
+    from koala_experiments.framework import Pace
 
 
 # -- Jobs of a scenario --------------------------------------------------------------------------------------
