@@ -52,7 +52,7 @@ async def dask_setup(worker: Worker) -> None:
 
 
 def begin_again_when_cut_off(worker: Worker) -> None:
-    """Have this process become a new worker where its connection to the scheduler breaks: Dask's own would end then.
+    """Start a new worker in this process when the connection to the scheduler breaks; Dask's own would end.
 
     Relayed connections end with koala's connection to the site, which is soon made again. The new worker has until its
     --death-timeout to find the scheduler.
@@ -128,7 +128,7 @@ async def retire(worker: Worker, *, remove: bool) -> bool:
 
 
 def end() -> None:
-    """End this process: exit handlers run, but Python does not tidy up, which takes longer than all of the above."""
+    """End this process: exit handlers run, but not the slow cleanup of the interpreter."""
     try:
         atexit._run_exitfuncs()  # noqa: SLF001 - Python has no other name for it
         sys.stdout.flush()
