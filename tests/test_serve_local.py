@@ -23,6 +23,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import koala_adapter
+from koala_adapter.api.statedirectory import socket_path
 from koala_adapter.cli.jsonshapes import shape_schema
 from koala_adapter.cli.koala import koala as main_command
 from koala_adapter.host import metrics as catalogue
@@ -98,6 +99,15 @@ def test_a_command_with_another_site_file_refuses(koala: Koala) -> None:
     koala.run("cancel", id_)
     other.write_bytes(koala.site_file.read_bytes())
     assert koala.run("submit", koala.job("true")).returncode == 0
+
+
+def test_a_signal_ends_a_service_that_is_about_to_read_its_site_file_again(koala: Koala) -> None:
+    service = koala.serve()
+    with socket.socket(socket.AF_UNIX) as client:  # for which the service waits a moment before it starts anew
+        client.connect(str(socket_path(koala.state)))
+        koala.client.reload()
+        service.send_signal(signal.SIGTERM)
+        eventually(lambda: service.poll() is not None)
 
 
 def test_a_changed_site_file_is_told_and_read_again(koala: Koala) -> None:

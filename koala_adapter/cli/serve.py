@@ -190,8 +190,13 @@ async def _serve(
     def goes_on() -> bool:
         return settings.earlier is not None and (server is None or server.reload_wanted)
 
+    async def end_on_signal() -> None:
+        await stop_on_signal(tasks.cancel_scope)
+        if server is not None:  # which may be about to read its site file again
+            server.reload_wanted = False
+
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(stop_on_signal, tasks.cancel_scope)
+        tasks.start_soon(end_on_signal)
         supervisor = under_supervision(tasks, goes_on)
         port = session.site.metrics.port if metrics_port is None else metrics_port
 
