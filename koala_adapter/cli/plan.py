@@ -115,7 +115,7 @@ def show_plan(report: PlanReport, job: Job, console: Console) -> None:
         for one, free in zip(report.components, idle, strict=True):
             if not one.slot.is_plain:
                 console.print(escape(f"{one.component} on {one.cluster}: {ranks_of(one.processors, one.slot)}"))
-            if one.input_files:
+            if job.component(one.component).files_travel:
                 console.print(escape(f"{one.component} on {one.cluster}: {files_said(one)}; {wait_said(one, free)}"))
     elif report.result == "insufficient":
         console.print(f"{name} [yellow]would wait in the queue:[/] {escape(report.reason)}")

@@ -7,14 +7,13 @@ import errno
 import io
 import os
 import signal
-import subprocess
 import sys
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn, TextIO, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from types import FrameType
     from typing import Self
 
@@ -181,43 +180,3 @@ class Interrupts:
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         self._pending = True
         self._deliver()
-
-
-# -- A program that leaves processes behind ------------------------------------------------------------------
-
-
-def run_in_foreground(command: Sequence[str]) -> int:
-    """Run a program in a process group of its own, in the foreground of our terminal; return its exit status.
-
-    Processes that it leaves behind stay in that group, where Ctrl-C and the end of the terminal do not reach them. As
-    no shell knows the group, Ctrl-Z has no effect. Raises OSError when the program cannot be started.
-    """
-    try:
-        terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:  # there is none
-        return subprocess.run(command, check=False, start_new_session=True).returncode
-
-    def step_forward() -> None:
-        signal.signal(signal.SIGTSTP, signal.SIG_IGN)
-        _bring_forward(terminal, os.getpgrp())
-
-    ours = os.getpgrp()
-    try:
-        if os.tcgetpgrp(terminal) != ours:  # it may not ask in the terminal until a shell lets all of us
-            return subprocess.run(command, check=False).returncode
-        try:
-            return subprocess.run(command, check=False, process_group=0, preexec_fn=step_forward).returncode
-        finally:
-            with suppress(OSError):  # the terminal is gone
-                _bring_forward(terminal, ours)
-    finally:
-        os.close(terminal)
-
-
-def _bring_forward(terminal: int, group: int) -> None:
-    """Put a process group in the foreground of a terminal, from wherever we are."""
-    former = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-    try:
-        os.tcsetpgrp(terminal, group)
-    finally:
-        signal.signal(signal.SIGTTOU, former)

@@ -40,7 +40,7 @@ from koala_adapter.cli.display import (
 from koala_adapter.cli.following import Display, T, Watched, closing, follow, until_interrupted
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.log import set_up_log
-from koala_adapter.cli.plan import idle_left, plan_table, show_sample, size_notes, wait_said
+from koala_adapter.cli.plan import idle_left, plan_table, show_plan, show_sample, size_notes, wait_said
 from koala_adapter.cli.session import make_console, show_error
 from koala_adapter.cli.terminal import TerminalWriter, hangup_once
 from koala_adapter.cli.top import (
@@ -58,9 +58,9 @@ from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_REFUSED, EXIT_SERVICE, KoalaError
 from koala_adapter.lrm import load_plugins
-from koala_adapter.model import ClusterName, EndReason, JobId
+from koala_adapter.model import ClusterName, EndReason, InputFile, JobId
 from koala_adapter.outcome import JobOutcome, JobState, TaskUsage
-from koala_adapter.report.sitevalues import ClusterReport, PlannedComponent, SampleSubmission
+from koala_adapter.report.sitevalues import ClusterReport, PlannedComponent, PlanReport, SampleSubmission
 from koala_adapter.report.values import ComponentReport, JobReport, RankUsage, SizeChangeReport, UsageReport
 from koala_adapter.slots import PLAIN, Slot
 from tests.unit.api.jobreports import job_report
@@ -488,6 +488,19 @@ def test_a_plan_counts_ranks_where_they_need_more_than_a_processor() -> None:
     assert lines[1].split()[2:] == ["2", "4", "at", "once"]
     assert lines[2].split()[2:5] == ["5", "4", "1"]
     assert wait_said(components[1], idle_left(components)[1]) == "processors after an unknown wait"
+
+
+@pytest.mark.parametrize("size", [300, 300 * 1024**2], ids=["small", "large"])
+def test_a_plan_tells_of_input_files_that_travel_by_themselves(size: int) -> None:
+    """Small ones go with the message that launches a rank."""
+    file = InputFile(source="/data/genome", target="genome", size=size)
+    planned = PlannedComponent(
+        component="x", cluster="a", processors=2, idle=4, input_files=1, missing=("/data/genome",), missing_mib=300.0
+    )
+    report = PlanReport(result="placed", reason="", components=(planned,), closed={})
+    text = io.StringIO()
+    show_plan(report, job("1", replace(watching_component("x", 2), input_files=(file,))), Console(file=text, width=200))
+    assert ("1 of 1 input files travel" in text.getvalue()) == (size > 300)
 
 
 def test_a_submission_tells_what_each_placeholder_asks_for() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from koala_adapter.cli.terminal import run_in_foreground
+from koala_adapter.cli.login import run_in_foreground
 
 SSH = """#!/bin/sh
 sleep 600 </dev/null >/dev/null 2>&1 &
@@ -23,7 +23,7 @@ read -r typed </dev/tty
 [ "$typed" = right ]
 """
 """As ssh does, it starts a program that goes on when it ends, and asks in the terminal."""
-LOGIN = "import sys; from koala_adapter.cli.terminal import run_in_foreground; print(run_in_foreground(sys.argv[1:]))"
+LOGIN = "import sys; from koala_adapter.cli.login import run_in_foreground; print(run_in_foreground(sys.argv[1:]))"
 
 
 class Login:
