@@ -16,7 +16,7 @@ import structlog
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import Capabilities, PinnedStart, RenderedSubmission
 from koala_adapter.lrm.commandplugin import CommandPlugin, require_directives
-from koala_adapter.lrm.commands import EXPORTED, QUEUES_KEPT, SETTINGS_KEPT, message_line, portions, worst
+from koala_adapter.lrm.commands import EXPORTED, SETTINGS_KEPT, message_line, portions, worst
 from koala_adapter.lrm.drmaa.choice import Submitter
 from koala_adapter.lrm.drmaa.libraries import SLURM
 from koala_adapter.model import LrmJobId, LrmJobState
@@ -237,7 +237,8 @@ class SlurmLrm(CommandPlugin):
 
     async def queues(self) -> tuple[Queue, ...]:
         action = "listing of partitions"
-        return await self._commands.setting(PARTITION_COMMAND, parse_partitions, action=action, within=QUEUES_KEPT)
+        # Never from what was kept: a controller that does not answer has none.
+        return await self._commands.setting(PARTITION_COMMAND, parse_partitions, action=action, within=0.0)
 
     async def accounted(self, ids: Sequence[LrmJobId]) -> Sequence[LrmJob]:
         """Return sacct's records of these jobs' arrays."""
