@@ -38,6 +38,10 @@ LARGEST_SIGNAL = 64
 _SEPARATOR = re.compile(r"^=+$", re.MULTILINE)
 
 
+NOTHING_ENDED = "no jobs running since startup"
+"""What qacct prints where no job has ended yet, so that there is no accounting file."""
+
+
 def parse_accounting(text: str) -> tuple[LrmJob, ...]:
     """Return the ended jobs of a ``qacct -j`` listing. A job that ran several times counts with its last end.
 

@@ -27,7 +27,7 @@ from koala_adapter.lrm.drmaa.scripts import check_scripts
 from koala_adapter.lrm.drmaa.transport import job_template, raise_for
 from koala_adapter.model import HoldOwner, LrmJobState, NodeGpus
 from koala_sge import heldjobs
-from koala_sge.accounting import parse_accounting
+from koala_sge.accounting import NOTHING_ENDED, parse_accounting
 from koala_sge.checks import SgeChecks, check_outside
 from koala_sge.defaults import groups_arrays, require_whole_listings
 from koala_sge.explained import ExplainedJob, parse_explained
@@ -316,6 +316,8 @@ class SgeLrm(CommandPlugin):
         found: list[LrmJob] = []
         for number in list(dict.fromkeys(map(heldjobs.job_number, ids)))[:LARGEST_ACCOUNTING_REQUEST]:
             result = await self._commands.run(("qacct", "-j", number))
+            if NOTHING_ENDED in result.text:
+                return ()
             jobs = parse_accounting(result.text)
             if not jobs and kind_of_text(result.complaint) is not FailureKind.NOT_FOUND and result.complaint:
                 raise error_of(FailureKind.UNAVAILABLE, f"qacct: {result.complaint}")

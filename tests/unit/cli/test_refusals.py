@@ -76,6 +76,13 @@ def test_every_command_explains_itself_with_an_example(name: str) -> None:
     assert f"  koala {name}" in result.output or f"koala --site /etc/koala/site.toml {name}" in result.output
 
 
+def test_a_program_in_one_cluster_is_not_split() -> None:
+    """A job file would name other words than those of the command line: flexible, and components[0]."""
+    result = invoke("run", "--split", "-C", "beta", "--", "true")
+    assert result.exit_code == 2
+    assert "--split is for several clusters, and --cluster names one" in result.output
+
+
 @pytest.mark.parametrize("name", ["run", "submit", "status", "cancel", "explain", "plan", "script", "clusters"])
 def test_what_reports_can_do_so_as_json(name: str) -> None:
     """Everything that reports has --json."""

@@ -360,6 +360,11 @@ class TestAnswers:
         assert isinstance(runner, ScriptedRunner)
         assert runner.asked == [("qacct", "-j", "7")]
 
+    async def test_history_of_a_cell_where_no_job_has_ended_is_empty(self, tmp_path: Path) -> None:
+        complaint = "/var/lib/gridengine/default/common/accounting: No such file or directory\n"
+        lrm = lrm_of(tmp_path, answers={"qacct": (1, "no jobs running since startup\n", complaint)})
+        assert await lrm.history([LrmJobId("7.1")]) == ()
+
     async def test_unreadable_accounting_is_unavailable(self, tmp_path: Path) -> None:
         """Accounting that cannot be read is not taken for a job that never was."""
         lrm = lrm_of(tmp_path, answers={"qacct": (1, "", "can't open accounting file: Permission denied\n")})
