@@ -176,9 +176,7 @@ class JobArguments:
             if len(self.words) == 1 and self.words[0].endswith(".toml"):
                 raise click.UsageError("a job file says itself what it needs: nothing may stand beside it")
             if self.split and self.cluster is not None:
-                raise click.UsageError(
-                    "--split is for several clusters, and --cluster names one: leave one out"
-                )
+                raise click.UsageError("--split is for several clusters, and --cluster names one: leave one out")
             return checked(session, self._description(), self.save)
         path = Path(self.words[0])
         if path.suffix != ".toml" and path.is_file() and os.access(path, os.X_OK):
