@@ -165,7 +165,7 @@ class SubmissionTests:
         """The command that is run and the script that arrives are those that ``render`` shows."""
         live_trial.need("submit")
         trial = live_trial
-        body = 'if [ -r "$0" ]; then cat "$0"; fi > "$d/.self"; mv "$d/.self" "$d/self"'
+        body = 'if [ -r "$0" ]; then cat "$0"; fi > "$d/.self.$index"; mv "$d/.self.$index" "$d/self"'
         batch = trial.prepare(count=2, body=body, wait=False)
         rendered = trial.lrm.render(batch.submission)
         runner = trial.under_test.context.commands
