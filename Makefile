@@ -27,13 +27,14 @@ demo: $(VENV)/.installed
 RUNNER = $$(UV_HTTP_TIMEOUT=20 $(VENV)/bin/uv pip install --quiet --dry-run --refresh --python $(VENV)/bin/python wheel \
     >/dev/null 2>&1 && echo uv-venv-runner || echo virtualenv)
 
-# Two parts at a time: tests on real batch systems wait while others compute. What a part prints is shown when it fails.
+# Three parts at a time: tests that wait, on real batch systems above all, leave the processors to those that compute.
+# What a part prints is shown when it fails.
 # The closing summary is printed whether the tests pass or not; the status is that of the tests.
 test: $(VENV)/.tox-installed
 	@.ci/install_debian
 	@rm -rf .tox/reports
-	@echo "Running the parts of the tests (.venv/bin/tox list), two at a time; this takes some minutes"
-	@status=0; $(VENV)/bin/tox run-parallel --parallel 2 --runner $(RUNNER) || status=$$?; $(VENV)/bin/python .ci/summary.py .tox/reports; exit $$status
+	@echo "Running the parts of the tests (.venv/bin/tox list), three at a time; this takes some minutes"
+	@status=0; $(VENV)/bin/tox run-parallel --parallel 3 --runner $(RUNNER) || status=$$?; $(VENV)/bin/python .ci/summary.py .tox/reports; exit $$status
 
 # Another Debian has another Slurm and another Python; each is made in .tox/debian, and made once. The summary is that of
 # the latest `make test`, too.

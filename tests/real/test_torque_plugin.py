@@ -71,7 +71,7 @@ class TorqueConformance(LrmConformance):
     async def test_what_is_rendered_is_sent(self, live_trial: Trial) -> None:
         """The first of the commands, and the script that arrives, are those that ``render`` shows."""
         trial = live_trial
-        body = 'if [ -r "$0" ]; then cat "$0"; fi > "$d/.self"; mv "$d/.self" "$d/self"'
+        body = 'if [ -r "$0" ]; then cat "$0"; fi > "$d/.self.$index"; mv "$d/.self.$index" "$d/self"'
         batch = trial.prepare(count=2, body=body, wait=False)
         rendered = trial.lrm.render(batch.submission)
         runner = trial.under_test.context.commands
