@@ -109,10 +109,10 @@ def generated() -> dict[Path, str]:
         lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}", page.read_text(encoding="utf-8")
     )
     contents[DOCS / "_static" / "negotiation.svg"] = drawing()
-    page = DOCS / "environment.md"
-    contents[page] = VARIABLES.sub(
-        lambda mark: f"{mark[1]}{variables_table(mark[2])}{mark[3]}", page.read_text(encoding="utf-8")
-    )
+    for page in (DOCS / "environment.md", DOCS.parent / "CONTRIBUTING.md"):
+        contents[page] = VARIABLES.sub(
+            lambda mark: f"{mark[1]}{variables_table(mark[2])}{mark[3]}", page.read_text(encoding="utf-8")
+        )
     page = DOCS / "json.md"
     contents[page] = JSON.sub(lambda mark: f"{mark[1]}{_json_shapes()}{mark[2]}", page.read_text(encoding="utf-8"))
     page = DOCS / "metrics.md"
@@ -135,7 +135,7 @@ def _json_shapes() -> str:
         f"| `{name}` | {shape.version} | {', '.join(f'`koala {command}`' for command in shape.commands)} |"
         for name, shape in SHAPES.items()
     ]
-    return "\n".join(["", "| schema | version | printed by |", "|---|---|---|", *rows, "", ""])
+    return "\n".join(["| schema | version | printed by |", "|---|---|---|", *rows, ""])
 
 
 def _metrics(told: Sequence[catalogue.Metric]) -> str:
@@ -145,7 +145,7 @@ def _metrics(told: Sequence[catalogue.Metric]) -> str:
         f"| {', '.join(f'`{label}`' for label in one.labels)} | {one.help} |"
         for one in told
     ]
-    return "\n".join(["", "| metric | kind | labels | meaning |", "|---|---|---|---|", *rows, "", ""])
+    return "\n".join(["| metric | kind | labels | meaning |", "|---|---|---|---|", *rows, ""])
 
 
 def _capabilities(plugins: Mapping[str, PluginDefinition]) -> str:
@@ -155,7 +155,7 @@ def _capabilities(plugins: Mapping[str, PluginDefinition]) -> str:
     for plugin, definition in plugins.items():
         lacking = [f"`{name}`" for name in names if not _states(definition.capabilities, name)]
         rows.append(f"| `{plugin}` | {', '.join(lacking)} |")
-    return "\n".join(["", "| plugin | does not state |", "|---|---|", *rows, "", ""])
+    return "\n".join(["| plugin | does not state |", "|---|---|", *rows, ""])
 
 
 def _states(capabilities: Capabilities, name: str) -> bool:
@@ -168,7 +168,7 @@ def _said() -> str:
     rows = [
         f"| {state} | {', '.join(f'{said} ({to})' for said, to in row.items())} |" for state, row in SENT.items() if row
     ]
-    return "\n".join(["", "| state | may say (then it is) |", "|---|---|", *rows, "", ""])
+    return "\n".join(["| state | may say (then it is) |", "|---|---|", *rows, ""])
 
 
 def _heard() -> str:
@@ -186,7 +186,7 @@ def _heard() -> str:
             if messages:
                 following, answer = step
                 rows.append(f"| {state} | {', '.join(messages)} | {following} | {answer} |")
-    return "\n".join(["", "| state | hears | then it is | and answers |", "|---|---|---|---|", *rows, "", ""])
+    return "\n".join(["| state | hears | then it is | and answers |", "|---|---|---|---|", *rows, ""])
 
 
 ENDED_BY = {"reject": REJECTED, "withdraw": WITHDRAWN, "expire": EXPIRED, "error": BROKEN}
@@ -217,7 +217,7 @@ def _libraries() -> str:
     }
     lines = [f"| {name} | {' | '.join(values)} |" for name, values in rows.items()]
     head = f"| | {' | '.join(library.name for library in known)} |"
-    return "\n".join(["", head, f"|---|{'---|' * len(known)}", *lines, "", ""])
+    return "\n".join([head, f"|---|{'---|' * len(known)}", *lines, ""])
 
 
 def _yes(value: object) -> str:
@@ -234,11 +234,7 @@ def _keys(model: type[BaseModel] | None) -> str:
     elsewhere = SlotTable.model_fields if model is ComponentTable else {}
     shown = {key: value for key, value in schema["properties"].items() if key not in elsewhere}
     entries = [_entry(key, value, definitions, key in required) for key, value in shown.items()]
-    return (
-        "\n".join(["", "| key | value | meaning |", "|---|---|---|", *entries, "", ""])
-        if entries
-        else "It has no keys.\n"
-    )
+    return "\n".join(["| key | value | meaning |", "|---|---|---|", *entries, ""]) if entries else "It has no keys.\n"
 
 
 def _entry(key: str, value: Mapping[str, object], definitions: Mapping[str, object], required: bool) -> str:  # noqa: FBT001

@@ -130,9 +130,5 @@ def table(group: str) -> str:
     """Return the table of a group. Raises ValueError when the code and the meanings do not agree."""
     if found := problems():
         raise ValueError("; ".join(found))
-    places = names_in(*PACKAGES, *(TESTS if GROUPS[group].of_tests else ()))
-    rows = [
-        f"| `{name}` | {meaning} | {', '.join(f'`{one}`' for one in sorted(places[name]))} |"
-        for name, meaning in GROUPS[group].meanings.items()
-    ]
-    return "\n".join(["", "| variable | meaning | where in the code |", "|---|---|---|", *rows, "", ""])
+    rows = [f"| `{name}` | {meaning} |" for name, meaning in GROUPS[group].meanings.items()]
+    return "\n".join(["| variable | meaning |", "|---|---|", *rows, ""])

@@ -370,29 +370,23 @@ def test_gpus_are_asked_for(tmp_path: Path) -> None:
 def test_every_other_recipe_is_tried() -> None:
     """Those that nothing runs here are job and site files, which are read by the tests of the manual, and programs."""
     rest = {title for title, body in RECIPES.items() if "<!-- run" not in body}
-    assert rest == {"MPI over two clusters", "GPUs", "A Jupyter server on a node", "My site forbids arrays"}
+    assert rest == {"MPI over several clusters", "GPUs", "A Jupyter server on a node", "My site forbids arrays"}
 
 
 # -- The examples of docs/coming-from.md run as they stand, on two local clusters.
 
 ROOT = Path(__file__).parents[1]
-EXAMPLE = re.compile(r"<!-- example: (\w+) -->\n\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+EXAMPLE = re.compile(r"<!-- example: (\w+) -->\n```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 EXAMPLES = dict(EXAMPLE.findall((ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")))
-EXAMPLE_PRINTS = {"submitit": "12", "parsl": "Hello World!", "dask": "6", "psij": "COMPLETED"}
-EXAMPLE_NEEDS = {"submitit": "cloudpickle", "parsl": "parsl", "dask": "distributed", "psij": "psij"}
+EXAMPLE_PRINTS = {"submitit": "12", "psij": "COMPLETED"}
+EXAMPLE_NEEDS = {"submitit": "cloudpickle", "psij": "psij"}
 
 
 def test_each_example_is_tried() -> None:
     assert EXAMPLES.keys() == EXAMPLE_PRINTS.keys() == EXAMPLE_NEEDS.keys()
 
 
-# By day, test_dask_local and test_engines_local run programs of the manual with these two.
-AT_NIGHT = {"dask", "parsl"}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.nightly if name in AT_NIGHT else ()) for name in EXAMPLE_PRINTS]
-)
+@pytest.mark.parametrize("name", EXAMPLE_PRINTS)
 def test_an_example_runs_as_it_stands(name: str, tmp_path: Path) -> None:
     """What it prints is right, and its ranks have the threads, the memory and the queue that it says."""
     if find_spec(EXAMPLE_NEEDS[name]) is None:  # not imported here: PSI/J looks for its executors once in a process

@@ -304,13 +304,13 @@ def test_files_that_contributors_are_sent_to_are_there() -> None:
     assert [path for path in named if not list(ROOT.glob(path))] == []
 
 
-# -- docs/environment.md has each variable that the code names, and no other.
+# -- docs/environment.md and CONTRIBUTING.md have each variable that the code names, and no other.
 
 
 PREFIX = "KOALA_"
 NEW = f"{PREFIX}NEW"
 """Written so that this file does not name it."""
-PAGE = variables.ROOT / "docs" / "environment.md"
+VARIABLE_PAGES = (variables.ROOT / "docs" / "environment.md", variables.ROOT / "CONTRIBUTING.md")
 
 
 def test_the_tables_are_those_of_the_code() -> None:
@@ -318,9 +318,10 @@ def test_the_tables_are_those_of_the_code() -> None:
     assert variables.problems() == []
 
 
-def test_the_page_has_each_variable_once() -> None:
+def test_the_pages_have_each_variable_once() -> None:
     """All but those between parts of koala, which readers should neither set nor rely on."""
-    rows = re.findall(r"^\| `(KOALA_\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    text = "".join(page.read_text(encoding="utf-8") for page in VARIABLE_PAGES)
+    rows = re.findall(r"^\| `(KOALA_\w+)` \|", text, re.MULTILINE)
     shown = [group.meanings for name, group in variables.GROUPS.items() if name != "inside"]
     assert sorted(rows) == sorted(name for meanings in shown for name in meanings)
 

@@ -199,7 +199,7 @@ IN_PYTHON = re.compile(r"^```python\n(?P<code>.*?)^```\n\n```text\n(?P<output>.*
 IN_C = re.compile(r"^```c\n(?P<code>.*?)^```\n", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("example", list(IN_PYTHON.finditer(PAGE)), ids=["sizes", "the end of the walltime"])
+@pytest.mark.parametrize("example", list(IN_PYTHON.finditer(PAGE)), ids=["the end of the walltime"])
 def test_the_example_in_python_prints_what_the_page_says(tmp_path: Path, example: re.Match[str]) -> None:
     """It runs as it stands, beside the file that koala writes."""
     install(tmp_path)
