@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 import pytest
@@ -198,6 +198,24 @@ def test_job_files_load(piece: Piece, tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(piece.text, encoding="utf-8")
     assert load_job(path, job_id=JobId("1"), user="me", submitted_at=0.0).components
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
+def test_examples_have_room_on_the_local_clusters(path: Path) -> None:
+    """As examples/README.md says: each component, the largest first, fits a cluster of conf/local.toml."""
+    clusters = tomllib.loads((ROOT / "conf" / "local.toml").read_text(encoding="utf-8"))["clusters"]
+    room = sorted((local_processors(table) for table in clusters), reverse=True)
+    components = tomllib.loads(path.read_text(encoding="utf-8"))["components"]
+    wanted = sorted((table.get("processors") or table["minimum"] for table in components), reverse=True)
+    assert all(size <= there for size, there in zip(wanted, room, strict=False))
+    assert len(wanted) <= len(room)
+
+
+def local_processors(table: dict[str, Any]) -> int:
+    """Return how many processors koala may use on a cluster of plugin ``local``."""
+    settings = table["settings"]
+    nodes = settings.get("nodes") or len(settings.get("node_names", ()))
+    return int(settings.get("processors") or nodes * settings["processors_per_node"]) - int(table.get("threshold", 0))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
