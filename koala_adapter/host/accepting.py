@@ -99,7 +99,11 @@ def parts(listener: Listener[SocketStream]) -> list[SocketListener]:
 
 
 async def _serve_one(listener: SocketListener, handle: Handle, tasks: TaskGroup) -> None:
+    unix = listener.extra(SocketAttribute.family) is socket.AF_UNIX
+    raw_socket = listener.extra(SocketAttribute.raw_socket)
     while True:
+        if unix:  # cancelled as a peer comes, anyio's own waiting would be reported: see koala_adapter.host.unixstream
+            await anyio.wait_readable(raw_socket)
         tasks.start_soon(_handled, handle, await accepted(listener))
 
 
@@ -120,9 +124,6 @@ async def accepted(listener: SocketListener, *, failed: Callable[[OSError], None
     """
     while True:
         try:
-            if listener.extra(SocketAttribute.family) is socket.AF_UNIX:
-                # Cancelled as a peer comes, anyio's own waiting would be reported: see koala_adapter.host.unixstream.
-                await anyio.wait_readable(listener.extra(SocketAttribute.raw_socket))
             return await listener.accept()
         except (OSError, anyio.BrokenResourceError) as error:
             cause = error if isinstance(error, OSError) else error.__cause__
