@@ -406,15 +406,17 @@ def _joint_infeasibility(requests: Sequence[ComponentRequest], views: Mapping[Cl
     if len(requests) < 2 or any(view.capacity is None for view in views.values()):  # noqa: PLR2004 - one fits alone
         return None
     rooms = {name: most_ever(view) or 0 for name, view in views.items() if _usable(requests, view)}
+    fitting = listed(f"{name}: {room}" for name, room in rooms.items())
     total = sum(request.component.minimum for request in requests)
     if total > sum(rooms.values()):
         needs = slots_said(requests[0].component, total)
-        return f"the job needs {needs} at once, all clusters together have {sum(rooms.values())} to use"
+        return (
+            f"the job needs {needs} at once, the clusters that suit it have {sum(rooms.values())} together ({fitting})"
+        )
     whole = [request for request in requests if not request.splittable]
     packing = pack(pieces(whole, views.values()), rooms)
     if packing.clusters is None and packing.exhaustive:
         sizes = ", ".join(str(request.component.minimum) for request in whole)
-        fitting = listed(f"{name}: {room}" for name, room in rooms.items())
         return f"its components ({sizes} processors) do not fit into the clusters at the same time ({fitting})"
     return None
 

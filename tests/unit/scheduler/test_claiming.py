@@ -512,7 +512,7 @@ def test_refusal_that_leaves_no_joint_fit_ends_the_job() -> None:
     assert outcome.state is JobState.REFUSED
     assert outcome.detail == (
         "a refused the placeholders of 'y': no account; "
-        "without it, the job needs 7 processors at once, all clusters together have 4 to use"
+        "without it, the job needs 7 processors at once, the clusters that suit it have 4 together (b: 4)"
     )
 
 

@@ -255,7 +255,7 @@ def test_not_now_tells_the_room_there_is() -> None:
         (
             site(view("a", 4), view("b", 4)),
             [request("c", 3), request("d", 3), request("e", 3)],
-            "the job needs 9 processors at once, all clusters together have 8 to use",
+            "the job needs 9 processors at once, the clusters that suit it have 8 together (a: 4; b: 4)",
         ),
         (
             site(view("a", 6), view("b", 6)),
@@ -265,7 +265,7 @@ def test_not_now_tells_the_room_there_is() -> None:
         (  # what a cluster has that neither may use does not count, and is not told as room
             site(view("a", 6), view("b", 90)),
             [request("c", 4, excluded=("b",)), request("d", 4, excluded=("b",))],
-            "the job needs 8 processors at once, all clusters together have 6 to use",
+            "the job needs 8 processors at once, the clusters that suit it have 6 together (a: 6)",
         ),
         (
             site(view("a", 6), view("b", 90), view("c", 6)),
