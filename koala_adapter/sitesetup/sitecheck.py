@@ -76,7 +76,7 @@ class SiteCheck:
             place, mode = await self.host.make_directory(".")
             if mode & 0o077:
                 raise LrmError(f"{place} is open to others (mode {mode:o})", hint=f"there: chmod 700 {place}")
-            tried = f"{place}/check-{os.getpid()}"
+            tried = f"{place}/check-{os.getpid()}-{self.config.name}"  # sites may share a home directory
             try:
                 await self.host.write_private(tried, bytes(TRIED))
             finally:

@@ -45,6 +45,23 @@ async def test_a_good_site(tmp_path: Path) -> None:
     assert list((tmp_path / "there").iterdir()) == []
 
 
+async def test_sites_that_share_a_home_directory_are_checked_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As two login nodes of one cluster do: the file that is tried for one is there while the other is tried."""
+    configs = [
+        RemoteSiteConfig(name=name, ssh="far", directory=str(tmp_path / "there"), listen="127.0.0.1")
+        for name in ("delft", "leiden")
+    ]
+    async with SiteHosts(configs, tmp_path) as hosts:
+        for config in configs:
+            host = hosts.at(config.name)
+            monkeypatch.setattr(host, "remove_soon", lambda _: None)
+            check = SiteCheck(config=config, host=host, center=("127.0.0.1", 9), tell=lambda _: None)
+            assert [one.remedy for one in await check.run() if not one.ok] == []
+    assert len(list((tmp_path / "there").glob("check-*"))) == len(configs)
+
+
 async def test_a_directory_that_others_can_enter_or_that_is_a_file(tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.mkdir()
