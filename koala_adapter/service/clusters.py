@@ -118,7 +118,7 @@ class Poller:
         self._due = inf
         """When the next poll is due at the latest (monotonic)."""
         self._due_if_waiting = inf
-        """The same while a job waits to be placed, or placeholders wait in the queue; else a poll tells nothing new."""
+        """When the next poll is due if a job then waits to be placed, or placeholders wait in the queue (monotonic)."""
         self._commands = commands
         self._pace = PollPace(config.requests_per_minute)
         self.breaker = CircuitBreaker(pause=config.poll_interval)

@@ -559,5 +559,9 @@ class FailureTests:
         await start()
         await live_trial.wait_states(batch, LrmJobState.RUNNING, LrmJobState.RUNNING)
         assert [batch.starts(index) for index in (1, 2)] == [1, 1]
-        batch.go()
+        await self.end_survivors(batch)
         await live_trial.wait_ended(batch)
+
+    async def end_survivors(self, batch: Batch) -> None:
+        """Let jobs that ran while the LRM was away end. Overridden for an LRM that reports such an end late."""
+        batch.go()

@@ -345,7 +345,7 @@ class CoreReservation:
 
 
 async def _findable(host: LrmHost, user: str) -> str:
-    """Return a user's name; of the user ``nobody`` the number, since Slurm 25.11 does not find the name."""
+    """Return a user's name; for the user named ``nobody`` the number, as Slurm 25.11 does not find that name."""
     if user == "nobody":
         status, output, _ = await host.run(("id", "-u", "--", user))
         return output.decode("ascii").strip() if status == 0 else user

@@ -406,19 +406,23 @@ def _joint_infeasibility(requests: Sequence[ComponentRequest], views: Mapping[Cl
     if len(requests) < 2 or any(view.capacity is None for view in views.values()):  # noqa: PLR2004 - one fits alone
         return None
     rooms = {name: most_ever(view) or 0 for name, view in views.items() if _usable(requests, view)}
-    fitting = listed(f"{name}: {room}" for name, room in rooms.items())
     total = sum(request.component.minimum for request in requests)
     if total > sum(rooms.values()):
         needs = slots_said(requests[0].component, total)
-        return (
-            f"the job needs {needs} at once, the clusters that suit it have {sum(rooms.values())} together ({fitting})"
-        )
+        have = f"{sum(rooms.values())} together ({_rooms_said(rooms)})"
+        return f"the job needs {needs} at once, the clusters that suit it have {have}"
     whole = [request for request in requests if not request.splittable]
     packing = pack(pieces(whole, views.values()), rooms)
     if packing.clusters is None and packing.exhaustive:
         sizes = ", ".join(str(request.component.minimum) for request in whole)
-        return f"its components ({sizes} processors) do not fit into the clusters at the same time ({fitting})"
+        return (
+            f"its components ({sizes} processors) do not fit into the clusters at the same time ({_rooms_said(rooms)})"
+        )
     return None
+
+
+def _rooms_said(rooms: Mapping[ClusterName, int]) -> str:
+    return listed(f"{name}: {room}" for name, room in rooms.items())
 
 
 def _usable(requests: Sequence[ComponentRequest], view: ClusterView) -> bool:

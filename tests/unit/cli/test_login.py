@@ -79,7 +79,7 @@ def test_a_login_outlives_its_terminal(login: Login) -> None:
 
 def test_ctrl_c_ends_a_login_that_asks(login: Login) -> None:
     login.shows("password: ")
-    login.type("\x1a\x03")  # Ctrl-Z, which nobody could undo, does nothing
+    login.type("\x1a\x03")  # Ctrl-Z does nothing: a stopped login could not be continued
     login.shows(f"-{signal.SIGINT:d}\r\n")
 
 

@@ -49,7 +49,7 @@ class Bag:
         self._times = times
         self.units = max(1, ceil(times[at] * at / unit))
         self.left = float(self.units)
-        """Units that nobody works on."""
+        """Units that no worker has."""
         self._taken: dict[int, float] = {}
         """What each worker works on, in units."""
         self._workers: set[int] = set()

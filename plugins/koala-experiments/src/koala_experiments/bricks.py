@@ -290,7 +290,7 @@ def make_calls(
     """Return all clients' calls in order of time.
 
     ``interval``: mean seconds between two calls of one client (exponential). ``deadline_factor``: range of the time
-    left at submission, as a multiple of what the call takes on an average server that nobody else uses. ``duration``:
+    left at submission, as a multiple of what the call takes on an average server without other load. ``duration``:
     seconds during which clients call.
     """
     chance = Random(f"calls {seed}")
