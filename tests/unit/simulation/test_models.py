@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import random
 import signal
 import time
@@ -35,10 +34,11 @@ from koala_adapter.simulation.models import (
     gamma_cdf,
     make_model,
 )
-from koala_adapter.simulation.parallel import ProgressBoard, ProgressMark, in_parallel, watched
+from koala_adapter.simulation.parallel import ProgressBoard, in_parallel, watched
 from koala_adapter.simulation.replay import Policy, Site, replay
 from koala_adapter.simulation.workload import Workload
 from koala_experiments.framework import Options
+from tests.unit.simulation.parallelwork import count, die, refuse, square
 from tests.unit.simulation.workloads import PROCESSORS, any_workload, make
 
 # -- Workload models have the statistics that were published of them, and only their seed changes them.
@@ -96,8 +96,8 @@ def test_gaps_and_the_daily_cycle_are_those_of_the_paper() -> None:
     for moment in times:
         hours[int(moment % DAY // 3600)] += 1
     cycle = daily_cycle(ALL_JOBS)
-    for hour, count in enumerate(hours):
-        assert count / len(times) == pytest.approx((cycle[2 * hour] + cycle[2 * hour + 1]) / 48, abs=0.01)
+    for hour, jobs in enumerate(hours):
+        assert jobs / len(times) == pytest.approx((cycle[2 * hour] + cycle[2 * hour + 1]) / 48, abs=0.01)
     assert max(range(24), key=hours.__getitem__) in range(11, 17)
     assert min(range(24), key=hours.__getitem__) in range(2, 7)
 
@@ -307,34 +307,6 @@ def test_the_distribution_counts_equal_values_once() -> None:
 
 
 # -- Simulations on several processes: the same results as on one, and no process left behind.
-
-
-def square(number: int) -> int:
-    """Return the square, later for small numbers."""
-    time.sleep(0.02 / (1 + number))
-    return number * number
-
-
-def refuse(number: int) -> int:
-    if number == 1:
-        raise SimulationError(f"not {number}", hint="another")
-    return number
-
-
-def die(number: int) -> int:
-    """End the process without a word."""
-    os._exit(number)
-
-
-def count(number: int, mark: ProgressMark) -> tuple[int, bool]:
-    """Count until told to stop; returns how far, and whether to the end."""
-    mark.expect(number)
-    for done in range(number):
-        if not mark(done):
-            return done, False
-        time.sleep(0.001)
-    mark(number)
-    return number, True
 
 
 @pytest.mark.parametrize("processes", [1, 2])

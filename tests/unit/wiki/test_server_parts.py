@@ -297,19 +297,19 @@ async def test_no_frame_no_answer(tmp_path: Path, data: bytes, ends: bool) -> No
         assert (await exchange(peer, GetJobs())).status == 0
 
 
-async def test_thousands_of_broken_frames(tmp_path: Path) -> None:
-    """Random bytes on two thousand connections do no harm."""
+async def test_many_broken_frames(tmp_path: Path) -> None:
+    """Random bytes on many connections do no harm."""
     chance = random.Random(5)
     async with serving(tmp_path, requests_per_minute=100_000) as (_, peer):
 
         async def disturb() -> None:
-            for _ in range(100):
+            for _ in range(repeated(20)):
                 async with await anyio.connect_tcp("127.0.0.1", peer.port) as stream:
                     size = chance.randrange(60)
                     await stream.send(b"%08d\n" % chance.choice((size, size + 1, 0)) + chance.randbytes(size))
 
         async with anyio.create_task_group() as tasks:
-            for _ in range(20):
+            for _ in range(10):
                 tasks.start_soon(disturb)
         assert (await exchange(peer, GetJobs())).status == 0
 
@@ -562,22 +562,23 @@ async def test_a_start_is_not_counted_twice(tmp_path: Path) -> None:
     assert (await server.ask("STARTJOB ARG=1 TASKLIST=n3")).status < 0
 
 
-async def test_more_jobs_than_maui_has_room_for(tmp_path: Path) -> None:
+async def test_more_jobs_than_maui_has_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What has ended and what runs is reported, then the oldest that wait; that others are left out is logged once."""
+    monkeypatch.setattr("koala_adapter.wiki.resource.MAUI_MOST_JOBS", 40)
     server = Server(tmp_path)
-    waiting = [job(str(number), submitted_at=NOW - number) for number in range(1, 5001)]
+    waiting = [job(str(number), submitted_at=NOW - number) for number in range(1, 51)]
     server.source.add(*waiting, *(running(f"r{number}", {"n1": 1}) for number in range(3)))
     with capture_logs() as logs:
         found = await server.records("GETJOBS ARG=0:ALL")
-        assert len(found) == 4000
+        assert len(found) == 40
         del server.source.job_list["r0"]
         server.source.add(job("new", submitted_at=NOW))
         server.now += 5
         found = await server.records("GETJOBS ARG=0:ALL")
     assert list(found)[:3] == ["r0", "r1", "r2"]
     assert found["r0"].startswith("STATE=Completed")
-    assert list(found)[3:] == [str(number) for number in range(5000, 5000 - 3998, -1)]
-    assert [one["left_out"] for one in logs if "room" in one["event"]] == [1003]
+    assert list(found)[3:] == [str(number) for number in range(50, 50 - 38, -1)]
+    assert [one["left_out"] for one in logs if "room" in one["event"]] == [13]
 
 
 async def test_jobs_are_listed_oldest_first(tmp_path: Path) -> None:
