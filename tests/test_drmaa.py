@@ -36,6 +36,7 @@ from koala_drmaa import PLUGIN
 from koala_drmaa.lrm import DrmaaLrm, DrmaaSettings
 from tests.fakes.gridengine.cell import FakeCell
 from tests.fakes.gridengine.engine import QUEUE
+from tests.fakes.scripts import is_alive
 from tests.undertest import started_plugin
 
 # The plugin ``drmaa`` on a fake library: the conformance kit, and a helper that dies, hangs or cannot load.
@@ -129,14 +130,6 @@ def helper_of(lrm: DrmaaLrm) -> int:
     return pid
 
 
-def alive(pid: int) -> bool:
-    """Tell whether a process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 async def test_idle_helper_killed(lrm: DrmaaLrm) -> None:
     await lrm.submit(submission("before"))
     first = helper_of(lrm)
@@ -147,7 +140,7 @@ async def test_idle_helper_killed(lrm: DrmaaLrm) -> None:
 
 
 async def _dead(pid: int) -> bool:
-    return not alive(pid)
+    return not is_alive(pid)
 
 
 async def test_helper_dies_after_the_submission_went_out(lrm: DrmaaLrm, cell: FakeCell) -> None:
@@ -188,7 +181,7 @@ async def test_hanging_library(lrm: DrmaaLrm, cell: FakeCell) -> None:
         await lrm.submit(submission("hung"))
     lrm.client._timeout = PATIENT
     cell.misbehave("hang", on=False)
-    assert not alive(hung)
+    assert not is_alive(hung)
     await lrm.cancel([job.id for job in await lrm.jobs(name_prefix="hung")])
 
 
@@ -224,7 +217,7 @@ async def test_cancelled_caller(lrm: DrmaaLrm) -> None:
 async def test_closing_ends_the_helper(lrm: DrmaaLrm) -> None:
     pid = helper_of(lrm)
     await lrm.close()
-    assert not alive(pid)
+    assert not is_alive(pid)
     await lrm.version()
 
 
@@ -361,7 +354,7 @@ async def test_helper_does_not_outlive_its_parent(cell: FakeCell, tmp_path: Path
     with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE) as parent:  # noqa: ASYNC220
         assert parent.stdout is not None
         pid = int(await anyio.to_thread.run_sync(parent.stdout.readline))
-        assert alive(pid)
+        assert is_alive(pid)
         parent.kill()
     await eventually(lambda: _dead(pid), bool, what="the helper has ended", seconds=120)
 

@@ -131,16 +131,16 @@ def end_runners(process_files: Mapping[int, Path]) -> None:
         for runner in left:
             with contextlib.suppress(OSError, ValueError):
                 os.killpg(int(process_files[runner].read_text()), signal.SIGKILL)
-        left = {one for one in left if _exists(one)}
+        left = {one for one in left if is_alive(one)}
         time.sleep(LOOK)
 
 
-def _exists(process: int) -> bool:
+def is_alive(process: int) -> bool:
+    """Tell whether a process runs: one that has ended may be there for seconds, until somebody has waited for it."""
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
         return False
-    return True
 
 
 @contextlib.contextmanager

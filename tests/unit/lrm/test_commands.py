@@ -33,7 +33,6 @@ from koala_adapter.lrm.commands import (
     portions,
 )
 from koala_adapter.lrm.rate import Priority
-from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.testing import eventually
 
 ALLOWED = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LC_ALL", "TZ", "LANG"}
@@ -119,27 +118,18 @@ async def test_arguments_are_no_shell_text() -> None:
 
 
 async def test_time_out_kills(tmp_path: Path) -> None:
-    target = tmp_path / "pid"
+    """The command that does not answer is killed, with what it has started."""
+    target = tmp_path / "pids"
+    script = 'sleep 600 & echo $$ $! > "$0"; wait'
     with anyio.fail_after(60), pytest.raises(LrmUnavailableError, match="did not answer within 3 s"):
-        await CommandRunner().run(["sh", "-c", 'echo $$ > "$0"; exec sleep 600', str(target)], timeout=3)
+        await CommandRunner().run(["sh", "-c", script, str(target)], timeout=3)
+    pids = target.read_text().split()
+    assert len(pids) == 2
 
     async def gone() -> bool:
-        pid = (await anyio.Path(target).read_text()).strip()
-        return not await anyio.Path("/proc", pid, "cwd").exists()
+        return not any([await anyio.Path("/proc", pid, "cwd").exists() for pid in pids])
 
-    await eventually(gone, bool, what="the killed command is gone", seconds=90)
-
-
-async def test_time_out_kills_what_the_command_started(tmp_path: Path) -> None:
-    target = tmp_path / "pid"
-    with anyio.fail_after(60), pytest.raises(LrmUnavailableError):
-        await CommandRunner().run(["sh", "-c", 'sleep 600 & echo $! > "$0"; wait', str(target)], timeout=3)
-
-    async def gone() -> bool:
-        pid = (await anyio.Path(target).read_text()).strip()
-        return not await anyio.Path("/proc", pid, "cwd").exists()
-
-    await eventually(gone, bool, what="the child of the killed command is gone", seconds=90)
+    await eventually(gone, bool, what="the killed command and its child are gone", seconds=90)
 
 
 async def test_missing_program_is_unavailable() -> None:
@@ -149,15 +139,8 @@ async def test_missing_program_is_unavailable() -> None:
     assert "install" in caught.value.hint
 
 
-async def test_each_command_counts() -> None:
-    runner = CommandRunner(per_minute=10)
-    await runner.run(["true"])
-    await runner.admit()
-    assert runner.window.total == 2
-
-
 async def test_submissions_wait_less_than_polls() -> None:
-    """What polls may not use any more is there for a submission; who waits for what is told apart."""
+    """What polls may not use any more is there for a submission, and the last requests for what is urgent."""
     runner = CommandRunner(per_minute=10)
     for _ in range(8):
         await runner.admit()
@@ -171,21 +154,10 @@ async def test_submissions_wait_less_than_polls() -> None:
         assert runner.waits(Priority.SUBMISSION) == 0
         tasks.cancel_scope.cancel()
     assert runner.waits() == 0
-
-
-async def test_over_the_bound_one_waits() -> None:
-    runner = CommandRunner(per_minute=10)
-    for _ in range(8):
-        await runner.admit()
-    with anyio.move_on_after(0.2) as scope:
-        await runner.admit()
-    assert scope.cancelled_caught
-    assert runner.put_off > 0.1
-    before = runner.put_off
+    assert (before := runner.put_off) > 0
     with anyio.fail_after(60):
         await runner.run(["true"], urgent=True)
-    assert runner.window.total == 9
-    assert runner.put_off == before
+    assert (runner.window.total, runner.put_off) == (10, before)
 
 
 @pytest.mark.parametrize(
@@ -234,9 +206,7 @@ async def test_input_is_whole_though_we_are_killed(tmp_path: Path) -> None:
     assert int(whole.read_text()) == 1_000_000
 
 
-# The base of plugins that run commands, on a sketch of a plugin for OpenPBS: its recorded output, its complaints.
-
-SAMPLES = Path(__file__).parents[2] / "wire" / "samples" / "openpbs2306"
+# The base of plugins that run commands, with complaints of OpenPBS.
 
 COMPLAINTS = ComplaintTable(
     system="PBS",
@@ -246,45 +216,18 @@ COMPLAINTS = ComplaintTable(
         *complaints(LrmRejectedError, {"unknown queue": "name one that qstat -Q lists", "unauthorized request": ""}),
     ),
 )
-STATES = {"Q": LrmJobState.QUEUED, "H": LrmJobState.HELD, "R": LrmJobState.RUNNING, "S": LrmJobState.SUSPENDED}
 BEING_DELETED = ("request invalid for state of job",)
 """What qdel says of a job that it has begun to delete."""
 
 
-def parse_jobs(text: str) -> tuple[LrmJob, ...]:
-    """Return jobs and elements of arrays; without any, PBS prints no "Jobs"."""
-    jobs = json.loads(text).get("Jobs", {})
-    return tuple(
-        LrmJob(
-            id=LrmJobId(id_),
-            name=str(job["Job_Name"]),
-            state=STATES.get(job["job_state"], LrmJobState.UNKNOWN),
-            user=job["Job_Owner"].partition("@")[0],
-            processors=int(job["Resource_List"]["ncpus"]),
-            raw_state=job["job_state"],
-        )
-        for id_, job in jobs.items()
-        if "[]" not in id_
-    )
-
-
-def parse_nodes(text: str) -> tuple[Node, ...]:
-    """Return the vnodes that have processors."""
-    return tuple(
-        Node(
-            name=name,
-            state=NodeState.UP if node["state"] in {"free", "job-busy"} else NodeState.DOWN,
-            processors=node["resources_available"]["ncpus"],
-            processors_used=node["resources_assigned"].get("ncpus", 0),
-        )
-        for name, node in json.loads(text)["nodes"].items()
-        if node["resources_available"]["ncpus"]
-    )
+def parse_names(text: str) -> list[str]:
+    """Return the names of jobs in what qstat prints."""
+    return [job["Job_Name"] for job in json.loads(text).get("Jobs", {}).values()]
 
 
 @pytest.fixture
 def pbs(tmp_path: Path) -> CommandSystem:
-    """Return the commands of a server that prints what was recorded; see `says`."""
+    """Return the commands of a server that prints what a test has laid out; see `says`."""
     return CommandSystem(
         CommandRunner(per_minute=6000), COMPLAINTS, directory=tmp_path, environment={"PBS_SERVER": "vm"}, timeout=30.0
     )
@@ -301,19 +244,6 @@ def says(directory: Path, program: str, *, out: str = "", err: str = "", status:
     )
     (directory / program).write_text("\n".join(lines))
     (directory / program).chmod(0o755)
-
-
-async def test_recorded_listings(pbs: CommandSystem, tmp_path: Path) -> None:
-    says(tmp_path, "qstat", out=(SAMPLES / "qstat_tf.json").read_text())
-    says(tmp_path, "pbsnodes", out=(SAMPLES / "pbsnodes_av.json").read_text())
-    text = await pbs.read(("qstat", "-t", "-f", "-F", "json"), action="listing of jobs")
-    jobs = {job.id: job for job in parsed(parse_jobs, text, source="qstat")}
-    assert (jobs[LrmJobId("86[1].vm")].state, jobs[LrmJobId("85.vm")].state) == (LrmJobState.RUNNING, LrmJobState.HELD)
-    assert jobs[LrmJobId("90.vm")].processors == 3
-    text = await pbs.read(("pbsnodes", "-av", "-F", "json"), action="listing of nodes")
-    nodes = {node.name: node for node in parsed(parse_nodes, text, source="pbsnodes")}
-    assert (nodes["n1"].processors, nodes["n1"].processors_used) == (4, 3)
-    assert (tmp_path / "calls").read_text().splitlines() == ["vm -t -f -F json", "vm -av -F json"]
 
 
 @pytest.mark.parametrize(
@@ -338,7 +268,7 @@ async def test_a_failed_listing_is_no_empty_one(
 @pytest.mark.parametrize("text", ["", "{", '{"Jobs": {"1.vm": {}}}', '{"Jobs": [1]}', "[]", '{"Jobs": {"1.vm": 7}}'])
 def test_what_cannot_be_read_is_no_answer(text: str) -> None:
     with pytest.raises(LrmUnavailableError, match="qstat printed what cannot be read") as caught:
-        parsed(parse_jobs, text, source="qstat")
+        parsed(parse_names, text, source="qstat")
     assert repr(text) in caught.value.message
 
 
@@ -369,7 +299,7 @@ async def test_the_version_is_asked_once(pbs: CommandSystem, tmp_path: Path) -> 
         await pbs.version(("qstat", "--version"), version)
     says(tmp_path, "qstat", out="pbs_version = 23.06.06")
     assert [await pbs.version(("qstat", "--version"), version) for _ in range(2)] == ["23.06.06"] * 2
-    assert len((tmp_path / "calls").read_text().splitlines()) == 2
+    assert (tmp_path / "calls").read_text().splitlines() == ["vm --version"] * 2
 
 
 def test_ids_among_banners() -> None:
@@ -381,9 +311,7 @@ def test_ids_among_banners() -> None:
 
 
 def test_portions_are_complete_and_bounded() -> None:
-    """Of qdel: it takes one id at a time: with several it may crash and delete nothing."""
     assert list(portions(["1", "2", "3"], 2)) == [("1", "2"), ("3",)]
-    assert list(portions(["1", "2"], 1)) == [("1",), ("2",)]
     assert list(portions([], 2)) == []
 
 
