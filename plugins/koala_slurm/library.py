@@ -188,7 +188,7 @@ def _told(record: Mapping[str, Any]) -> ToldJob:
     shown = record["details"]
     places = {node: cpus for nodes, cpus in record["places"] for node in expand(nodes)}
     return ToldJob(
-        jobs=parse_wide_row(record["row"]),
+        jobs=tuple(parse_wide_row(record["row"])),
         details=None
         if shown is None
         else job_details(shown, places, comment=record["row"][-2], admin_comment=record["row"][-1]),

@@ -35,7 +35,7 @@ from koala_slurm.words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
 
 # -- Jobs ----------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def parse_nodes(
     *,
     reserved_is_up: bool = False,
     unit: Unit = Unit.CPU,
-    units: Mapping[str, Unit] | None = None,
+    units: Mapping[str, Unit] = MappingProxyType({}),
     whole: Container[str] = (),
     has_default: bool = True,
 ) -> tuple[Node, ...]:
@@ -252,22 +252,28 @@ def parse_nodes(
     LrmUnavailableError for text that is no listing.
     """
     rows = (line.removesuffix(SEPARATOR).split(SEPARATOR) for line in output.splitlines() if line.strip())
-    return merge_nodes(
-        parse_node(
-            row, reserved_is_up=reserved_is_up, unit=unit, units=units or {}, whole=whole, has_default=has_default
+    merged: dict[str, Node] = {}
+    for row in rows:
+        node = _node(row, reserved_is_up=reserved_is_up, unit=unit, units=units, whole=whole, has_default=has_default)
+        seen = merged.get(node.name, node)
+        merged[node.name] = replace(
+            seen,
+            queues=tuple(dict.fromkeys((*seen.queues, *node.queues))),
+            queue_grains=tuple(dict.fromkeys((*seen.queue_grains, *node.queue_grains))),
+            whole_queues=tuple(dict.fromkeys((*seen.whole_queues, *node.whole_queues))),
+            closed_queues=tuple(dict.fromkeys((*seen.closed_queues, *node.closed_queues))),
         )
-        for row in rows
-    )
+    return tuple(merged.values())
 
 
-def parse_node(
+def _node(
     row: Sequence[str],
     *,
-    reserved_is_up: bool = False,
-    unit: Unit = Unit.CPU,
-    units: Mapping[str, Unit] = MappingProxyType({}),
-    whole: Container[str] = (),
-    has_default: bool = True,
+    reserved_is_up: bool,
+    unit: Unit,
+    units: Mapping[str, Unit],
+    whole: Container[str],
+    has_default: bool,
 ) -> Node:
     """Return the node of one row of values of NODE_FIELDS, and perhaps of MORE_NODE_FIELDS.
 
@@ -329,21 +335,6 @@ def _grain(processors: int, sockets: str, cores: str, unit: Unit) -> int:
         return 1
     parts = int(sockets) * (1 if unit is Unit.SOCKET else int(cores))
     return max(1, processors // parts) if parts else 1
-
-
-def merge_nodes(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """Merge the rows of nodes that are listed once for each partition."""
-    merged: dict[str, Node] = {}
-    for node in nodes:
-        seen = merged.get(node.name, node)
-        merged[node.name] = replace(
-            seen,
-            queues=tuple(dict.fromkeys((*seen.queues, *node.queues))),
-            queue_grains=tuple(dict.fromkeys((*seen.queue_grains, *node.queue_grains))),
-            whole_queues=tuple(dict.fromkeys((*seen.whole_queues, *node.whole_queues))),
-            closed_queues=tuple(dict.fromkeys((*seen.closed_queues, *node.closed_queues))),
-        )
-    return tuple(merged.values())
 
 
 def _number(text: str) -> float | None:

@@ -65,10 +65,11 @@ _WORD = r"[A-Za-z0-9_.-]+"
 _EVERY = re.compile(rf"{_WORD}(?:&{_WORD})*")
 _SOME = re.compile(rf"{_WORD}(?:\|{_WORD})+")
 _LICENSE = re.compile(r"LicenseName=(?P<name>\S+)\s+Total=[0-9]+\s+Used=[0-9]+\s+Free=(?P<free>[0-9]+)")
-_PROCESSORS_OF_TASK = re.compile(r"cpu[:=][0-9]+", re.ASCII)
 _AMOUNT = re.compile(r"(?P<number>[0-9]+)(?P<unit>[kKmMgGtTpP]?)", re.ASCII)
 _PROCESSORS_OF_TASK = re.compile(r"(?:^|,)cpu[:=][0-9]+(?=,|$)")
 _GRES_PREFIX = re.compile(r"\bgres[:/]")
+_SIZE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[KMGT]?)", re.ASCII)
+_UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024.0}
 _UNITS_OF_COUNTS = ("", "K", "M", "G", "T", "P")
 _NO_RESTRICTION = frozenset({"", "(null)", "*", "N/A", "0", "None"})
 OURS = "koala_start_"
@@ -116,7 +117,6 @@ def restrictions(values: Mapping[str, str]) -> Restrictions:
     given["TresPerTask"] = _PROCESSORS_OF_TASK.sub("", given["TresPerTask"]).strip(",")
     asked = {name: value for name, value in given.items() if value not in _NO_RESTRICTION}
     gres = _numbers(_GRES_PREFIX.sub("", asked.get("TresPerNode", "")))
-    disk = asked.get("MinTmpDiskNode", "")
     throttle = asked.get("ArrayTaskThrottle", "")
     return Restrictions(
         exclusive=_exclusive(asked),
@@ -125,7 +125,7 @@ def restrictions(values: Mapping[str, str]) -> Restrictions:
         processors_by_gres=_by_gres(gres, _of_each(asked.get("CpusPerTres", ""))),
         memory_by_gres_mib=_by_gres(gres, _of_each(asked.get("MemPerTres", ""))),
         licenses=_numbers(asked.get("Licenses", "")),
-        disk_mib=_disk_mebibytes(disk),
+        disk_mib=_mebibytes(asked.get("MinTmpDiskNode", "")),
         threads_per_core=_last_number(asked.get("ReqB:S:C:T", "")),
         tasks_per_core=_last_number(asked.get("NtasksPerN:B:S:C", "")),
         throttle=int(throttle) if throttle.isdecimal() else 0,
@@ -212,10 +212,10 @@ def _by_gres(gres: Iterable[tuple[str, int]], each: Mapping[str, int]) -> int:
     return sum(number * each.get(name, each.get(name.partition(":")[0], 0)) for name, number in gres)
 
 
-def _disk_mebibytes(text: str) -> int | None:
-    match = re.fullmatch(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[MGT]?)", text)
-    units = {"": 1, "M": 1, "G": 1024, "T": 1024 * 1024}
-    return round(float(match["number"]) * units[match["unit"]]) if match else None
+def _mebibytes(text: str) -> int | None:
+    """Return the MiB of ``1.50G`` or ``100``; None of none, and of what is no size."""
+    match = _SIZE.fullmatch(text)
+    return (round(float(match["number"]) * _UNITS[match["unit"]]) or None) if match else None
 
 
 def parse_licenses(output: str) -> dict[str, int]:
@@ -388,8 +388,6 @@ _VALUE = re.compile(
 _ANY_NODES = re.compile(rf"^\s+AdminComment={SITE_MARK}, {ANY_NODES}\s*$", re.MULTILINE)
 _NODES_ASKED = re.compile(r"(?:^|,)node=(?P<nodes>[0-9]+)(?:,|$)", re.ASCII)
 _PLACE = re.compile(r"^\s+Nodes=(?P<nodes>\S+) CPU_IDs=(?P<cpus>[0-9,-]+)(?: |$)", re.MULTILINE)
-_SIZE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[KMGT]?)", re.ASCII)
-_UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -437,12 +435,7 @@ def details_command(job: str) -> tuple[str, ...]:
 
 def parse_everything(output: str, separator: str) -> tuple[LrmJob, ...]:
     """Return the jobs of a listing with all fields. Raises LrmUnavailableError for text that is none."""
-    return tuple(job for row in _rows(output, separator) for job in _parse_wide(row))
-
-
-def parse_wide_row(row: Sequence[str]) -> tuple[LrmJob, ...]:
-    """Return the job, or the waiting elements of an array, of one row of values of JOB_FIELDS and MORE_FIELDS."""
-    return tuple(_parse_wide(row))
+    return tuple(job for row in _rows(output, separator) for job in parse_wide_row(row))
 
 
 def parse_held_by_hook(output: str, separator: str) -> tuple[LrmJob, ...]:
@@ -454,7 +447,7 @@ def parse_held_by_hook(output: str, separator: str) -> tuple[LrmJob, ...]:
     return tuple(
         job
         for row in marked
-        for job in _parse_wide(row)
+        for job in parse_wide_row(row)
         if job.state in ACTIVE or (job.state is LrmJobState.HELD and job.hold is HoldOwner.OPERATOR)
     )
 
@@ -468,7 +461,8 @@ def _rows(output: str, separator: str) -> Iterator[tuple[str, ...]]:
         yield (values[start].lstrip("\n"), *values[start + 1 : start + width])
 
 
-def _parse_wide(row: Sequence[str]) -> Iterator[LrmJob]:
+def parse_wide_row(row: Sequence[str]) -> Iterator[LrmJob]:
+    """Yield the job, or the waiting elements of an array, of one row of values of JOB_FIELDS and MORE_FIELDS."""
     narrow, more = row[: len(JOB_FIELDS)], dict(zip(MORE_FIELDS, row[len(JOB_FIELDS) :], strict=True))
     given = {name: "" if value.strip() in _NO_VALUE else value.strip() for name, value in more.items()}
     for job in parse_row(narrow):
@@ -568,8 +562,8 @@ def _of_values(values: Mapping[str, str], places: Mapping[str, int], *, any_numb
         processors=_number(values.get("NumCPUs", "").partition("-")[0]),
         requested_nodes=expand(values.get("ReqNodeList", "")),
         excluded_nodes=expand(values.get("ExcNodeList", "")),
-        memory_per_processor_mib=_memory_mebibytes(values.get("MinMemoryCPU", "")),
-        memory_per_node_mib=_memory_mebibytes(values.get("MinMemoryNode", "")),
+        memory_per_processor_mib=_mebibytes(values.get("MinMemoryCPU", "")),
+        memory_per_node_mib=_mebibytes(values.get("MinMemoryNode", "")),
         reason=values.get("Reason", ""),
         restrictions=restrictions(values),
     )
@@ -598,11 +592,6 @@ def _count(text: str) -> int:
     """Count the processors in ``0-2,5``."""
     ranges = (part.partition("-") for part in text.split(",") if part)
     return sum(int(last or first) - int(first) + 1 for first, _, last in ranges if first)
-
-
-def _memory_mebibytes(text: str) -> int | None:
-    match = _SIZE.fullmatch(text)
-    return (round(float(match["number"]) * _UNITS[match["unit"]]) or None) if match else None
 
 
 def _number(text: str) -> int:

@@ -98,8 +98,6 @@ class Loading(StrEnum):
     """GLIBC_TUNABLES=glibc.rtld.optional_static_tls=4096 (glibc 2.33 or newer; ignored by older ones)."""
     PRELOAD = "preload"
     """LD_PRELOAD of the library that did not find room."""
-    PLAIN = "plain"
-    """Nothing special."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +116,10 @@ class HelperLaunch:
         environment = dict(self.variables)
         if self.library is not None:
             environment["DRMAA_LIBRARY_PATH"] = str(self.library)
-        match self.loading:
-            case Loading.TUNABLES:
-                environment["GLIBC_TUNABLES"] = f"glibc.rtld.optional_static_tls={STATIC_TLS_BYTES}"
-            case Loading.PRELOAD:
-                environment["LD_PRELOAD"] = self.preload
-            case Loading.PLAIN:
-                pass
+        if self.loading is Loading.TUNABLES:
+            environment["GLIBC_TUNABLES"] = f"glibc.rtld.optional_static_tls={STATIC_TLS_BYTES}"
+        else:
+            environment["LD_PRELOAD"] = self.preload
         # The drmaa library takes its encoding from the locale.
         environment["LC_ALL"] = "C.UTF-8"
         return environment
@@ -134,12 +129,7 @@ class HelperLaunch:
         found = _STATIC_TLS.search(complaint)
         if found is None or self.loading is Loading.PRELOAD:
             return None
-        return HelperLaunch(
-            library=self.library,
-            variables=self.variables,
-            loading=Loading.PRELOAD,
-            preload=found.group(1),
-        )
+        return replace(self, loading=Loading.PRELOAD, preload=found[1])
 
 
 def command_here(variables: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:

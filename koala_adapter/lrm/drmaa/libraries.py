@@ -55,8 +55,6 @@ class Library:
     ids: str
     confused: str
     sessions: str
-    used_for: tuple[str, ...] = ("submit",)
-    """What goes through it where jobs are read by commands: ``submit``, and capabilities of the plugin."""
     least_version: tuple[int, int, int] | None = None
     """The first release that is trusted with submissions of a cluster that is read by commands; None: all are."""
     not_chosen: str = ""
@@ -81,7 +79,6 @@ GRID_ENGINE = Library(
     name="gridengine-drmaa",
     system="Grid Engine",
     seen="8.1.9",
-    used_for=("submit", "cancel", "hold", "suspend"),
     places=("/usr/lib/gridengine-drmaa/lib/libdrmaa.so*",),
     mark=r"\b(sge|oge|uge|ocs|age)\b|grid ?engine",
     native=("-r n",),
@@ -192,30 +189,23 @@ def library_of(*words: str) -> Library:
 # -- From a kind of failure to one of the four LRM errors ----------------------------------------------------
 
 
-_HINTS: Mapping[FailureKind, str] = {
-    FailureKind.UNAVAILABLE: "it is asked again later",
-    FailureKind.REJECTED: "change the cluster's settings or directives in the site file, or ask its admin",
-    FailureKind.NOT_FOUND: "it has ended, or never was",
-    FailureKind.UNSUPPORTED: "the DRMAA library cannot do this",
-    FailureKind.LIBRARY: "`koala check` says which library is looked for",
-}
-
-
 class LibraryLoadError(LrmUnavailableError):
     """The library is missing or cannot be loaded."""
 
 
+_ERRORS: Mapping[FailureKind, tuple[type[LrmError], str]] = {
+    FailureKind.UNAVAILABLE: (LrmUnavailableError, "it is asked again later"),
+    FailureKind.REJECTED: (
+        LrmRejectedError,
+        "change the cluster's settings or directives in the site file, or ask its admin",
+    ),
+    FailureKind.NOT_FOUND: (LrmNotFoundError, "it has ended, or never was"),
+    FailureKind.UNSUPPORTED: (LrmUnsupportedError, "the DRMAA library cannot do this"),
+    FailureKind.LIBRARY: (LibraryLoadError, "`koala check` says which library is looked for"),
+}
+
+
 def error_of(kind: FailureKind, message: str) -> LrmError:
     """Return the exception for a complaint."""
-    hint = _HINTS[kind]
-    match kind:
-        case FailureKind.REJECTED:
-            return LrmRejectedError(message, hint=hint)
-        case FailureKind.NOT_FOUND:
-            return LrmNotFoundError(message, hint=hint)
-        case FailureKind.UNSUPPORTED:
-            return LrmUnsupportedError(message, hint=hint)
-        case FailureKind.UNAVAILABLE:
-            return LrmUnavailableError(message, hint=hint)
-        case FailureKind.LIBRARY:
-            return LibraryLoadError(message, hint=hint)
+    error, hint = _ERRORS[kind]
+    return error(message, hint=hint)
