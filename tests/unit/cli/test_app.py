@@ -12,7 +12,6 @@ import sys
 import threading
 import tomllib
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from json import dumps, loads
 from pathlib import Path
 from typing import cast
@@ -128,16 +127,8 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 def arguments(words: list[str], **options: object) -> JobArguments:
-    given: dict[str, object] = {
-        "processors": None,
-        "mpi": False,
-        "walltime": None,
-        "cluster": None,
-        "split": False,
-        "save": None,
-        "slot": {},
-    }
-    return JobArguments(words=tuple(words), **given | options)  # type: ignore[arg-type]
+    unset = dict.fromkeys(("processors", "walltime", "cluster", "save"))
+    return JobArguments(words=tuple(words), **{**unset, "mpi": False, "split": False, "slot": {}, **options})  # type: ignore[arg-type]
 
 
 def job_of(described: Description) -> Job:
@@ -224,6 +215,7 @@ def test_options_that_are_no_slot(words: str, said: str) -> None:
 
 
 def test_a_sweep(tmp_path: Path) -> None:
+    """With one cluster it is not divided among several."""
     (tmp_path / "names").write_text("n\n")
     words = ["prog", "{a}-{b}", "{c}", ":::", "a=1..2", "b=x,1..2", f"c=@{tmp_path}/names"]
     described = sweep_of_words(words, maximum=5, grace=3)
@@ -231,16 +223,14 @@ def test_a_sweep(tmp_path: Path) -> None:
     job = job_of(described)
     assert job.sweep is not None
     assert [axis.count for axis in job.sweep.axes] == [2, 2, 1]
-    assert (job.components[0].maximum, job.components[0].retirement.grace) == (4, 3)
-    assert job.components[0].flexible
-
-
-def test_a_sweep_on_one_cluster_is_not_divided() -> None:
+    (component,) = job.components
+    assert (component.maximum, component.retirement.grace, component.flexible) == (4, 3, True)
     words = ["p", "{a}{b}", ":::", "a=1..4", "b=1..4"]
     job = job_of(sweep_of_words(words, together=True, repeats=0, cluster="alpha", walltime="1m", maximum=3))
     assert job.sweep is not None
     assert (job.sweep.together, job.sweep.repeats, job.walltime) == (True, 0, 60)
-    assert (job.components[0].maximum, job.components[0].cluster, job.components[0].flexible) == (3, "alpha", False)
+    (component,) = job.components
+    assert (component.maximum, component.cluster, component.flexible) == (3, "alpha", False)
 
 
 @pytest.mark.parametrize(
@@ -251,29 +241,24 @@ def test_a_sweep_on_one_cluster_is_not_divided() -> None:
         (["p", "{a}", ":::", "1..3"], "found '1..3' behind"),
         (["p", "{a}", ":::", "a=1", "a=2"], "there twice"),
         (["p", "{a}", ":::", "a="], "parameter a has no values"),
+        (["p", "{a}", ":::", "a=1..2..-1"], rf"^{SOURCE}: sweep\.parameters\.a: found "),
     ],
 )
 def test_words_that_are_no_sweep(words: list[str], refusal: str) -> None:
     with pytest.raises(ConfigurationError, match=refusal):
-        sweep_of_words(words)
-
-
-def test_values_that_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=rf"^{SOURCE}: sweep\.parameters\.a: found "):
-        job_of(sweep_of_words(["p", "{a}", ":::", "a=1..2..-1"]))
+        job_of(sweep_of_words(words))
 
 
 # -- Interrupts come at once, or at the end of what must not be broken off, and never get lost.
 
 
-NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-
-
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_is_raised_at_once(number: signal.Signals) -> None:
-    """Outside of anything that puts it off."""
-    with Interrupts(), pytest.raises(KeyboardInterrupt):
+    """Outside of anything that puts it off; afterwards the handler is the one that was there before."""
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), Interrupts():
         signal.raise_signal(number)
+    assert signal.getsignal(number) is before
 
 
 def test_an_interrupt_that_is_put_off_comes_at_the_end() -> None:
@@ -305,48 +290,21 @@ def test_a_part_can_be_let_in_again() -> None:
             signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_handlers_are_given_back(number: signal.Signals) -> None:
-    """After the block all is as it was, whatever happened inside."""
-    before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt), Interrupts():
-        signal.raise_signal(number)
-    assert signal.getsignal(number) is before
-
-
 # -- What is printed through a file that takes away the blanks at the ends of lines.
 
 
 def test_blanks_at_the_ends_of_lines_are_not_written() -> None:
-    file = io.StringIO()
-    LineEnds(file).write("a  b   \n c \n")
-    assert file.getvalue() == "a  b\n c\n"
-
-
-def test_the_file_may_be_closed_first() -> None:
-    """Collected after its owner has closed the file, nothing is flushed, and nothing raised."""
+    """The file stays open; collected after its owner has closed the file, nothing is flushed, and nothing raised."""
     file = io.StringIO()
     ends = LineEnds(file)
+    ends.write("a  b   \n c \n")
+    LineEnds(file).close()
+    assert file.getvalue() == "a  b\n c\n"
     file.close()
     ends.close()
-    open_file = io.StringIO()
-    LineEnds(open_file).close()
-    assert not open_file.closed
 
 
 # -- What ``koala metrics`` says where nobody answers.
-
-
-class Telling(BaseHTTPRequestHandler):
-    """Tells that it was asked."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"told 1\n")
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
 
 
 def test_a_port_where_nobody_listens_is_told_in_words() -> None:
@@ -363,10 +321,16 @@ def test_the_address_of_the_site_file_is_asked(tmp_path: Path) -> None:
     """Who listens on another address than 127.0.0.1 is found there."""
     site = tmp_path / "site.toml"
     site.write_text('[metrics]\nlisten = "127.0.0.2"\n[[clusters]]\nname = "a"\nplugin = "local"\n')
-    with HTTPServer(("127.0.0.2", 0), Telling) as server:
-        threading.Thread(target=server.handle_request, daemon=True).start()
-        words = ["--site", str(site), "--state", str(tmp_path / "s"), "metrics", "--port", str(server.server_port)]
-        result = CliRunner().invoke(koala, words)
+    with socket.create_server(("127.0.0.2", 0)) as listener:
+
+        def tell() -> None:
+            with listener.accept()[0] as connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\ntold 1\n")
+
+        threading.Thread(target=tell, daemon=True).start()
+        words = ["--site", str(site), "--state", str(tmp_path / "s"), "metrics"]
+        result = CliRunner().invoke(koala, [*words, "--port", str(listener.getsockname()[1])])
     assert (result.exit_code, result.output) == (0, "told 1\n")
 
 

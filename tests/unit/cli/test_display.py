@@ -56,7 +56,7 @@ from koala_adapter.cli.top import (
 )
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.config.sitefile import load_site_text
-from koala_adapter.errors import EXIT_CANCELLED, EXIT_REFUSED, EXIT_SERVICE, KoalaError
+from koala_adapter.errors import EXIT_CANCELLED, EXIT_REFUSED, KoalaError
 from koala_adapter.lrm import load_plugins
 from koala_adapter.model import ClusterName, EndReason, InputFile, JobId
 from koala_adapter.outcome import JobOutcome, JobState, TaskUsage
@@ -237,17 +237,9 @@ def test_one_job_is_chosen_and_stays_so_where_it_is() -> None:
 def test_sizes_over_time_are_worked_out_from_the_latest() -> None:
     """Two processors until half time, six from then on; before the first change that is known, what it began with."""
     report = running(1, 6, (150.0, 2, 6))
-    assert sizes_over_time(report, 4) == [2, 6, 6, 6]
     assert sizes_over_time(report, 10) == [2] * 4 + [6] * 6
-    assert sizes_over_time(job_report(), 4) == []
-    assert sizes_over_time(report, 0) == []
-
-
-def test_a_sparkline_is_as_high_as_the_largest() -> None:
-    """Nothing and little are told from each other by the largest only."""
-    assert sparkline([1, 2, 4, 8]) == "▁▂▄█"
-    assert sparkline([0, 0]) == "▁▁"
-    assert sparkline([]) == ""
+    assert sizes_over_time(job_report(), 4) == sizes_over_time(report, 0) == []
+    assert [sparkline(sizes) for sizes in ([1, 2, 4, 8], [0, 0], [])] == ["▁▂▄█", "▁▁", ""]
 
 
 def test_the_latest_output_is_marked_and_bounded(tmp_path: Path) -> None:
@@ -310,11 +302,12 @@ def test_what_a_terminal_would_act_on_is_escaped(renderable: RenderableType) -> 
     assert not any(one in file.getvalue() for one in "\x1b\x9b\u202e")
 
 
-def test_lines_and_letters_stay_as_they_are() -> None:
-    """Only what is not printable is changed."""
+def test_only_what_is_not_printable_is_changed() -> None:
+    """Lines and letters stay as they are, and so does all that the user's own processes wrote."""
     file = io.StringIO()
     make_console(file).print("größe ━ 大\nsecond", markup=False)
-    assert file.getvalue() == "größe ━ 大\nsecond\n"
+    make_console(file).print(AsWritten("\x1b[31mred\x1b[0m\n"), end="")
+    assert file.getvalue() == "größe ━ 大\nsecond\n\x1b[31mred\x1b[0m\n"
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
@@ -327,12 +320,6 @@ def test_terminals_of_few_characters_get_what_they_can_show(encoding: str) -> No
     assert text.isascii() == (encoding == "ascii")
     assert ("größe ? ?" in text) == (encoding == "latin-1")
     assert text.startswith("+----")
-
-
-def test_output_of_own_processes_is_as_they_wrote_it() -> None:
-    file = io.StringIO()
-    make_console(file).print(AsWritten("\x1b[31mred\x1b[0m\n"), end="")
-    assert file.getvalue() == "\x1b[31mred\x1b[0m\n"
 
 
 def test_errors_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
@@ -401,14 +388,6 @@ def test_closed_standard_descriptors_are_opened(tmp_path: Path, closed: str) -> 
     command = shlex.join([sys.executable, "-c", program, str(tmp_path / "opened")])
     subprocess.run(["sh", "-c", f"exec {command} {closed}"], check=True)
     assert (tmp_path / "opened").read_text().startswith("2 < ")
-
-
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
-def test_a_command_works_with_a_closed_descriptor(tmp_path: Path, closed: str) -> None:
-    """It ends as it does otherwise."""
-    command = shlex.join([sys.executable, "-m", "koala_adapter.cli", "--state", str(tmp_path), "docs", "jobfile"])
-    done = subprocess.run(["sh", "-c", f"exec {command} {closed}"], check=False, capture_output=True)
-    assert (done.returncode, done.stderr) == (0, b"")
 
 
 # -- Sixty columns: what a table would have to cut off stands in lines below each other; wide terminals get the table.
@@ -522,11 +501,8 @@ def test_rows_that_do_not_fit_are_named_and_have_all_cells() -> None:
     table = FittingTable("name", "one", "two", "three")
     table.add_row("a", "[red]1[/]", "", "x" * 15)
     table.add_row("b" * 15, "1", "2", "3")
-    assert shown(table, 31) == ["a  one 1  three xxxxxxxxxxxxxxx", "bbbbbbbbbbbbbbb  one 1  two 2", "  three 3"]
-
-
-def test_a_table_without_rows_is_its_headings() -> None:
     assert shown(FittingTable("name", "one"), 10) == ["name  one"]
+    assert shown(table, 31) == ["a  one 1  three xxxxxxxxxxxxxxx", "bbbbbbbbbbbbbbb  one 1  two 2", "  three 3"]
 
 
 # -- How long a job is followed: to its outcome, or until nothing of it is left in any LRM.
@@ -557,6 +533,8 @@ def test_a_service_that_goes_on_sees_to_the_placeholders(released: bool, reports
     assert (len(taken), last) == (reports, taken[-1])
     closing(last, make_console(screen))
     assert "still ending" not in screen.getvalue()
+    closing(replace(last, placeholders_left=2, concluded=False), make_console(screen))
+    assert "2 placeholders are still ending" in screen.getvalue()
 
 
 def test_what_is_waited_for_after_the_end_is_told() -> None:
@@ -572,25 +550,21 @@ def test_what_is_waited_for_after_the_end_is_told() -> None:
         assert screen.getvalue().count("Still being given back") == told
 
 
-def test_placeholders_that_nobody_waits_for_are_told() -> None:
-    screen = io.StringIO()
-    closing(job_report(state=JobState.COMPLETED, outcome=COMPLETED, placeholders_left=2), make_console(screen))
-    assert "2 placeholders are still ending" in screen.getvalue()
-
-
-def test_what_processes_write_to_standard_error_is_shown_there(
+def test_what_processes_write_is_shown_beside_our_own_lines(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """Beside koala's own lines, and apart from their output."""
+    """Their standard error where progress is, apart from their output; only output if quiet, which can be left out."""
     (tmp_path / "c1").mkdir()
-    (tmp_path / "c1" / "0.out").write_bytes(b"result")
+    (tmp_path / "c1" / "0.out").write_bytes(b"result\n")
+    report = job_report(state=JobState.COMPLETED, outcome=COMPLETED, concluded=True, output_directory=str(tmp_path))
+    for output, shown in ((True, b"result\n"), (False, b"")):
+        screen = io.StringIO()
+        follow((one for one in [report]), Display(make_console(screen), quiet=True, output=output))
+        assert (capfdbinary.readouterr().out, screen.getvalue()) == (shown, "")
     (tmp_path / "c1" / "0.err").write_bytes(b"no such file\n[1/2] not markup")
     screen = io.StringIO()
-    report = job_report(
-        state=JobState.COMPLETED, outcome=COMPLETED, concluded=True, output_directory=str(tmp_path), components=()
-    )
     follow((one for one in [report]), Display(make_console(screen), quiet=False))
-    assert capfdbinary.readouterr().out == b"result"
+    assert capfdbinary.readouterr().out == b"result\n"
     assert "no such file\n[1/2] not markup" in screen.getvalue()
 
 
@@ -616,20 +590,6 @@ def test_the_reason_for_waiting_goes_to_a_pipe(tmp_path: Path) -> None:
         display.show(report)
     reasons = [line.strip() for line in screen.getvalue().splitlines() if line.startswith(" ")]
     assert reasons == ["It waits for 45 s.", "Placeholders started but never reported: No route to host."]
-
-
-def test_a_quiet_display_shows_what_processes_print_alone(
-    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    (tmp_path / "c1").mkdir()
-    (tmp_path / "c1" / "0.out").write_bytes(b"result\n")
-    screen = io.StringIO()
-    report = job_report(
-        state=JobState.COMPLETED, outcome=COMPLETED, concluded=True, output_directory=str(tmp_path), components=()
-    )
-    for output, shown in ((True, b"result\n"), (False, b"")):
-        follow((one for one in [report]), Display(make_console(screen), quiet=True, output=output))
-        assert (capfdbinary.readouterr().out, screen.getvalue()) == (shown, "")
 
 
 # -- `koala status --watch`: told by the service, shown in place or in lines, ended by Ctrl-C in good order.
@@ -677,23 +637,13 @@ def test_on_a_terminal_the_table_is_refreshed_in_place() -> None:
     assert written.index("waiting") < written.index("\x1b[1A") < written.index("running")
 
 
-def test_a_terminal_shows_the_latest_jobs_that_it_has_lines_for() -> None:
-    console = on_terminal(height=6)
+@pytest.mark.parametrize(("height", "width", "first"), [(6, 100, 5), (12, 40, 6)], ids=["table", "lines"])
+def test_a_terminal_shows_the_latest_jobs_that_it_has_lines_for(height: int, width: int, first: int) -> None:
+    console = on_terminal(height=height)
+    console.width = width
     with Watched(console) as watched:
         watched.show([job_report(id=f"4{number}", name=f"name{number}") for number in range(9)])
-    assert "name8" in watching_shown(console)
-    assert "name5" in watching_shown(console)
-    assert "name4" not in watching_shown(console)
-
-
-def test_a_narrow_terminal_shows_the_latest_jobs_too() -> None:
-    console = on_terminal(height=12)
-    console.width = 40
-    with Watched(console) as watched:
-        watched.show([job_report(id=f"4{number}", name=f"name{number}") for number in range(9)])
-    assert "name8" in watching_shown(console)
-    assert "name6" in watching_shown(console)
-    assert "name5" not in watching_shown(console)
+    assert [number for number in range(9) if f"name{number}" in watching_shown(console)] == [*range(first, 9)]
 
 
 def test_one_job_in_detail() -> None:
@@ -759,13 +709,6 @@ def test_ctrl_c_ends_it_with_exit_code_0(hosted: tuple[Client, Server], monkeypa
     thread.join()
     assert ended.value.code == 0
     assert read[0].startswith(f"job {id_} ")
-
-
-def test_where_no_service_ever_ran(tmp_path: Path) -> None:
-    """There is no journal to show, and nothing to be waited for: that is said."""
-    result = CliRunner().invoke(koala, ["--state", str(tmp_path / "none"), "status", "--watch"])
-    assert result.exit_code == EXIT_SERVICE
-    assert "and none ever has" in result.output
 
 
 def test_a_job_that_there_is_not_and_one_document(hosted: tuple[Client, Server]) -> None:
@@ -846,16 +789,13 @@ def measured(usage: UsageReport, ran: float = 100.0) -> JobReport:
     ],
 )
 def test_what_a_job_has_used_is_one_line(usage: UsageReport, line: str) -> None:
+    """Nothing of a job that goes on, or has run for some seconds only."""
     assert usage_line(measured(usage)) == line
+    assert not usage_line(measured(usage, ran=4.0))
+    assert not usage_line(replace(measured(usage), outcome=None))
     console = Console(file=io.StringIO(), width=100)
     closing(measured(usage), console)
     assert watching_shown(console).count("used ") == bool(line)
-
-
-def test_a_job_of_some_seconds_tells_nothing_of_its_usage() -> None:
-    assert not usage_line(measured(USAGE, ran=4.0))
-    assert not usage_line(replace(measured(USAGE), outcome=None))
-    assert not usage_line(job_report())
 
 
 def test_what_each_rank_has_used_is_in_the_details() -> None:

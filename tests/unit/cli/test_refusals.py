@@ -13,7 +13,6 @@ from pathlib import Path
 
 import click
 import pytest
-from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from structlog.testing import capture_logs
 
@@ -68,25 +67,22 @@ def invoke(*arguments: object) -> Result:
     return result
 
 
+def called(name: str) -> click.Command:
+    with koala.make_context("koala", [name], resilient_parsing=True) as context:
+        command = koala.resolve_command(context, [name])[1]
+    assert command is not None
+    return command
+
+
 @pytest.mark.parametrize("name", koala.commands)
 def test_every_command_explains_itself_with_an_example(name: str) -> None:
-    """The help of each command says what it does, and shows how it is typed."""
+    """The help of a command begins, in every width, with what the list of the commands says, and shows an example."""
+    listed, real = koala.commands[name], called(name)
+    assert (real.name, real.hidden) == (name, False)
+    assert [w for w in range(20, 120, 9) if listed.get_short_help_str(w) != real.get_short_help_str(w)] == []
     result = invoke(name, "--help")
     assert result.exit_code == 0
     assert f"  koala {name}" in result.output or f"koala --site /etc/koala/site.toml {name}" in result.output
-
-
-def test_a_program_in_one_cluster_is_not_split() -> None:
-    """A job file would name other words than those of the command line: flexible, and components[0]."""
-    result = invoke("run", "--split", "-C", "beta", "--", "true")
-    assert result.exit_code == 2
-    assert "--split is for several clusters, and --cluster names one" in result.output
-
-
-@pytest.mark.parametrize("name", ["run", "submit", "status", "cancel", "explain", "plan", "script", "clusters"])
-def test_what_reports_can_do_so_as_json(name: str) -> None:
-    """Everything that reports has --json."""
-    assert "--json" in invoke(name, "--help").output
 
 
 def test_the_manual_has_every_command_and_every_exit_code() -> None:
@@ -97,14 +93,6 @@ def test_the_manual_has_every_command_and_every_exit_code() -> None:
     documented = {int(code) for code in re.findall(r"^\| (\d+) \|", failures, re.MULTILINE)}
     ours = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
     assert documented == ours | {0, 1, 2, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE}
-
-
-@pytest.mark.parametrize("arguments", [["--nonsense"], ["dance"], ["run"], ["logs"], ["script", "job.toml"]])
-def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
-    """Unknown options and commands, and missing arguments, are wrong usage."""
-    result = invoke(*arguments)
-    assert result.exit_code == 2
-    assert "Usage:" in result.output
 
 
 @pytest.mark.parametrize(
@@ -120,6 +108,13 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
         ("--state damaged status", 246, ["journal.sqlite"]),
         ("--site site.toml --state s run hostname", 245, ["koala run -n 1 -- hostname"]),
         ("--site site.toml --state s run -t 10 -- true", 245, ['write "10s" for seconds or "10m" for minutes']),
+        ("run --split -C beta -- true", 2, ["--split is for several clusters, and --cluster names one"]),
+        ("--state s status -n 0", 2, ["x>=1"]),
+        ("--state s negotiations -n 0", 2, ["x>=1"]),
+        ("--nonsense", 2, ["Usage:", "No such option"]),
+        ("dance", 2, ["Usage:", "No such command 'dance'"]),
+        ("logs", 2, ["Usage:", "Missing argument"]),
+        ("script job.toml", 2, ["Usage:", "Missing option"]),
     ],
 )
 @pytest.mark.usefixtures("site", "job")
@@ -133,7 +128,7 @@ def test_what_cannot_be_is_refused_with_the_way_out(tmp_path: Path, arguments: s
     assert [one for one in said if one not in result.stderr] == []
 
 
-@pytest.mark.parametrize("command", [["status"], ["explain", "1"], ["logs", "1"]])
+@pytest.mark.parametrize("command", [["status"], ["status", "--watch"], ["explain", "1"], ["logs", "1"]])
 def test_asking_where_no_service_ever_ran(tmp_path: Path, command: list[str]) -> None:
     """There is no journal to read either; nothing is created by asking."""
     result = invoke("--state", tmp_path / "s", *command)
@@ -152,13 +147,6 @@ def test_state_directory_of_somebody_else(site: Path, tmp_path: Path, command: l
     result = invoke("--site", site, "--state", theirs, *command)
     assert result.exit_code == EXIT_CONFIGURATION
     assert f"it belongs to user {FOREIGN}, not to you" in result.output
-
-
-@pytest.mark.parametrize("command", [["status", "-n", "0"], ["status", "-n", "-3"], ["negotiations", "-n", "0"]])
-def test_no_number_of_jobs_means_all(tmp_path: Path, command: list[str]) -> None:
-    done = CliRunner().invoke(koala, ["--state", str(tmp_path), *command])
-    assert done.exit_code == 2
-    assert "x>=1" in done.stderr
 
 
 # -- A defect of koala is one sentence for a person, and its cause is always in the log.
@@ -283,23 +271,6 @@ from koala_adapter.cli.koala import koala
 """A program in whose ``koala status`` what reads the journal logs a line, and is not imported before."""
 
 
-def called(name: str) -> click.Command:
-    with koala.make_context("koala", [name], resilient_parsing=True) as context:
-        command = koala.resolve_command(context, [name])[1]
-    assert command is not None
-    return command
-
-
-@pytest.mark.parametrize("name", koala.commands)
-def test_listed_sentence_is_the_first_of_the_help_text(name: str) -> None:
-    """The list of the commands says of each, in every width, what its own help text says first."""
-    listed, real = koala.commands[name], called(name)
-    assert isinstance(listed, OnDemandCommand)
-    assert (real.name, real.hidden) == (name, False)
-    for width in range(20, 120):
-        assert listed.get_short_help_str(width) == real.get_short_help_str(width)
-
-
 def test_help_groups_the_commands_by_what_they_are_for() -> None:
     """Each command stands in one section with its whole first sentence; the sections are in the order of use."""
     text = CliRunner().invoke(koala, ["--help"], terminal_width=60).stdout
@@ -319,22 +290,6 @@ def test_top_of_the_command_line_imports_click_alone(option: str) -> None:
     assert found == {"click", "koala_adapter"}
 
 
-@pytest.mark.parametrize(
-    ("words", "incomplete", "expected"),
-    [
-        ([], "s", ["submit", "sweep", "script", "status", "serve", "schedule", "simulate", "schema"]),
-        ([], "--si", ["--site"]),
-        (["run"], "--qui", ["--quiet"]),
-        (["wiki"], "", ["ask", "serve"]),
-        (["--state", "x", "wiki", "serve"], "--cl", ["--cluster"]),
-    ],
-)
-def test_shell_completes(words: list[str], incomplete: str, expected: list[str]) -> None:
-    """Commands, their options, and the commands of a group, after options of ``koala`` itself, too."""
-    found = ShellComplete(koala, {}, "koala", "_KOALA_COMPLETE").get_completions(words, incomplete)
-    assert [item.value for item in found] == expected
-
-
 def test_command_of_another_distribution_is_found_by_its_entry_point() -> None:
     """``koala experiment`` is the group that koala-experiments names."""
     (entry_point,) = metadata.entry_points(group=COMMAND_GROUP, name="experiment")
@@ -349,12 +304,6 @@ def test_command_that_is_not_installed_says_where_it_is(words: list[str], monkey
     assert result.exit_code == EXIT_CONFIGURATION
     assert "which is not installed" in result.stderr
     assert "plugins/koala-experiments" in result.stderr
-
-
-def test_unknown_command_is_refused() -> None:
-    result = CliRunner().invoke(koala, ["stat"])
-    assert result.exit_code == click.UsageError.exit_code
-    assert "No such command 'stat'" in result.output
 
 
 @pytest.mark.parametrize("verbose", [False, True])

@@ -28,7 +28,7 @@ from koala_adapter.cli.run import _resumed, run_job
 from koala_adapter.cli.schedule import parse_weights
 from koala_adapter.cli.session import Session
 from koala_adapter.config.jobfile import load_job_text
-from koala_adapter.errors import EXIT_CONFIGURATION, ConfigurationError
+from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import EndReason, Job, JobId, LrmJobId
 from koala_adapter.negotiation import Resource, Template, build
 from koala_adapter.negotiation.schema import to_object
@@ -42,16 +42,6 @@ from koala_adapter.service.sweepfiles import FOLDER, SweepFiles
 from tests.json_shapes import deviations
 from tests.unit.api.jobreports import job_report
 from tests.unit.negotiation.templates import PUBLISHED, full, templates
-
-# -- The service in the foreground, from the command line.
-
-
-def test_a_missing_site_file_is_refused(tmp_path: Path) -> None:
-    environment = {"HOME": str(tmp_path), "PATH": str(tmp_path), "KOALA_SITE": None, "KOALA_STATE": str(tmp_path / "s")}
-    done = CliRunner().invoke(koala, ["serve", "--end-when-idle", "0"], env=environment)
-    assert done.exit_code == EXIT_CONFIGURATION, done.stderr
-    assert "no site file found" in done.stderr
-
 
 # -- What ``koala run`` and ``koala sweep`` do with interrupts and with sweeps that go on.
 
@@ -176,6 +166,7 @@ def run(directory: Path, *arguments: str) -> tuple[int, str]:
         (("schedule", "--cluster", "a", "--weights", "size=1"), 245, "queue-time"),
         (("schedule",), 2, "Missing option"),
         (("schedule", "--cluster", "a", "--shadow", "--ask-socket", "/run/a"), 2, "--ask-socket or --shadow"),
+        (("schedule", "--give-back", "a", "--cluster", "b"), 2, "give it or --cluster"),
         (("explain", "b:1"), 245, "no cluster 'b'; there are: a"),
         (("explain", "a:1"), 246, "koala schedule --cluster a"),
         (("explain", "1", "--cluster", "a"), 246, "koala schedule --cluster a"),
@@ -222,29 +213,15 @@ def test_lines_of_what_happened() -> None:
         ("left out", {"reason": "its user holds it"}, "It waits, and is not in the queue: its user holds it."),
         ("waiting", {"reason": "r", "position": 2, "queued": 9}, "It waits, place 2 of 9 in the queue: r."),
         ("waiting", {"reserved_at": 1e9, "promised_at": 1e9 + 9}, "The first start reserved for it was 2001-09-09"),
+        ("left out", {"estimate_assumed": True}, "60 s (assumed: no limit of its run time is known)"),
     ],
 )
 def test_explanations_in_words(phase: str, values: dict[str, object], said: str) -> None:
     given = {"job_id": "7", "user": "kim", "name": "cfd", "processors": 4, "reason": "", "estimate": 60, **values}
     found = Explanation(phase=phase, **given)  # type: ignore[arg-type]
-    lines = list(ordertext.explanation(found, "a"))
-    assert lines[0] == "job 7 (cfd) of kim on a: 4 processors for at most 60 s"
-    assert any(line.startswith(said) for line in lines[1:])
-
-
-def test_an_assumed_run_time_in_words() -> None:
-    found = Explanation(
-        job_id="7",
-        user="kim",
-        name="",
-        processors=4,
-        phase="left out",
-        reason="",
-        estimate=86400,
-        estimate_assumed=True,
-    )
-    (first, *_) = ordertext.explanation(found, "a")
-    assert first.endswith("for at most 24:00:00 (assumed: no limit of its run time is known)")
+    text = "\n".join(ordertext.explanation(found, "a"))
+    assert text.startswith("job 7 (cfd) of kim on a: 4 processors for at most 60 s")
+    assert said in text
 
 
 def test_the_status_in_one_line() -> None:
@@ -275,13 +252,6 @@ def test_the_report_of_a_shadow_in_words() -> None:
     assert "4.2 s with this policy, 8.4 s with the batch system" in text
     assert "batch system  not yet" in text
     assert "4 jobs are not counted: in hold" in text
-
-
-def test_a_queue_that_is_given_back_is_named_once(tmp_path: Path) -> None:
-    """Another cluster beside it is not ignored."""
-    done = CliRunner().invoke(koala, ["--state", str(tmp_path), "schedule", "--give-back", "a", "--cluster", "b"])
-    assert done.exit_code == 2
-    assert "give it or --cluster" in done.stderr
 
 
 # -- ``koala negotiation``: the schemas come out whole, and a document is a template or refused in a sentence.

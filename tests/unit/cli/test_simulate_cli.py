@@ -284,19 +284,10 @@ def test_a_missing_trace_is_named(tmp_path: Path) -> None:
 def test_an_interrupt_shows_what_there_is_so_far() -> None:
     """Ctrl-C in the middle: the table of the part, that it is one, and the exit code of an interrupt."""
     ours, theirs = pty.openpty()
-    words = [
-        sys.executable,
-        "-m",
-        "koala_adapter.cli",
-        "simulate",
-        "model:lublin",
-        "--jobs",
-        "60000",
-        "--processors",
-        "32",
-    ]
+    words = "simulate model:lublin --jobs 60000 --processors 32 -p conservative"
+    command = [sys.executable, "-m", "koala_adapter.cli", *words.split()]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/plugins", "COLUMNS": "200", "TERM": "xterm"}
-    with subprocess.Popen([*words, "-p", "conservative"], stdout=theirs, stderr=theirs, env=environment) as process:
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as process:
         os.close(theirs)
         shown = b""
         while not re.search(rb"[1-9]\d?%", shown):
