@@ -7,7 +7,6 @@ import re
 import shlex
 import tomllib
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -17,7 +16,6 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from docs import variables
-from koala_adapter import errors
 from koala_adapter.cli.koala import koala
 from koala_adapter.config.jobfile import load_job
 from koala_adapter.config.sitefile import load_site_text
@@ -153,7 +151,9 @@ def test_commands_parse(piece: Piece) -> None:
 
 @pytest.mark.parametrize("line", ["koala run --sight x job.toml", "koala walk job.toml", "koala run", "koala -x"])
 def test_wrong_commands_are_found(line: str) -> None:
-    """The test above would notice an unknown option, an unknown command and a missing argument."""
+    """The test above finds commands in blocks, after prompts and in sentences, and notices what is wrong with one."""
+    found = {piece.text for piece in commands() if piece.page == ROOT / "docs" / "getting-started.md"}
+    assert {"koala check", "koala explain 6", "koala serve --stop"} <= found
     with pytest.raises(click.UsageError):
         parse(arguments_of(line))
 
@@ -162,12 +162,6 @@ def test_named_commands_exist() -> None:
     """What sentences call a command of koala is one."""
     named = {piece.text.split()[1]: str(piece) for page in PAGES for piece in inline(page) if is_name(piece)}
     assert {name: place for name, place in named.items() if name not in koala.commands and name != "--help"} == {}
-
-
-def test_many_commands_are_found() -> None:
-    """The search for commands finds those in blocks, after prompts and in sentences."""
-    found = {piece.text for piece in commands() if piece.page == ROOT / "docs" / "getting-started.md"}
-    assert {"koala check", "koala explain 6", "koala serve --stop"} <= found
 
 
 @pytest.mark.parametrize("piece", places(toml_blocks("clusters")))
@@ -270,20 +264,10 @@ def test_the_readme_is_a_front_page() -> None:
 
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    named = set(
-        re.findall(
-            r"\bmake ([a-z]+)$", "\n".join(block.text for block in blocks(ROOT / "README.md", "sh")), re.MULTILINE
-        )
-    )
+    shown = "\n".join(block.text for block in blocks(ROOT / "README.md", "sh"))
+    named = set(re.findall(r"\bmake ([a-z]+)$", shown, re.MULTILINE))
     assert named == {"demo", "test"}
     assert named <= targets
-
-
-def test_exit_codes_are_described() -> None:
-    """The table of exit codes has every code of ours, and no other above 200."""
-    table = (ROOT / "docs" / "failures.md").read_text(encoding="utf-8")
-    described = {int(code) for code in re.findall(r"^\| (2\d\d) \|", table, re.MULTILINE)}
-    assert described == {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
 
 
 def test_the_manual_is_whole() -> None:
@@ -362,17 +346,12 @@ def test_names_are_found_where_they_are_used() -> None:
 def test_what_does_not_agree_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: dict[str, str], problem: str
 ) -> None:
-    _write(tmp_path / "koala_adapter", written.items())
-    for place in ("plugins", "tests"):
+    for place in ("koala_adapter", "plugins", "tests"):
         (tmp_path / place).mkdir()
+    for name, text in written.items():
+        (tmp_path / "koala_adapter" / name).write_text(text, encoding="utf-8")
     (tmp_path / "tox.ini").touch()
     monkeypatch.setattr(variables, "ROOT", tmp_path)
     assert problem in variables.problems()
     with pytest.raises(ValueError, match=r"docs/variables\.py"):
         variables.table("koala")
-
-
-def _write(directory: Path, files: Iterable[tuple[str, str]]) -> None:
-    directory.mkdir()
-    for name, text in files:
-        (directory / name).write_text(text, encoding="utf-8")

@@ -80,12 +80,6 @@ def test_every_top_package_carries_its_types() -> None:
     assert [str(folder) for folder in tops if not (folder / "py.typed").is_file()] == []
 
 
-def test_version_is_stated_where_the_build_reads_it() -> None:
-    """The package states a version of three numbers, which setup.cfg takes over."""
-    assert SETUP.get("metadata", "version") == "attr: koala_adapter.__version__"
-    assert all(part.isdigit() for part in koala_adapter.__version__.split("."))
-
-
 def test_versions_in_the_manual_are_the_present_one() -> None:
     pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")]
     shown = {found for page in pages for found in re.findall(r"(?:koala, version|koala-adapter:) (\d[\d.]*\d)", page)}
@@ -134,18 +128,8 @@ SLURM = ROOT / "plugins" / "koala_slurm"
 
 def test_a_wheel_has_what_messages_refer_to(tmp_path: Path) -> None:
     """Built of a copy, so that nothing is written into the sources; the copy then has nothing but what was built."""
-    for name in (
-        "conf",
-        "docs",
-        "examples",
-        "koala_adapter",
-        "plugins",
-        "man",
-        "setup.py",
-        "setup.cfg",
-        "README.md",
-        "LICENSE",
-    ):
+    names = ("conf", "docs", "examples", "koala_adapter", "plugins", "man")
+    for name in (*names, "setup.py", "setup.cfg", "README.md", "LICENSE"):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "_build"))
         else:
@@ -185,14 +169,6 @@ def check_metadata(file: Path) -> None:
     assert len(classifiers) == len(set(classifiers))
     assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)} <= set(classifiers)
     assert {"Operating System :: POSIX :: Linux", "Typing :: Typed"} <= set(classifiers)
-
-
-def test_the_manual_page_is_installed_where_man_looks() -> None:
-    """That it is right is tested where it is made."""
-    config = configparser.ConfigParser()
-    config.read(ROOT / "setup.cfg", encoding="utf-8")
-    assert config["options.data_files"]["share/man/man1"] == "man/*.1"
-    assert (ROOT / "man" / "koala.1").is_file()
 
 
 # -- Benchmarks run at small settings; those that are cut off leave nothing behind, and none waits for ever.
