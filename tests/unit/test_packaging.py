@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import configparser
 import json
 import math
 import os

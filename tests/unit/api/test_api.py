@@ -285,10 +285,6 @@ def test_refusal_of_an_unknown_type_is_still_an_error() -> None:
         protocol.raise_refusal(protocol.Reply(error="no such thing", error_type="BrandNewError"))
 
 
-def test_reply_without_error_raises_nothing() -> None:
-    protocol.raise_refusal(protocol.Reply(result={"pid": 1}))
-
-
 def test_a_state_directory_whose_name_is_not_utf8_is_refused(tmp_path: Path) -> None:
     """Reports name it, in JSON."""
     with pytest.raises(ConfigurationError, match="its name is not UTF-8"):

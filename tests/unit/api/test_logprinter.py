@@ -20,7 +20,13 @@ from koala_adapter.cli.site import Checked
 from koala_adapter.cli.top import latest_output
 from koala_adapter.lrm import CheckResult
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, NodeGpus, NodeState
-from koala_adapter.report.sitevalues import ClusterFiles, ClusterNetwork, NodeConnection, PlannedComponent
+from koala_adapter.report.sitevalues import (
+    ClusterFiles,
+    ClusterNetwork,
+    ClusterReport,
+    NodeConnection,
+    PlannedComponent,
+)
 from koala_adapter.report.values import ComponentReport, JobReport
 from koala_adapter.service.clusters import ClusterReading
 from koala_adapter.sitesetup.checks import Place
@@ -121,18 +127,18 @@ def log_files(directory: Path, **texts: str) -> None:
             file.write(text)
 
 
+def written_of(directory: Path, *, marked: bool, component: str | None = None, rank: int | None = None) -> bytes:
+    """Return what is printed of all files, or of those of a component and a rank."""
+    pieces: list[bytes] = []
+    LogPrinter(directory, component=component, rank=rank, write=pieces.append).print_new(marked=marked)
+    return b"".join(pieces)
+
+
 def test_log_lines_are_marked_in_order_of_rank(tmp_path: Path) -> None:
-    log_files(tmp_path, a_10="ten\n", a_2="two\n", b_0="zero\n")
-    pieces: list[bytes] = []
-    LogPrinter(tmp_path, write=pieces.append).print_new(marked=True)
-    assert b"".join(pieces) == b"a/2: two\na/10: ten\nb/0: zero\n"
-
-
-def test_log_of_one_process_is_not_marked(tmp_path: Path) -> None:
-    log_files(tmp_path, a_0="one\ntwo\n")
-    pieces: list[bytes] = []
-    LogPrinter(tmp_path, write=pieces.append).print_new(marked=False)
-    assert b"".join(pieces) == b"one\ntwo\n"
+    """Those of one process are not; a component and a rank can be chosen."""
+    log_files(tmp_path, a_10="ten\n", a_2="two\n2\n", b_0="zero\n")
+    assert written_of(tmp_path, marked=True) == b"a/2: two\na/2: 2\na/10: ten\nb/0: zero\n"
+    assert written_of(tmp_path, marked=False, component="a", rank=2) == b"two\n2\n"
 
 
 def test_following_prints_only_whole_new_lines(tmp_path: Path) -> None:
@@ -280,13 +286,6 @@ def test_the_next_attempt_may_begin_while_a_reader_is_slow(tmp_path: Path) -> No
     assert b"".join(pieces) == b"a/0: first\na/1: first\na/1: second\na/0: second\n"
 
 
-def test_logs_can_be_narrowed(tmp_path: Path) -> None:
-    log_files(tmp_path, a_0="a0\n", a_1="a1\n", b_0="b0\n")
-    pieces: list[bytes] = []
-    LogPrinter(tmp_path, component="a", rank=1, write=pieces.append).print_new(marked=False)
-    assert b"".join(pieces) == b"a1\n"
-
-
 def test_marks_go_by_the_processes_of_the_job(tmp_path: Path) -> None:
     """How many there are is known of the job, pieces of a component together; files that are there do not count."""
     left, right = component_report("left", 1), component_report("right", 2)
@@ -314,12 +313,17 @@ def job_report_of(directory: Path, *components: ComponentReport) -> JobReport:
     return job_report(components=components, reported_at=1.0, output_directory=str(directory))
 
 
+def answer(directory: Path, reading: ClusterReading, processors: int = 4) -> ClusterReport:
+    """Return the report of a cluster that was asked without a service."""
+    record = JournalView(directory=directory, scheduler=Site({"a": processors}).scheduler)
+    return answer_report(record, ClusterAnswer(config=config(), reading=reading))
+
+
 def test_the_largest_slot_and_gpus_of_a_cluster(tmp_path: Path) -> None:
     """Idle processors of several nodes are told apart from those of one; GPUs are named by kind."""
     one = replace(node(), gpus=(NodeGpus(kind="a100", count=4, used=1), NodeGpus(kind="v100", count=1)))
     reading = ClusterReading(read_at=1000.0, nodes=(one, replace(one, name="n2", state=NodeState.DOWN)), jobs=())
-    record = JournalView(directory=tmp_path, scheduler=Site({"a": 4}).scheduler)
-    report = answer_report(record, ClusterAnswer(config=config(), reading=reading))
+    report = answer(tmp_path, reading)
     assert (report.gpus, report.gpus_idle, report.gpu_kinds) == (10, 4, ("a100", "v100"))
     assert report.largest_idle == one.processors
     said = printed(clusters_table([replace(report, idle=one.processors + 1)], 1000.0))
@@ -334,8 +338,7 @@ def test_placeholders_that_have_ended_are_not_counted(tmp_path: Path) -> None:
         for number, state in enumerate((*states, states[-1]))
     )
     reading = ClusterReading(read_at=1000.0, nodes=(node(used=2),), jobs=listing)
-    record = JournalView(directory=tmp_path, scheduler=Site({"a": 4}).scheduler)
-    report = answer_report(record, ClusterAnswer(config=config(), reading=reading))
+    report = answer(tmp_path, reading)
     assert (report.placeholders, report.placeholders_queued) == (4, 2)
     assert "wanted" not in printed(clusters_table([report], 1000.0))
     crowded = replace(report, others_waiting=3)
@@ -351,8 +354,7 @@ def test_what_nobody_can_have_is_not_counted_as_that_of_others(tmp_path: Path) -
         node("n4", state=NodeState.UNKNOWN),
     )
     reading = ClusterReading(read_at=1000.0, nodes=nodes, jobs=())
-    record = JournalView(directory=tmp_path, scheduler=Site({"a": 16}).scheduler)
-    report = answer_report(record, ClusterAnswer(config=config(), reading=reading))
+    report = answer(tmp_path, reading, 16)
     assert (report.processors, report.idle, report.others, report.down) == (16, 3, 4, 9)
     assert "open, 9 on nodes that are not up" in printed(clusters_table([report], 1000.0))
     assert "not up" not in printed(clusters_table([replace(report, down=0)], 1000.0))

@@ -27,7 +27,6 @@ from koala_adapter.dask import leave
 from koala_adapter.dask.cluster import (
     CREDENTIALS,
     LEAVE,
-    KoalaCluster,
     WorkersJob,
     as_nodes_reach_it,
     credentials_of_workers,
@@ -107,14 +106,6 @@ def test_without_distributed_the_way_out_is_told() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
     assert "pip install 'koala-adapter[dask]'" in done.stdout
-
-
-def test_a_missing_site_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KOALA_SITE", raising=False)
-    for name in ("HOME", "PATH", "KOALA_STATE"):
-        monkeypatch.setenv(name, str(tmp_path))
-    with pytest.raises(ConfigurationError, match=r"no site file found.*; no batch system (was found|can be used)"):
-        _ = KoalaCluster(maximum=2)
 
 
 # -- The workers' job as it is followed: nothing of it is left once it is over, whatever the service does then.
@@ -315,9 +306,3 @@ def test_what_cannot_be_is_refused_by_its_name(described: Description, said: str
     with pytest.raises(ConfigurationError, match=r"^KoalaCluster: ") as refused:
         made(described)
     assert said in refused.value.message
-
-
-def test_the_example_has_the_same_leave() -> None:
-    """What is shown in examples/malleable is what KoalaCluster sends along."""
-    example = Path(__file__).parents[3] / "examples" / "malleable" / LEAVE
-    assert example.read_bytes() == Path(leave.__file__).read_bytes()

@@ -51,13 +51,13 @@ def checked(job: koala.Job, directory: Path) -> CheckedJob:
     return job_of_values(job.values(), source="koala.Job", user="me", directory=directory)
 
 
-def test_a_component_has_the_keys_of_a_job_file() -> None:
-    assert {one.name for one in fields(koala.Component)} == set(ComponentTable.model_fields)
-
-
-def test_a_job_has_the_keys_of_a_job_file() -> None:
+def test_descriptions_have_the_keys_of_a_job_file() -> None:
+    """Those of a slot in job files, of components and jobs of programs, and as arguments that are handed on."""
+    assert {one.name for one in fields(koala.Component)} == set(ComponentTable.model_fields) >= description.ALONE
     assert {one.name for one in fields(koala.Job)} == {*JobTable.model_fields, *description.ALONE}
-    assert set(ComponentTable.model_fields) >= description.ALONE
+    assert set(description.SLOT_NAMES) == set(SlotTable.model_fields) == set(SlotKeys.__annotations__)
+    with pytest.raises(TypeError, match="KoalaCluster got an unexpected keyword argument 'thread'"):
+        description.require_slot_keys("KoalaCluster", cast("SlotKeys", {"thread": 2}))
 
 
 def test_a_program_alone_is_a_job(tmp_path: Path) -> None:
@@ -65,13 +65,6 @@ def test_a_program_alone_is_a_job(tmp_path: Path) -> None:
     job = checked(koala.Job([Path("/bin/echo"), "hello"]), tmp_path)
     assert (job.name, job.walltime, job.components[0].minimum) == ("echo", 3600, 1)
     assert job.components[0].command == ("/bin/echo", "hello")
-
-
-def test_a_slot_has_the_same_keys_everywhere() -> None:
-    """In job files, of components and jobs of programs, and as arguments that are handed on."""
-    assert set(description.SLOT_NAMES) == set(SlotTable.model_fields) == set(SlotKeys.__annotations__)
-    with pytest.raises(TypeError, match="KoalaCluster got an unexpected keyword argument 'thread'"):
-        description.require_slot_keys("KoalaCluster", cast("SlotKeys", {"thread": 2}))
 
 
 def test_a_job_says_what_its_ranks_need(tmp_path: Path) -> None:
@@ -308,6 +301,8 @@ def test_a_name_that_is_not_there_is_said_to_be_none() -> None:
         _ = koala.Jobs
 
 
+NO_MODULE = "import sys, koala_adapter; assert [m for m in sys.modules if m.startswith('koala_adapter.')] == []"
+"""Imports not even a module of the package itself."""
 NEVER_ANY = """
 import contextlib, koala_adapter as koala
 with contextlib.suppress(koala.ServiceUnavailableError):
@@ -320,7 +315,7 @@ with contextlib.suppress(koala.ServiceUnavailableError):
 @pytest.mark.parametrize(
     ("program", "packages"),
     [
-        ("import koala_adapter", {"koala_adapter"}),
+        (NO_MODULE, {"koala_adapter"}),
         ("from koala_adapter import Job, Component, Site, JobHandle, submit, KoalaError", {"koala_adapter"}),
         ("from koala_adapter import aio", {"koala_adapter", "anyio"}),
         (NEVER_ANY, {"koala_adapter"}),
@@ -329,12 +324,6 @@ with contextlib.suppress(koala.ServiceUnavailableError):
 def test_importing_waits_for_little(program: str, packages: set[str]) -> None:
     """Site files, and whatever a service is made of, are imported with the first job."""
     assert imported_packages(["-c", program], os.environ) - {"sniffio", "idna", "typing_extensions"} == packages
-
-
-def test_importing_the_package_imports_nothing_else() -> None:
-    """Not even a module of its own."""
-    program = "import sys, koala_adapter; assert [m for m in sys.modules if m.startswith('koala_adapter.')] == []"
-    assert imported_packages(["-c", program], os.environ) == {"koala_adapter"}
 
 
 # Blocks of Parsl as jobs: what a block's job file says, and what its report means to Parsl.

@@ -174,23 +174,33 @@ def test_a_rigid_job_waits_and_is_used_on_each_cluster() -> None:
     assert (found[0].waited, found[1].used) == (20.0, 200.0)
 
 
-def test_a_malleable_job_grows_and_shrinks() -> None:
-    """Who came last goes first; what it grew by was waited for, too."""
-    changes = (change(120.0, "a", 1, 3, waited=7.0), change(150.0, "a", 3, 2))
-    found = occupations([ran(1, component("w", "a", 2), changes=changes)])
-    assert times(found) == [("a", 95.0, 100.0, 200.0), ("a", 113.0, 120.0, 150.0), ("a", 113.0, 120.0, 200.0)]
-
-
-def test_clusters_that_a_job_has_left_are_not_forgotten() -> None:
-    """Though its latest report has no component there: whether it began there or came later."""
-    changes = (change(120.0, "b", 0, 2), change(150.0, "b", 2, 0), change(160.0, "c", 1, 0))
-    found = occupations([ran(1, component("w", "a", 1), changes=changes)])
-    assert times(found) == [
-        ("a", 95.0, 100.0, 200.0),
-        ("c", 100.0, 100.0, 160.0),
-        ("b", 120.0, 120.0, 150.0),
-        ("b", 120.0, 120.0, 150.0),
-    ]
+@pytest.mark.parametrize(
+    ("begins", "changes", "expected"),
+    [
+        pytest.param(
+            2,
+            (change(120.0, "a", 1, 3, waited=7.0), change(150.0, "a", 3, 2)),
+            [("a", 95.0, 100.0, 200.0), ("a", 113.0, 120.0, 150.0), ("a", 113.0, 120.0, 200.0)],
+            id="who came last goes first, and what it grew by was waited for",
+        ),
+        pytest.param(
+            1,
+            (change(120.0, "b", 0, 2), change(150.0, "b", 2, 0), change(160.0, "c", 1, 0)),
+            [("a", 95.0, 100.0, 200.0), ("c", 100.0, 100.0, 160.0), *[("b", 120.0, 120.0, 150.0)] * 2],
+            id="clusters that it has left, of which its latest report has no component",
+        ),
+        pytest.param(
+            2,
+            (change(120.0, "a", 1, 2), change(150.0, "a", 2, 1), change(160.0, "a", 1, 0)),
+            [("a", 95.0, 100.0, 160.0), ("a", 120.0, 120.0, 150.0)],
+            id="a component that had left before the end, though its report tells what it had at most",
+        ),
+    ],
+)
+def test_a_malleable_job_grows_and_shrinks(
+    begins: int, changes: tuple[SizeChangeReport, ...], expected: list[tuple[str, float, float, float]]
+) -> None:
+    assert times(occupations([ran(1, component("w", "a", begins), changes=changes)])) == expected
 
 
 def test_who_waits_has_only_waited() -> None:
@@ -248,13 +258,6 @@ def test_tables_sum_up() -> None:
             *("1970-01-01 00:01:20", "1970-01-01 00:01:40", "1970-01-01 00:03:20", ""),
         )
     ]
-
-
-def test_who_had_left_before_the_end_is_not_counted_until_it() -> None:
-    """Though the report tells what a job had when it had most, where nothing was left of it."""
-    changes = (change(120.0, "a", 1, 2), change(150.0, "a", 2, 1), change(160.0, "a", 1, 0))
-    found = occupations([ran(1, component("w", "a", 2), changes=changes)])
-    assert times(found) == [("a", 95.0, 100.0, 160.0), ("a", 120.0, 120.0, 150.0)]
 
 
 # -- Pages and charts of jobs: what is on them, that foreign text stays text, and that people can read them.

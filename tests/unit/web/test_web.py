@@ -19,11 +19,10 @@ import pytest
 from lxml import html
 
 from koala_adapter.api.offline import JournalView
-from koala_adapter.api.statedirectory import JOURNAL_NAME
 from koala_adapter.outcome import COMPLETED
-from koala_adapter.report.values import AttemptReport, JobReport
-from koala_adapter.service.journal import Journal
+from koala_adapter.report.values import AttemptReport
 from koala_adapter.web.access import Access
+from tests.unit.api.jobreports import keep_reports
 from tests.unit.report.test_report import FOREIGN, component, failed, ran
 
 pytest.importorskip("starlette")
@@ -86,13 +85,6 @@ def served(directory: Path, *, actions: bool = False) -> Iterator[Browser]:
         thread.join()
 
 
-def journal_of(directory: Path, *reports: JobReport) -> None:
-    """Write a journal that has these jobs, which are over."""
-    with Journal(directory / JOURNAL_NAME) as journal:
-        for report in reports:
-            journal.finished.keep(report.id, report.finished_at or 0.0, report.to_json())
-
-
 @pytest.fixture(scope="module")
 def two_jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Browser, Path]]:
     """Serve a state directory with two jobs, one of which has failed and has printed something."""
@@ -102,7 +94,7 @@ def two_jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Browser
     (output / "0.out").write_text("<script>alert(1)</script>\n\x1b[31mred\n")
     (output / "1.err").write_bytes(b"first line\n" + b"x" * 200_000 + b"\nlast line\n")
     bad = replace(failed(ran(2, component("x", "a", 2)), "rank 1 was killed"), output_directory=str(output.parent))
-    journal_of(directory, replace(ran(1, component("x", "a", 1)), outcome=COMPLETED), bad)
+    keep_reports(directory, [replace(ran(1, component("x", "a", 1)), outcome=COMPLETED), bad])
     with served(directory) as found:
         yield found, directory
 
@@ -192,11 +184,12 @@ def test_every_answer_forbids_scripts_and_frames_of_others(browser: Browser) -> 
 
 
 def test_the_first_page_has_the_jobs(browser: Browser) -> None:
-    """Latest first; and it says that no service runs."""
+    """Latest first; it says that no service runs. Of a job that there is not it is said that there is none."""
     browser.open_link()
     page = browser.page()
     assert page.xpath("//*[@id='ended']//td[1]/a/@href") == [f"{browser.access.base}jobs/{n}" for n in (2, 1)]
     assert "from the journal: no service runs" in page.text_content()
+    assert "77" in browser.page("jobs/77", 404).text_content()
 
 
 def test_a_job_has_its_timeline_reason_and_output(browser: Browser) -> None:
@@ -244,7 +237,7 @@ def test_the_output_of_an_earlier_attempt_has_a_link(tmp_path: Path) -> None:
     attempt = AttemptReport(
         number=1, launched_at=85.0, ended_at=90.0, clusters=("a",), outcome=bad.outcome or COMPLETED
     )
-    journal_of(tmp_path, replace(bad, attempts=(attempt,), output_directory=str(tmp_path)))
+    keep_reports(tmp_path, [replace(bad, attempts=(attempt,), output_directory=str(tmp_path))])
     with served(tmp_path) as browser:
         browser.open_link()
         page = browser.page("jobs/1")
@@ -261,11 +254,6 @@ def test_a_link_in_the_place_of_output_is_not_followed(browser: Browser, two_job
     browser.open_link()
     browser.page("jobs/2/output?component=x&rank=5&stream=stdout", 404)
     assert "secret" not in browser.content
-
-
-def test_what_is_not_there_is_said_to_be_so(browser: Browser) -> None:
-    browser.open_link()
-    assert "77" in browser.page("jobs/77", 404).text_content()
 
 
 @pytest.mark.parametrize(
@@ -320,7 +308,7 @@ def test_pages_can_be_read_by_all(browser: Browser) -> None:
 def test_a_name_is_text_on_every_page(tmp_path: Path, name: str) -> None:
     """Of a job, a component and a reason; in the address of the output, too."""
     job = replace(failed(ran(1, component("x", "a", 1)), name), name=name, explanation=name)
-    journal_of(tmp_path, job)
+    keep_reports(tmp_path, [job])
     with served(tmp_path) as browser:
         browser.open_link()
         for path in ("", "jobs/1", "history", "chart?since=all"):
@@ -345,7 +333,7 @@ def test_nothing_can_be_done_unless_that_is_allowed(browser: Browser) -> None:
 
 def test_a_form_must_be_from_a_page_of_ours(tmp_path: Path) -> None:
     """It brings a proof along, the browser says from which page it comes, and it is not large."""
-    journal_of(tmp_path, ran(1, component("x", "a", 1)))
+    keep_reports(tmp_path, [ran(1, component("x", "a", 1))])
     with served(tmp_path, actions=True) as browser:
         browser.open_link()
         own = f"http://127.0.0.1:{browser.port}"
