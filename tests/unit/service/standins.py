@@ -180,13 +180,17 @@ class ScriptedAgent:
 
     def __init__(self, placeholder: PlaceholderId, *, port: int, token: str) -> None:
         self.placeholder = placeholder
-        self.connections = 0
-        """How often it was let in."""
+        self.admitted_at: list[float] = []
+        """When it was let in (monotonic)."""
         self.end_task = anyio.Event()
         self._port = port
         self._token = token
         self._tasks: list[str] = []
         self._released = False
+
+    @property
+    def connections(self) -> int:
+        return len(self.admitted_at)
 
     async def run(self) -> None:
         """Serve until it is released."""
@@ -220,7 +224,7 @@ class ScriptedAgent:
 
     async def _hear(self, stream: TLSStream, message: channel.CenterMessage) -> None:
         if isinstance(message, channel.Welcome):
-            self.connections += 1
+            self.admitted_at.append(anyio.current_time())
         elif isinstance(message, channel.Launch) and message.task not in self._tasks:
             self._tasks.append(message.task)
             await stream.send(channel.encode(channel.TaskStarted(task=message.task, pid=2)))

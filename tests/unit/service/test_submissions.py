@@ -161,6 +161,7 @@ async def test_a_submission_that_waits_for_the_bound_of_requests_says_so(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user who starts many short jobs learns why the next one is not queued yet."""
+    served.requests_per_minute = 1500
     async with served.running() as service:
         (driver, *_) = service.clusters.values()
         while not driver.commands.window.take(Priority.SUBMISSION):
@@ -191,6 +192,7 @@ async def test_what_waits_for_a_look_that_is_put_off_says_so(served: Served) -> 
     def says(service: Service, id_: JobId) -> bool:
         return "it is looked at again in" in live_report(service, id_).explanation
 
+    served.requests_per_minute = 1500
     served.lrm.errors["nodes"] = served.lrm.errors["jobs"] = LrmUnavailableError("away")
     async with served.running() as service, anyio.create_task_group() as tasks:
         id_ = submit(service, "one")
