@@ -28,7 +28,7 @@ static void show(const koala_app_change *change) {
 
 static int sized(int size, int offered, void *context) {
     (void)context;
-    if (offered == 13 || offered == -13) return size + 99;
+    if (offered == 3 || offered == -3) return size + 99;
     return offered > 0 ? size + offered / 2 : size + offered;
 }
 

@@ -30,7 +30,7 @@ def shown(change: Any) -> str:  # noqa: ANN401 - the module is found at run time
 
 
 def sized(size: int, offered: int) -> int:
-    if abs(offered) == 13:
+    if abs(offered) == 3:
         return size + 99
     return size + offered // 2 if offered > 0 else size + offered
 

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from koala_adapter import application
 from koala_adapter import negotiation as nt
-from koala_adapter.application import c as c_library
 from koala_adapter.application import shipping as libraryfile
 from koala_adapter.application.bargains import Bargains
 from koala_adapter.application.notes import (
@@ -43,6 +42,7 @@ from koala_adapter.application.sizes import size_rule
 from koala_adapter.errors import KoalaError
 from koala_adapter.negotiation import frame
 from koala_adapter.sizes import rule_named
+from tests.compiled import MEMORY_CHECKED, compiled
 from tests.examplejobs import ALONE, BODIES, EXAMPLES, STEPS, sizes_and_digest
 from tests.examples import examples, repeated
 from tests.unit.application.koala_end import LIVENESS, KoalaEnd, members_text
@@ -224,139 +224,91 @@ def test_the_example_in_c_is_compiled_and_runs(tmp_path: Path) -> None:
     assert done.stdout == "1000 steps, at last as 0 of 1\n"
 
 
-# -- The example whose processes compute in step: its result is the same for whatever sizes it has had.
+# -- Programs of the manual that compute in step: their results are the same for whatever sizes they have had,
+# the n-body ones with koala's library and with their own.
 
 
 HEAT = Path(__file__).parents[3] / "examples" / "malleable" / "heat.py"
 HEAT_ALONE = "5f83ab43ad8d9cd9b089adb07aa56d3b91cbab1546aec59fbf907cd93e648f8f"
 """The result of a hundred steps."""
-
-
-class Rod:
-    """Processes of the example, ended with the test."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        (directory / FILE_NAME).write_text(library_file(), encoding="utf-8")
-        (directory / "authkey").write_bytes(b"of this test")
-        self.processes: list[subprocess.Popen[str]] = []
-
-    def start(self, seconds: float, **environment: str) -> subprocess.Popen[str]:
-        known = {"PATH": os.environ["PATH"], "PYTHONPATH": str(self.directory), **environment}
-        process = subprocess.Popen(
-            [sys.executable, str(HEAT), "100", str(seconds)],
-            stdout=subprocess.PIPE, env=known, cwd=self.directory, text=True,
-        )  # fmt: skip
-        self.processes.append(process)
-        return process
-
-    def join(self, koala: KoalaEnd, rank: int) -> subprocess.Popen[str]:
-        return self.start(0.02, KOALA_APP_SOCKET=str(koala.path(rank)), KOALA_RANK=str(rank))
-
-
-@pytest.fixture
-def rod(tmp_path: Path) -> Iterator[Rod]:
-    """Give what starts the example."""
-    with ExitStack() as stack:
-        rod = Rod(tmp_path)
-        yield rod
-        for process in rod.processes:
-            stack.enter_context(process)
-            process.kill()
-
-
-def test_alone_it_computes_what_it_should(rod: Rod) -> None:
-    assert rod.start(0).communicate(timeout=LIVENESS)[0].splitlines() == ["sizes 1", f"result {HEAT_ALONE}"]
-
-
-def test_growing_and_shrinking_changes_no_bit_of_the_result(rod: Rod) -> None:
-    """From 2 to 4 processes, to 2 others, and to 3: the state moves with them."""
-    with KoalaEnd(rod.directory, 2) as koala:
-        koala.coordinator.address = "127.0.0.1"
-        processes = {rank: rod.join(koala, rank) for rank in range(4)}
-        koala.begin([0, 1, 2, 3])
-        koala.begin([0, 3])
-        processes[4] = rod.join(koala, 4)
-        koala.begin([0, 3, 4])
-        koala.wait(lambda: koala.coordinator.finished == 3)
-        assert [processes[rank].communicate(timeout=LIVENESS)[0] for rank in (1, 2, 3, 4)] == [""] * 4
-        assert processes[0].communicate(timeout=LIVENESS)[0].splitlines() == ["sizes 2 4 2 3", f"result {HEAT_ALONE}"]
-        assert [process.returncode for process in processes.values()] == [0] * 5
-        assert koala.coordinator.errors == []
-
-
-# -- The n-body programs over real sockets, with koala's library and with their own: the same to the last bit.
-
-
-LIBRARIES = pytest.mark.parametrize("library", ["koala_app", "byhand"])
+RESULTS = {"heat": HEAT_ALONE, "koala_app": ALONE, "byhand": ALONE}
+"""Of heat.py, and of the n-body programs, by their libraries."""
 
 
 class Programs:
     """Processes of an example, ended with the test."""
 
-    def __init__(self, directory: Path, library: str) -> None:
+    def __init__(self, directory: Path, example: str) -> None:
         self.directory = directory
         (directory / FILE_NAME).write_text(library_file(), encoding="utf-8")
         (directory / "authkey").write_bytes(b"of this test")
-        self.library = library
+        self.example = example
         self.processes: list[subprocess.Popen[str]] = []
 
-    def start(self, name: str, *more: str, **environment: str) -> subprocess.Popen[str]:
-        known = {"PATH": os.environ["PATH"], "PYTHONPATH": str(self.directory), "NBODY_LIBRARY": self.library}
+    def start(self, seconds: str, name: str = "malleable.py", **environment: str) -> subprocess.Popen[str]:
+        known = {"PATH": os.environ["PATH"], "PYTHONPATH": str(self.directory), "NBODY_LIBRARY": self.example}
+        program = [str(HEAT), "100"] if self.example == "heat" else [str(EXAMPLES / name), str(BODIES), str(STEPS)]
         process = subprocess.Popen(
-            [sys.executable, str(EXAMPLES / name), str(BODIES), str(STEPS), *more],
+            [sys.executable, *program, seconds],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=known | environment, cwd=self.directory, text=True,
         )  # fmt: skip
         self.processes.append(process)
         return process
 
-    def join(self, koala: KoalaEnd, rank: int, name: str, *more: str, **environment: str) -> subprocess.Popen[str]:
+    def join(self, koala: KoalaEnd, rank: int, **environment: str) -> subprocess.Popen[str]:
         own = {"KOALA_APP_SOCKET": str(koala.path(rank)), "KOALA_RANK": str(rank)}
-        return self.start(name, "0.02", *more, **own, **environment)
+        return self.start("0.02", **own, **environment)
+
+    def outcome(self, process: subprocess.Popen[str]) -> tuple[list[int], str]:
+        """Return on how many processes a program was, and its result, when it has ended well."""
+        said, complaints = process.communicate(timeout=LIVENESS)
+        assert (complaints, process.returncode) == ("", 0)
+        if self.example != "heat":
+            return sizes_and_digest(said)
+        sizes, result = said.splitlines()
+        return [int(one) for one in sizes.split()[1:]], result.removeprefix("result ")
 
 
 @pytest.fixture
-def programs(tmp_path: Path, library: str) -> Iterator[Programs]:
+def programs(tmp_path: Path, example: str) -> Iterator[Programs]:
     with ExitStack() as stack:
-        programs = Programs(tmp_path, library)
+        programs = Programs(tmp_path, example)
         yield programs
         for process in programs.processes:
             stack.enter_context(process)
             process.kill()
 
 
-@LIBRARIES
-def test_alone_it_computes_what_it_should_nbody(programs: Programs) -> None:
-    said, complaints = programs.start("evolving.py", "0").communicate(timeout=LIVENESS)
-    assert sizes_and_digest(said) == ([1], ALONE), complaints
+@pytest.mark.parametrize("example", RESULTS)
+def test_alone_it_computes_what_it_should(programs: Programs) -> None:
+    assert programs.outcome(programs.start("0", "evolving.py")) == ([1], RESULTS[programs.example])
 
 
-@LIBRARIES
-def test_growing_and_shrinking_changes_no_bit_of_the_result_nbody(programs: Programs) -> None:
-    """From 2 to 4 processes, to 2 others, and to 3: the bodies move with them."""
+@pytest.mark.parametrize("example", RESULTS)
+def test_growing_and_shrinking_changes_no_bit_of_the_result(programs: Programs) -> None:
+    """From 2 to 4 processes, to 2 others, and to 3: the state moves with them."""
     with KoalaEnd(programs.directory, 2) as koala:
         koala.coordinator.address = "127.0.0.1"
-        processes = {rank: programs.join(koala, rank, "malleable.py") for rank in range(4)}
+        processes = {rank: programs.join(koala, rank) for rank in range(4)}
         koala.begin([0, 1, 2, 3])
         koala.begin([0, 3])
-        processes[4] = programs.join(koala, 4, "malleable.py")
+        processes[4] = programs.join(koala, 4)
         koala.begin([0, 3, 4])
         koala.wait(lambda: koala.coordinator.finished == 3)
         for rank in (1, 2, 3, 4):
             assert processes[rank].communicate(timeout=LIVENESS) == ("", "")
-        said, complaints = processes[0].communicate(timeout=LIVENESS)
-        assert sizes_and_digest(said) == ([2, 4, 2, 3], ALONE), complaints
+        assert programs.outcome(processes[0]) == ([2, 4, 2, 3], RESULTS[programs.example])
         assert [process.returncode for process in processes.values()] == [0] * 5
         assert koala.coordinator.errors == []
 
 
-@LIBRARIES
+@pytest.mark.parametrize("example", ["koala_app", "byhand"])
 def test_it_decides_about_offers_as_it_is_told(programs: Programs) -> None:
     """A program of 2 that wants powers of two: it takes 2 of 3, declines 1, and gives up 1 or nothing at all."""
     with KoalaEnd(programs.directory, 2, maximum=8) as koala:
         koala.coordinator.address = "127.0.0.1"
         for rank in range(2):
-            programs.join(koala, rank, "malleable.py", NBODY_SIZES="power-of-two")
+            programs.join(koala, rank, NBODY_SIZES="power-of-two")
         koala.wait(lambda: koala.coordinator.phase == "idle")
         declined = koala.first_event(koala.offer(1, "grow"))
         assert (declined.kind, declined.state) == ("ended", "rejected")
@@ -368,48 +320,6 @@ def test_it_decides_about_offers_as_it_is_told(programs: Programs) -> None:
 
 # The state machine of negotiations in C says the same as that in Python, whatever a peer says.
 
-SOURCES = Path(c_library.__file__).parent
-ENDPOINT = r"""
-#include "koala_nt.h"
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-/* Reads "h" or "t" and a frame: a template that is heard, or to be told; "z": all begins anew. Writes the state and a
- * frame of the answer. */
-static void put(const NT *nt) {
-    static char data[NT_LARGEST + 1];
-    int size = nt ? NT_Write(nt, data, sizeof data) : 0;
-    if (size < 0) abort();
-    printf("%08d\n", size);
-    fwrite(data, 1, (size_t)size, stdout);
-}
-int main(void) {
-    NT_Endpoint *endpoint = calloc(1, sizeof *endpoint);
-    NT *nt = calloc(2, sizeof *nt);
-    char *data = malloc(NT_LARGEST), header[11] = {0};
-    endpoint->side = NT_APPLICATION;
-    while (fread(header, 1, 10, stdin) == 10) {
-        NT_Negotiation *happened = NULL;
-        if (header[0] == 'z') {
-            memset(endpoint, 0, sizeof *endpoint);
-            endpoint->side = NT_APPLICATION;
-            continue;
-        }
-        int size = atoi(header + 1), answered = 0;
-        if (fread(data, 1, (size_t)size, stdin) != (size_t)size || NT_Read(data, (size_t)size, nt)) abort();
-        if (header[0] == 'h')
-            answered = NT_Hear(endpoint, nt, 1, &happened, nt + 1);
-        else if ((answered = !NT_Tell(endpoint, nt, 1)))
-            nt[1] = *nt;
-        printf("%d %d\n", happened ? (int)happened->state : -1, answered);
-        put(answered ? nt + 1 : NULL);
-    }
-    free(data);
-    free(nt);
-    free(endpoint);
-    return 0;
-}
-"""
 STATES = ("new", "offered", "asked", "accepting", "accepted", "agreed", "consumed", "rejected", "withdrawn", "expired",
           "lost", "broken")  # fmt: skip
 SEQUENCES = 300
@@ -453,13 +363,8 @@ def somebody_says(chance: random.Random, endpoint: nt.Endpoint) -> tuple[nt.Temp
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the endpoint in C as a program, with checks of every access to memory."""
-    directory = tmp_path_factory.mktemp("endpoint")
-    (directory / "endpoint.c").write_text(ENDPOINT, encoding="utf-8")
-    options = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-fsanitize=address,undefined"]
-    sources = [directory / "endpoint.c", SOURCES / "koala_nt.c"]
-    subprocess.run(["cc", *options, "-I", SOURCES, "-o", directory / "endpoint", *sources], check=True)
-    return directory / "endpoint"
+    """Give the endpoint in C as a program."""
+    return compiled(tmp_path_factory, Path(__file__).with_name("endpoint.c"), *MEMORY_CHECKED)
 
 
 def conversation(chance: random.Random) -> Iterator[tuple[bytes, list[nt.Template], int]]:

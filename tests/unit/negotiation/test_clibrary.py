@@ -15,56 +15,21 @@ from anyio import run_process, to_thread
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.application import c as c_library
 from koala_adapter.application.shipping import NEGOTIATION_FILE_NAME, negotiation_file
 from koala_adapter.negotiation import LARGEST_TEMPLATE, FrameBuffer, NegotiationError, Template, build, frame, parse
+from tests.compiled import C_LIBRARY, MEMORY_CHECKED, WARNINGS, compiled
 from tests.examples import examples, repeated
 from tests.unit.negotiation.templates import PUBLISHED, Manager, full, listening, mutated, request, templates
 
-SOURCES = Path(c_library.__file__).parent
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples" / "negotiation"
-WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-O1")
-REWRITER = r"""
-#include "koala_nt.h"
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-/* Reads frames from a descriptor and answers each with the template written again, or with why it is none. */
-int main(void) {
-    static char data[NT_LARGEST], written[NT_LARGEST + 1];
-    char header[10] = {0};
-    static NT nt;
-    while (fread(header, 1, 9, stdin) == 9) {
-        int size = 0;
-        sscanf(header, "%d", &size);
-        if (fread(data, 1, (size_t)size, stdin) != (size_t)size) return 1;
-        /* Of just the right size, so that the sanitizer sees each byte too far. */
-        char *copy = memcpy(__builtin_malloc((size_t)size), data, (size_t)size);
-        int got = NT_Read(copy, (size_t)size, &nt) ? -1 : NT_Write(&nt, written, sizeof written);
-        __builtin_free(copy);
-        if (got < 0) got = snprintf(written, sizeof written, "! %s", NT_Error());
-        printf("%08d\n", got);
-        fwrite(written, 1, (size_t)got, stdout);
-    }
-    return 0;
-}
-"""
-
-
 CC = pytest.mark.real("cc")
 
 
 @pytest.fixture(scope="module")
 def rewriter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a program that reads and writes templates, with checks of every access to memory."""
-    directory = tmp_path_factory.mktemp("c")
-    (directory / "rewriter.c").write_text(REWRITER, encoding="utf-8")
-    program = directory / "rewriter"
-    sources = [directory / "rewriter.c", SOURCES / "koala_nt.c"]
-    sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    subprocess.run(["cc", *WARNINGS, *sanitizers, "-I", SOURCES, "-o", program, *sources], check=True)
-    return program
+    return compiled(tmp_path_factory, Path(__file__).with_name("rewriter.c"), *MEMORY_CHECKED)
 
 
 def rewritten(program: Path, documents: list[bytes]) -> list[bytes]:
@@ -121,20 +86,9 @@ def test_it_refuses_what_could_harm(rewriter: Path, document: bytes) -> None:
 
 
 @CC
-async def test_a_c_program_negotiates(tmp_path: Path) -> None:
+async def test_a_c_program_negotiates(tmp_path_factory: pytest.TempPathFactory) -> None:
     """14 are asked for, 6 are idle, 6 are taken and allocated; and then none are left."""
-    program = tmp_path / "evolving"
-    command = [
-        "cc",
-        *WARNINGS,
-        "-I",
-        str(SOURCES),
-        "-o",
-        str(program),
-        str(EXAMPLES / "evolving.c"),
-        str(SOURCES / "koala_nt.c"),
-    ]
-    await to_thread.run_sync(lambda: subprocess.run(command, check=True))
+    program = await to_thread.run_sync(compiled, tmp_path_factory, EXAMPLES / "evolving.c")
     async with listening(Manager()) as manager:
         for output, code in ((b"0: 6 processors\n2: 6 processors\n3: 6 processors\n", 0), (b"", 1)):
             access = await manager.access()
@@ -166,7 +120,7 @@ async def test_a_python_program_negotiates(tmp_path: Path) -> None:
 @CC
 def test_the_library_can_be_loaded(tmp_path: Path) -> None:
     library = tmp_path / "koala_nt.so"
-    subprocess.run(["cc", *WARNINGS, "-shared", "-fPIC", "-o", library, SOURCES / "koala_nt.c"], check=True)
+    subprocess.run(["cc", *WARNINGS, "-shared", "-fPIC", "-o", library, C_LIBRARY / "koala_nt.c"], check=True)
     loaded = ctypes.CDLL(str(library))
     loaded.NT_Error.restype = ctypes.c_char_p
     assert loaded.NT_Connect(b"127.0.0.1", 1, None) == -1
