@@ -24,7 +24,7 @@ from koala_adapter.host.accepting import serve_streams
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.runners.nodes import HOST, RelayPlan
 from koala_adapter.runners.runner import task_id
-from koala_adapter.vjm.agent.sockets import user_at
+from koala_adapter.vjm.agent.sockets import process_at
 from koala_adapter.vjm.channel import Forward, Forwarded, Listening
 from koala_adapter.vjm.listener import Route
 from koala_adapter.vjm.tunnels import join_directly, reset
@@ -262,11 +262,8 @@ class Relays:
         """Carry a connection of a program of this user on this host to a rank."""
         record = self._core.state.jobs.get(job_id)
         route = None if record is None else self._route_to(record, relayed, number, port)
-        if (
-            record is None
-            or route is None
-            or user_at(stream.extra(SocketAttribute.raw_socket)) not in {os.geteuid(), 0}
-        ):
+        user, _ = process_at(stream.extra(SocketAttribute.raw_socket)) or (None, 0)
+        if record is None or route is None or user not in {os.geteuid(), 0}:
             reset(stream)
             return
         rank = record.ranks[number]

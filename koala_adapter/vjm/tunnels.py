@@ -37,6 +37,8 @@ MOST_TUNNELS = 1024
 """Of all jobs; each takes up to two descriptors here and, at a site, two of the connection to it."""
 DIALLING = 30.0
 """Seconds for the other agent to dial."""
+PASSING_ON = 30.0
+"""Seconds after a job in which what its ranks have sent to programs of this host is still passed on."""
 PIECE = 32 * 1024
 LONGEST_FRAME = 64 * 1024
 LENGTH = struct.Struct(">I")
@@ -71,9 +73,9 @@ class Tunnels:
         self._scopes: dict[JobId, set[anyio.CancelScope]] = {}
 
     def end(self, job_id: JobId) -> None:
-        """End all connections of a job."""
+        """End all connections of a job, a while later: their last bytes may come after the ends of its ranks."""
         for scope in self._scopes.get(job_id, ()):
-            scope.cancel()
+            scope.deadline = anyio.current_time() + PASSING_ON
 
     async def asked(self, stream: ByteStream, placeholder: PlaceholderId, asked: channel.TunnelAsked) -> None:
         """Serve a connection that an agent has asked for; one that is not allowed is ended."""

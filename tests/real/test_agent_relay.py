@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -19,6 +20,7 @@ from anyio import to_thread
 
 from koala_adapter.model import JobId, PlaceholderId
 from koala_adapter.vjm import tunnels
+from koala_adapter.vjm.agent.processes import session_of
 from koala_adapter.vjm.channel import (
     Forward,
     Forwarded,
@@ -29,18 +31,59 @@ from koala_adapter.vjm.channel import (
     ProbeReach,
     Probing,
     Release,
+    Signal,
+    TaskEnded,
     TaskStarted,
     TunnelAsked,
 )
 from koala_adapter.vjm.listener import AgentRegistered, Route
 from tests.real.agents import LIVENESS, Site, placeholder
+from tests.real.systems.processes import wait_until
 
 PEER, HOST = "127.77.0.3", "127.77.0.0"
-SERVER = """
-import socket, struct
+COUNTER = """
+import os, socket, sys, time
 listening = socket.create_server(("127.0.0.1", 0))
-while True:
-    connection, _ = listening.accept()
+connection, _ = listening.accept()
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+size = 0
+while piece := connection.recv(65536):
+    size += len(piece)
+print(size)
+"""
+"""Tells how many bytes it was sent; it reads them once a file has been made."""
+SENDER = """
+import socket, sys
+connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+connection.settimeout(1.0)
+size = 0
+try:
+    while True:
+        size += connection.send(bytes(65536))
+except TimeoutError:
+    print(size)
+"""
+"""Sends as much as there is room for on the way, tells how much that is, and ends."""
+LASTING = """
+import os, socket, sys, time
+address, port, ended = sys.argv[1:]
+connections = [socket.create_connection((address, int(port))) for _ in range(16)]
+for connection in connections:
+    connection.sendall(b"x" * 7)
+print("connected", flush=True)
+while not os.path.exists(ended):
+    time.sleep(0.05)
+for connection in connections:
+    connection.sendall(b"y")
+    connection.shutdown(socket.SHUT_WR)
+    assert connection.recv(9) == b"yxxxxxxx", connection
+print("answered", flush=True)
+"""
+"""Makes connections, and uses them after a file has been made."""
+SERVER = """
+import socket, struct, threading
+def answer(connection):
     data = b""
     while piece := connection.recv(65536):
         data += piece
@@ -50,6 +93,10 @@ while True:
     else:
         connection.sendall(data[::-1])
     connection.close()
+listening = socket.create_server(("127.0.0.1", 0))
+while True:
+    connection, _ = listening.accept()
+    threading.Thread(target=answer, args=(connection,), daemon=True).start()
 """
 """Answers all that it was sent in reverse, once the other direction has ended."""
 
@@ -101,13 +148,13 @@ def _is_of(one: PlaceholderId, event: AgentRegistered) -> bool:
     return event.placeholder == one
 
 
-async def listening(site: RelayingSite) -> int:
+async def listening(site: RelayingSite, program: str = SERVER, *arguments: str) -> int:
     """Start two agents, a server in the second one, and have the first one listen for it; return its port."""
     site.start_agent(1)
     site.start_agent(2)
     for one in (placeholder(1), SECOND):
         await site.wait_for(AgentRegistered, partial(_is_of, one))
-    server = Launch(task="1:1", argv=(sys.executable, "-c", SERVER), relayed=True)
+    server = Launch(task="1:1", argv=(sys.executable, "-c", program, *arguments), relayed=True)
     assert site.center.tell(SECOND, server)
     told = await site.wait_for(Listening, lambda event: bool(event.ports))
     assert told.task == "1:1"
@@ -139,6 +186,50 @@ async def test_bytes_and_ends_are_carried(site: RelayingSite) -> None:
 
 async def check_answer(port: int, data: bytes) -> None:
     assert await to_thread.run_sync(answer, PEER, port, data) == data[::-1]
+
+
+async def test_what_a_process_sent_before_its_end_arrives(site: RelayingSite, tmp_path: Path) -> None:
+    """However slowly its peer reads, its agent tells the end of the task only when all is on its way."""
+    ended = tmp_path / "ended"
+    async with site.serving():
+        port = await listening(site, COUNTER, str(ended))
+        assert site.center.tell(placeholder(1), Signal(task="1:0", signal=signal.SIGKILL))
+        await site.wait_for(TaskEnded, lambda event: event.task == "1:0")
+        argv = (sys.executable, "-c", SENDER, PEER, str(port))
+        assert site.center.tell(placeholder(1), Launch(task="1:2", argv=argv, relayed=True, forwards=(to_peer(port),)))
+        started = await site.wait_for(TaskStarted, lambda event: event.task == "1:2")
+        gone = partial(wait_until, seconds=LIVENESS, what="the sender ends")
+        await to_thread.run_sync(gone, lambda: session_of(started.pid) is None)
+        ended.touch()
+        for task in ("1:2", "1:1"):
+            await site.wait_for(TaskEnded, partial(_is_end_of, task))
+        assert site.output("1:1") == site.output("1:2")
+
+
+def to_peer(port: int) -> Forward:
+    return Forward(job="1", number=3, peer=1, address=PEER, ports=(port,))
+
+
+def _is_end_of(task: str, event: TaskEnded) -> bool:
+    return event.task == task
+
+
+async def test_the_end_of_one_agent_leaves_the_connections_of_others_on_its_node(
+    site: RelayingSite, tmp_path: Path
+) -> None:
+    """The kernel deals out connections among all agents that listen for a peer, whose processes they are of."""
+    async with site.serving():
+        port = await listening(site)
+        third, ended = placeholder(3), tmp_path / "ended"
+        site.start_agent(3)
+        await site.wait_for(AgentRegistered, partial(_is_of, third))
+        argv = (sys.executable, "-c", LASTING, PEER, str(port), str(ended))
+        assert site.center.tell(third, Launch(task="1:2", argv=argv, relayed=True, forwards=(to_peer(port),)))
+        await site.wait_for_output("1:2", b"connected\n")
+        assert site.center.tell(placeholder(1), Release(grace=0.1))
+        await site.ended(site.processes[0])
+        ended.touch()
+        await site.wait_for_output("1:2", b"connected\nanswered\n")
 
 
 async def test_what_is_not_allowed_or_not_there_is_reset(site: RelayingSite, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import ssl
 import struct
 
 from koala_adapter.vjm.agent.connection import Channel, require_certificate
+from koala_adapter.vjm.agent.handing import HandedSocket, hand_over, task_directory
 from koala_adapter.vjm.agent.node import Settings, Timers
 from koala_adapter.vjm.agent.processes import members
 from koala_adapter.vjm.agent.sockets import (
@@ -25,10 +26,11 @@ from koala_adapter.vjm.agent.sockets import (
     connecting,
     connecting_to,
     in_hexadecimal,
+    listeners_at,
+    process_at,
     readable_address,
     sockets_of,
     tcp_sockets,
-    user_at,
 )
 
 TYPE_CHECKING = False
@@ -250,12 +252,19 @@ class Carrying:
     """Carries bytes between two sides, until both directions have ended or one of them breaks."""
 
     def __init__(self, relay: "Relay", one: Plain, other: Plain, over: "Callable[[], None]") -> None:
+        """``one``: the side of a process of this node."""
         self._sides = (one, other)
         self._timers = relay.timers
         self._over = over
         self._closed = False
         self._watched = [Watched(relay.selector, side.socket, self._ready) for side in self._sides]
         self._ready()
+
+    @property
+    def passed_on(self) -> bool:
+        """Whether the process has sent its last byte, and all of them are on their way."""
+        one, other = self._sides
+        return self._closed or (one.finished and not other.waiting)
 
     def close(self, *, broken: bool = True) -> None:
         """Close the connection; a ``broken`` one ends with a reset for processes."""
@@ -313,9 +322,16 @@ def reset(connection: socket.socket) -> None:
         pass
 
 
+def refuse(connection: socket.socket) -> None:
+    """End a connection with a reset."""
+    reset(connection)
+    connection.close()
+
+
 # -- All relayed connections of an agent ---------------------------------------------------------------------
 
 LOOK = 0.25  # seconds between two looks at which ports the processes listen
+PASSING_ON = 30.0  # seconds after a task in which what its processes have sent is still passed on
 MOST_PORTS = 16  # of one task
 MOST_LISTENERS = 1024
 MOST_CONNECTIONS = 128
@@ -332,6 +348,37 @@ class Listened:
         self.direct = str(forward["direct"])
         self.port = port
         self.listener: "Optional[socket.socket]" = None
+
+
+class RelayedTask:
+    """A task whose processes are reached by peers, or reach them."""
+
+    def __init__(self, *, told: bool) -> None:
+        """``told``: the control center is told at which ports its processes listen."""
+        self.told = told
+        self.processes: "Optional[Tuple[int, bytes]]" = None  # session and mark, once it has started
+        self.handed: "Optional[HandedSocket]" = None
+
+
+class Held:
+    """A connection of a process of this node, while it is joined with a peer's or will be."""
+
+    def __init__(self, job: str, process: socket.socket, close: "Callable[[], None]") -> None:
+        """``process``: the side of the process."""
+        self.job = job
+        self.process = process
+        self.close = close
+        self.carrying: "Optional[Carrying]" = None  # once it is joined
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether its process has gone, and bytes that this had sent are not passed on yet."""
+        if self.carrying is not None and self.carrying.passed_on:
+            return False
+        try:
+            return process_at(self.process) is None
+        except OSError:  # it is not connected, or not any more
+            return False
 
 
 class Relay:
@@ -353,11 +400,11 @@ class Relay:
             "batch": settings.batch, "index": settings.index, "token": settings.token, "session": session,
         }  # fmt: skip
         self._own = ""  # address of this node on its way to the control center
-        self._tasks: "Dict[str, Optional[Tuple[int, bytes]]]" = {}  # session and mark of those whose ports are told
+        self._tasks: "Dict[str, RelayedTask]" = {}
         self._told: "Dict[str, Dict[int, str]]" = {}  # by task: ports at which it listens, with their addresses
         self._looked: "Dict[int, Optional[str]]" = {}  # inodes of listening sockets, and the tasks whose they are
         self._listened: "Dict[Tuple[str, int, int], Listened]" = {}  # by job, peer and port
-        self._connections: "Dict[int, Tuple[str, Callable[[], None]]]" = {}  # by number: job, and how it is ended
+        self._connections: "Dict[int, Held]" = {}
         self._numbers = 0
         self._looking = False
 
@@ -366,32 +413,51 @@ class Relay:
         """Tasks for which something is done."""
         return list(self._tasks)
 
-    def expect(self, task: str, forwards: "List[Dict[str, Any]]") -> None:
-        """Listen for a task that is about to start."""
-        self._tasks[task] = None
+    def expect(self, task: str, forwards: "List[Dict[str, Any]]", *, told: bool) -> None:
+        """Listen for a task that is about to start, and tell its ports if that is wanted."""
+        self._tasks[task] = RelayedTask(told=told)
         for message in forwards:
             self.forward(message)
         if not self._looking:
             self._looking = True
             self.timers.after(LOOK, self._look_again)
 
-    def tell_of(self, task: str, session: int, mark: bytes) -> None:
-        """Tell from now on at which ports the processes of a task listen."""
-        self._tasks[task] = (session, mark)
-        self._told[task] = {}
+    def started(self, task: str, session: int, mark: bytes, directory: str) -> None:
+        """Take note of the processes of a task, unless they are known."""
+        known = self._tasks[task]
+        if known.processes is not None:
+            return
+        known.processes = session, mark
+        if known.told:
+            self._told[task] = {}
+        try:
+            known.handed = HandedSocket(self.selector, directory, self._take)
+        except OSError:
+            pass  # agents that accept connections of its processes carry them themselves
 
     def end(self, task: str) -> None:
-        """Forget a task that is over, and with the last one of its job all that was done for that."""
-        del self._tasks[task]
+        """Forget a task that is over, and with the last one of its job listen for that no more.
+
+        Its connections go on: they end by themselves when all that was sent is passed on.
+        """
+        ended = self._tasks.pop(task)
         self._told.pop(task, None)
+        if ended.handed is not None:
+            ended.handed.close()
         job = job_of(task)
+        self.timers.after(PASSING_ON, lambda: self._close_left_behind(job))
         if any(job_of(one) == job for one in self._tasks):
             return
         for key in [key for key in self._listened if key[0] == job]:
             self._stop_listening(key)
-        for whose, close in list(self._connections.values()):
-            if whose == job:
-                close()
+
+    def passing_on(self, task: str = "") -> bool:
+        """Tell whether bytes are still passed on that processes, of a task's job or of any, sent before their end."""
+        return any(held.left_behind for held in self._connections.values() if not task or held.job == job_of(task))
+
+    def _close_left_behind(self, job: str) -> None:
+        for held in [held for held in self._connections.values() if held.job == job and held.left_behind]:
+            held.close()
 
     def forward(self, message: "Dict[str, Any]") -> None:
         """Listen for a peer as the control center says, and at no other ports of it."""
@@ -448,9 +514,9 @@ class Relay:
         unknown = inodes - set(self._looked)
         if unknown:
             self._looked.update(dict.fromkeys(unknown))
-            for task, processes in self._tasks.items():
-                if processes is not None:
-                    self._looked.update(dict.fromkeys(unknown & sockets_of(members(*processes)), task))
+            for task, known in self._tasks.items():
+                if known.told and known.processes is not None:
+                    self._looked.update(dict.fromkeys(unknown & sockets_of(members(*known.processes)), task))
 
     def _look_again(self) -> None:
         if not self._tasks:
@@ -495,30 +561,57 @@ class Relay:
     def _stop_listening(self, key: "Tuple[str, int, int]") -> None:
         wanted = self._listened.pop(key)
         if wanted.listener is not None:
+            while self._accept(wanted, wanted.listener):  # closing would reset those that have not been accepted
+                pass
             self.selector.unregister(wanted.listener)
             wanted.listener.close()
 
-    def _accept(self, wanted: Listened, listener: socket.socket) -> None:
+    def _accept(self, wanted: Listened, listener: socket.socket) -> bool:
+        """Take a connection, or have the agent take it whose process it is of; tell whether there was one."""
         try:
             connection, _ = listener.accept()
         except OSError:
+            return False
+        user, inode = process_at(connection) or (None, 0)
+        if user not in (os.geteuid(), 0):
+            refuse(connection)
+        # As long as others listen there, it may be of a process of theirs. They go on when this agent has ended.
+        elif listeners_at(listener) > 1 and self._handed_over(wanted, connection, inode):
+            connection.close()
+        else:
+            self._serve(wanted, connection)
+        return True
+
+    def _handed_over(self, wanted: Listened, connection: socket.socket, inode: int) -> bool:
+        """Send a connection to the agent of its process, if that is another one; tell whether that was done."""
+        if any(
+            inode in sockets_of(members(*known.processes))
+            for known in self._tasks.values()
+            if known.processes is not None
+        ):
+            return False
+        said = {"job": wanted.job, "peer": wanted.peer, "address": wanted.address, "direct": wanted.direct}
+        directory = task_directory(inode)
+        return directory is not None and hand_over(connection, dict(said, port=wanted.port), directory)
+
+    def _take(self, said: "Dict[str, Any]", connection: socket.socket) -> None:
+        """Take a connection that another agent has accepted for a task of this one."""
+        self._serve(Listened(said, int(said["port"])), connection)
+
+    def _serve(self, wanted: Listened, connection: socket.socket) -> None:
+        """Join a connection of a process with one to a peer; it is reset when that cannot be."""
+        if len(self._connections) >= MOST_CONNECTIONS:
+            refuse(connection)
             return
         try:
             connection.setblocking(False)  # noqa: FBT003 - the library's own way
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._require_place_for(connection)
             if wanted.direct:
                 self._carry(wanted.job, Plain(connection), connected_to(wanted.direct, wanted.port))
             else:
                 self._ask(wanted, connection)
         except OSError:
-            reset(connection)
-            connection.close()
-
-    def _require_place_for(self, connection: socket.socket) -> None:
-        """Raise OSError for a process of another user, and when there are too many connections."""
-        if len(self._connections) >= MOST_CONNECTIONS or user_at(connection) not in (os.geteuid(), 0):
-            raise OSError(errno.EPERM, "refused")
+            refuse(connection)
 
     def _ask(self, wanted: Listened, connection: socket.socket) -> None:
         """Have the control center join a connection with one to the peer."""
@@ -539,18 +632,17 @@ class Relay:
 
         def failed() -> None:
             del self._connections[number]
-            reset(connection)
-            connection.close()
+            refuse(connection)
 
         dialling = Dialling(self, dict(self._proof, **first), joined, failed)
-        self._connections[number] = (job, dialling.close)
+        self._connections[number] = Held(job, connection, dialling.close)
 
     def _carry(self, job: str, one: Plain, other: Plain) -> None:
+        """Carry bytes between a connection of a process, ``one``, and one to its peer."""
         number = self._next_number()
-        self._connections[number] = (job, one.socket.close)  # until it is known how it is ended
+        held = self._connections[number] = Held(job, one.socket, one.socket.close)  # until it is known how it is ended
         carrying = Carrying(self, one, other, lambda: self._forget(number))
-        if number in self._connections:
-            self._connections[number] = (job, carrying.close)
+        held.carrying, held.close = carrying, carrying.close
 
     def _next_number(self) -> int:
         self._numbers += 1

@@ -41,13 +41,21 @@ def in_hexadecimal(address: "Tuple[str, int]") -> str:
     return "{:08X}:{:04X}".format(number, address[1])
 
 
-def user_at(connection: socket.socket) -> "Optional[int]":
-    """Return the user whose process is at the other end of a connection on this node; None: it has gone."""
+def process_at(connection: socket.socket) -> "Optional[Tuple[int, int]]":
+    """Return user and inode of a process' socket at the other end of a connection on this node; None: it has gone."""
     theirs, ours = in_hexadecimal(connection.getpeername()), in_hexadecimal(connection.getsockname())
-    for _, local, port, remote, user, _ in tcp_sockets():
+    for _, local, port, remote, user, inode in tcp_sockets():
         if "{}:{:04X}".format(local, port) == theirs and remote.endswith(ours):
-            return user
+            return user, inode
     return None
+
+
+def listeners_at(listener: socket.socket) -> int:
+    """Return how many sockets of processes on this node listen at the very address and port at which one does."""
+    place = in_hexadecimal(listener.getsockname())
+    return sum(
+        state == LISTEN and "{}:{:04X}".format(local, port) == place for state, local, port, _, _, _ in tcp_sockets()
+    )
 
 
 def sockets_of(processes: "List[int]") -> "Set[int]":

@@ -117,6 +117,11 @@ class Task:
         """What the environment of all its processes has."""
         return self._mark
 
+    @property
+    def directory(self) -> str:
+        """Its private directory, while it runs."""
+        return self._directory or ""
+
     def launch(self, message: "Dict[str, Any]") -> None:
         """Start the process, or get its large input files first; a failure becomes the task's end."""
         self._attempt(lambda: self._launch(message))
@@ -403,7 +408,6 @@ class TaskList:
         self._settings = settings
         self._session = session
         self._relay: "Optional[Relay]" = None  # once a task needs it
-        self._relayed: "Set[str]" = set()  # tasks whose ports are to be told once they have started
         self._tasks: "Dict[str, Task]" = {}
         self._forgotten: "Set[str]" = set()
         self._delivered = 0
@@ -411,8 +415,9 @@ class TaskList:
 
     @property
     def complete(self) -> bool:
-        """Whether all tasks are over and their output read."""
-        return all(task.complete for task in self._tasks.values())
+        """Whether all tasks are over, and all that they wrote has been read, and passed on to peers."""
+        over = all(task.complete for task in self._tasks.values())
+        return over and (self._relay is None or not self._relay.passing_on())
 
     @property
     def safe(self) -> bool:
@@ -457,10 +462,8 @@ class TaskList:
             task = self._tasks[name]
             if task.end is not None:
                 self._relay.end(name)
-                self._relayed.discard(name)
-            elif task.pid is not None and name in self._relayed:
-                self._relayed.discard(name)
-                self._relay.tell_of(name, task.pid, task.mark)
+            elif task.pid is not None:
+                self._relay.started(name, task.pid, task.mark, task.directory)
 
     def send(self) -> bool:
         """Queue messages to the control center while there is room, and tell whether there was room for all."""
@@ -535,9 +538,7 @@ class TaskList:
 
             place = self._workplace
             self._relay = Relay(self._settings, place.selector, place.timers, self._channel, self._session)
-        self._relay.expect(task.name, forwards or [])
-        if relayed:
-            self._relayed.add(task.name)
+        self._relay.expect(task.name, forwards or [], told=bool(relayed))
         task.launch(message)
 
     def welcomed(self) -> None:
@@ -641,6 +642,9 @@ class TaskList:
             message, data = found
             self._channel.send(message, data)
             found = task.results.next() if task.results is not None and self._channel.queued < QUEUED else None
-        if task.tellable and not task.reported and not any(output.unsent for output in task.outputs.values()):
+        if task.reported or not task.tellable or any(output.unsent for output in task.outputs.values()):
+            return
+        # With the end of the last one of a job its relayed connections end.
+        if self._relay is None or not self._relay.passing_on(task.name):
             task.reported = True
             self._channel.send({"kind": "task-ended", "task": task.name, "end": task.end})

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections of a process that another agent on its node has accepted are handed to the agent of that process.
+
+All agents of a job on a node listen at the same addresses, and the kernel deals connections out among them. One that
+carried the connection of another's process would cut it as it leaves, while that process goes on. So it sends the
+connection to a datagram socket in the directory of the task, which only processes of this user can reach.
+"""
+
+import array
+import json
+import os
+import selectors
+import socket
+
+from koala_adapter.vjm.agent.processes import environment_of
+from koala_adapter.vjm.agent.sockets import sockets_of
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Optional
+
+
+NAME = "handed"
+VARIABLE = b"KOALA_STDOUT="  # of the environment of each process of a task: a file in the task's directory
+LONGEST = 4096
+
+
+class HandedSocket:
+    """Where other agents on this node send connections of one task."""
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        directory: str,
+        take: "Callable[[Dict[str, Any], socket.socket], None]",
+    ) -> None:
+        """``take`` is called with what is said of a connection. Raises OSError."""
+        self._selector = selector
+        self._take = take
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)  # noqa: FBT003 - the library's own way
+        place = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+        try:
+            self._socket.bind(f"/proc/self/fd/{place}/{NAME}")  # however long the directory's own name is
+        except OSError:
+            self._socket.close()
+            raise
+        finally:
+            os.close(place)
+        selector.register(self._socket, selectors.EVENT_READ, self._receive)
+
+    def close(self) -> None:
+        """Take no more."""
+        self._selector.unregister(self._socket)
+        self._socket.close()
+
+    def _receive(self, _mask: int) -> None:
+        descriptors = array.array("i")
+        try:
+            said, ancillary, _, _ = self._socket.recvmsg(LONGEST, socket.CMSG_SPACE(descriptors.itemsize))
+        except OSError:
+            return
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+        for descriptor in descriptors:
+            self._take(json.loads(said.decode()), socket.socket(fileno=descriptor))
+
+
+def task_directory(inode: int) -> "Optional[str]":
+    """Return the directory of the task whose process has a socket, as this process reaches it; None: not known.
+
+    A process that has cleared its environment is known by the leader of its session.
+    """
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        if inode in sockets_of([pid]):
+            for one in (pid, session_leader(pid)):
+                for variable in environment_of(one).split(b"\0"):
+                    if variable.startswith(VARIABLE):
+                        # A batch system may have given each placeholder a /tmp of its own.
+                        return "/proc/{}/root{}".format(one, os.path.dirname(os.fsdecode(variable[len(VARIABLE) :])))
+            return None
+    return None
+
+
+def session_leader(pid: int) -> int:
+    """Return the leader of a process' session; the process itself when it has gone."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return pid
+
+
+def hand_over(connection: socket.socket, said: "Dict[str, Any]", directory: str) -> bool:
+    """Send a connection to the agent of the task with a directory; tell whether that can take it."""
+    try:
+        place = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    except OSError:
+        return False
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [connection.fileno()]))]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)  # noqa: FBT003 - the library's own way
+            sender.sendmsg([json.dumps(said).encode()], rights, 0, f"/proc/self/fd/{place}/{NAME}")
+    except OSError:
+        return False
+    finally:
+        os.close(place)
+    return True
