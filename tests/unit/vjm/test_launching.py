@@ -21,9 +21,9 @@ from koala_adapter.vjm.agent import setup
 from koala_adapter.vjm.agent.processes import LaunchError, start
 
 
-@pytest.fixture(params=["spawn", "popen", "an old C library"], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each of them; each leaves the agent where it was."""
+@pytest.fixture(params=["spawn", "popen", "an old C library"])
+def every_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Start processes in each of the ways there are; each leaves the agent in its directory."""
 
     def missing(*_: object, **_named: object) -> None:
         raise NotImplementedError
@@ -47,11 +47,13 @@ def said(directory: Path, *argv: str, path: str = os.defpath) -> tuple[str, str]
         return output.read().decode(), errors.read().decode()
 
 
+@pytest.mark.usefixtures("every_way")
 def test_where_and_with_what_it_runs(tmp_path: Path) -> None:
     script = 'pwd; echo "$WORD" "$1"; cat; echo $(( $(cut -d" " -f6 /proc/$$/stat) == $$ )); echo bad >&2'
     assert said(tmp_path, "sh", "-c", script, "sh", "a b") == (f"{tmp_path}\ngrüße a b\n1\n", "bad\n")
 
 
+@pytest.mark.usefixtures("every_way")
 def test_signals_and_descriptors_are_as_a_program_expects_them(tmp_path: Path) -> None:
     """What Python ignores is not ignored there, and the agent's own files are not open."""
     before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -68,6 +70,7 @@ def test_signals_and_descriptors_are_as_a_program_expects_them(tmp_path: Path) -
     assert descriptors == ["0", "1", "2"]
 
 
+@pytest.mark.usefixtures("every_way")
 def test_a_program_is_found_as_a_shell_finds_it(tmp_path: Path) -> None:
     """The first that can be run; places that are not there, or are files, are passed over."""
     for name, mode in (("locked", 0o600), ("good", 0o700), ("later", 0o700)):
@@ -79,6 +82,7 @@ def test_a_program_is_found_as_a_shell_finds_it(tmp_path: Path) -> None:
     assert said(tmp_path, "program", path=path) == ("good\n", "")
 
 
+@pytest.mark.usefixtures("every_way")
 @pytest.mark.parametrize(
     ("argv", "fault", "code"),
     [
@@ -98,6 +102,7 @@ def test_what_cannot_be_started_is_told(tmp_path: Path, argv: str, fault: str, c
     assert caught.value.code == code
 
 
+@pytest.mark.usefixtures("every_way")
 def test_a_program_that_is_there_and_locked_is_no_missing_one(tmp_path: Path) -> None:
     """Also where later places have none."""
     (tmp_path / "program").write_text("")
@@ -106,6 +111,7 @@ def test_a_program_that_is_there_and_locked_is_no_missing_one(tmp_path: Path) ->
         said(tmp_path, "program", path=f"{tmp_path}:{tmp_path}/nowhere")
 
 
+@pytest.mark.usefixtures("every_way")
 def test_what_no_program_can_be_given_is_refused(tmp_path: Path) -> None:
     for argv in (("echo", "a\0b"), ("a\0b",)):
         with pytest.raises(ValueError, match="null"):
