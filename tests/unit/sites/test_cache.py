@@ -65,7 +65,7 @@ async def test_a_content_arrives_whole(place: Place, cached: Path, tmp_path: Pat
 
 async def test_a_transfer_goes_on_where_it_was(place: Place, cached: Path, tmp_path: Path) -> None:
     """What came before the connection broke is not sent again, and is no content before the rest is there."""
-    cache, content = SiteCache(place.site), Content(tmp_path, 40 * SIZE)
+    cache, content = SiteCache(place.site), Content(tmp_path, 4 * SIZE)
     await cache.look()
 
     async def break_soon() -> None:

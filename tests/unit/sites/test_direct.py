@@ -37,7 +37,7 @@ from koala_adapter.vjm.certificate import fingerprint_of
 from koala_adapter.vjm.newcertificate import new_pem
 from tests.unit.sites.test_remotesite import Place, changed_gateway
 
-SIZE = 40 * 1024 * 1024 + 17
+SIZE = 4 * 1024 * 1024 + 17
 HERE = ("127.0.0.1",)
 
 
@@ -118,7 +118,8 @@ async def test_a_transfer_goes_on_where_it_was(two: Two, monkeypatch: pytest.Mon
     """What came before the connection of koala broke stays, and is no content before the rest is there."""
     await two.other.site.close()
     takes = b"            data = received("
-    with changed_gateway(monkeypatch, takes, b"            time.sleep(0.01)\n" + takes):  # it is not all there at once
+    stops = b"            while came > 2500000:\n                time.sleep(1)\n"  # until its connection has ended
+    with changed_gateway(monkeypatch, takes, stops + takes):
         two.other.site = two.other.new_site()
         assert not await two.part()
 

@@ -24,7 +24,7 @@ from structlog.testing import capture_logs
 from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm.commands import THIS_HOST, CommandRunner
 from koala_adapter.lrm.lrmhost import HostProcess
-from koala_adapter.sites.link import gateway_file, login_command, may_ask, ssh_command
+from koala_adapter.sites.link import gateway_file, login_command, ssh_command
 from koala_adapter.sites.remotesite import FIRST_SIZE, LARGEST_SIZE, RemoteSite, SiteAddress
 from koala_adapter.testing.trial import eventually
 from tests.gateways import gateway_processes, resident_gateways
@@ -33,7 +33,6 @@ SSH = """#!/bin/sh
 # Stands for ssh: runs the remote command here, after what a login prints.
 [ ! -e "{away}" ] || {{ echo "ssh: connect to host fs3 port 22: Connection refused" >&2; exit 255; }}
 login=no
-[ ! -e "{babbles}" ] || {{ printf 'koala gateway 1 is ready\\n%0100d' 0; exec sleep 600; }}
 while [ "$1" != -- ]; do
     case $1 in -S) login=yes ;; esac
     shift
@@ -50,12 +49,11 @@ class Place:
 
     def __init__(self, directory: Path) -> None:
         self.away, self.pid, self.directory = directory / "away", directory / "pid", directory / "there"
-        self.babbles = directory / "babbles"
         self.asks, self.control = directory / "asks", directory / "login"
         self.port_file = directory / "port"
         self.ssh = directory / "bin" / "ssh"
         self.ssh.parent.mkdir()
-        self.ssh.write_text(SSH.format(away=self.away, pid=self.pid, asks=self.asks, babbles=self.babbles))
+        self.ssh.write_text(SSH.format(away=self.away, pid=self.pid, asks=self.asks))
         self.ssh.chmod(0o755)
         self.title = f"of tester@here:{directory}"
         self.program = "ssh"
@@ -90,10 +88,10 @@ class Place:
         await self.until_back()
 
     async def until_away(self) -> None:
-        await eventually(self._trouble, bool, what="the site is away", seconds=30)
+        await eventually(self._trouble, bool, what="the site is away", seconds=30, interval=0.02)
 
     async def until_back(self) -> None:
-        await eventually(self._trouble, lambda trouble: not trouble, what="the site is back", seconds=60)
+        await eventually(self._trouble, lambda trouble: not trouble, what="the site is back", seconds=60, interval=0.02)
 
     async def _trouble(self) -> str:
         return self.site.trouble
@@ -104,6 +102,7 @@ async def place(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
     with tempfile.TemporaryDirectory(prefix="koala-", dir="/tmp") as directory:
         place = Place(Path(directory))
         monkeypatch.setenv("PATH", str(place.ssh.parent), prepend=os.pathsep)
+        monkeypatch.setattr("koala_adapter.sites.remotesite.FIRST_PAUSE", 0.1)
         yield place
         await place.site.close()
 
@@ -171,7 +170,10 @@ async def test_a_process_that_is_asked_ends_with_its_asker(place: Place, tmp_pat
     await gone(pid)
 
 
-async def test_a_process_that_cannot_be_started_has_ended(place: Place, tmp_path: Path) -> None:
+async def test_what_cannot_be_started_is_said_as_here(place: Place, tmp_path: Path) -> None:
+    """A command raises the same error, and a process has ended at once."""
+    with pytest.raises(LrmUnreachableError, match="cannot run /nonexistent/sbatch: No such file"):
+        await CommandRunner(host=place.site).run(["/nonexistent/sbatch"])
     process = await place.site.start(["/nonexistent/python3"], {}, tmp_path / "log")
     await process.ended()
     assert b"No such file" in process.complaints()
@@ -179,16 +181,19 @@ async def test_a_process_that_cannot_be_started_has_ended(place: Place, tmp_path
         await process.send(b"x")
 
 
-async def test_what_cannot_be_started_is_said_as_here(place: Place) -> None:
-    with pytest.raises(LrmUnreachableError, match="cannot run /nonexistent/sbatch: No such file"):
-        await CommandRunner(host=place.site).run(["/nonexistent/sbatch"])
-
-
 async def test_a_command_ends_when_it_is_not_waited_for(place: Place, tmp_path: Path) -> None:
-    pid = tmp_path / "command"
-    with pytest.raises(LrmUnavailableError, match="did not answer"):
-        await CommandRunner(host=place.site).run(["sh", "-c", f"echo $$ > {pid}; exec sleep 600"], timeout=3)
-    await gone(int(pid.read_text()))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(place.site.run, ["sh", "-c", f"echo $$ > {tmp_path}/command; exec sleep 600"])
+        pid = await written(tmp_path / "command")
+        tasks.cancel_scope.cancel()
+    await gone(pid)
+
+
+async def written(path: Path) -> int:
+    """Return the number that a command has written."""
+    content = partial(THIS_HOST.text, str(path))
+    found = await eventually(content, lambda text: text.endswith("\n"), what="the command runs", seconds=30)
+    return int(found)
 
 
 async def gone(pid: int) -> None:
@@ -266,14 +271,6 @@ async def test_a_login_node_without_the_address_for_agents_is_not_used(place: Pl
     await other.close()
 
 
-async def test_a_gateway_that_breaks_the_rules_is_away(place: Place) -> None:
-    place.babbles.touch()
-    with pytest.raises(LrmUnreachableError, match=r"site delft is away: frame of kind 48 with \d+ bytes"):
-        await place.site.facts()
-    place.babbles.unlink()
-    await place.until_back()
-
-
 async def test_a_login_in_a_terminal_is_used_while_there_is_one(place: Place) -> None:
     """What asks for a password says how to log in; the stand-in takes the login's socket for the right password."""
     place.asks.touch()
@@ -300,19 +297,16 @@ async def test_a_connection_that_is_lost_is_made_again(place: Place, tmp_path: P
     command = tmp_path / "command"
     script.touch()
 
-    async def running() -> bool:
-        return command.exists() and command.read_text().endswith("\n")
-
     async def wait() -> None:
         with pytest.raises(LrmUnavailableError, match="connection to site delft was lost"):
             await place.site.run(["sh", "-c", f"echo $$ > {command}; exec sleep 600"])
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wait)
-        await eventually(running, bool, what="the command runs", seconds=30)
+        pid = await written(command)
         place.away.touch()
         os.kill(int(place.pid.read_text()), signal.SIGTERM)
-    await gone(int(command.read_text()))
+    await gone(pid)
     await place.until_away()
     place.site.remove_soon(str(script))
     place.away.unlink()
@@ -388,14 +382,6 @@ async def test_another_port_is_relayed_to_who_names_it(place: Place) -> None:
         await listener.aclose()
 
 
-@pytest.mark.parametrize(
-    ("first", "more"),
-    [(b"", True), (b"koa", True), (b"koala 12", True), (b"koala 1\n", False), (b"\x16", False), (b"koala " * 3, False)],
-)
-def test_a_port_may_be_named_in_pieces(first: bytes, more: bool) -> None:  # noqa: FBT001 - given by name
-    assert may_ask(first) is more
-
-
 async def pieces(stream: anyio.abc.SocketStream) -> list[bytes]:
     """Return all that comes, also from a connection that is reset."""
     found = []
@@ -409,12 +395,6 @@ async def named(name: bytes, stream: anyio.abc.SocketStream) -> None:
     """Answer with a name and all that was said."""
     async with stream:
         await stream.send(name + b"".join(await pieces(stream)))
-
-
-async def test_without_a_control_center_nothing_listens(place: Place) -> None:
-    await place.site.facts()
-    with pytest.raises(LrmUnreachableError, match="not connected"):
-        _ = place.site.door
 
 
 HOSTILE = """#!{python}
@@ -480,22 +460,18 @@ async def test_a_site_that_says_what_no_gateway_says_is_away(
     assert (await place.site.facts()).name == "h"
 
 
-@pytest.mark.parametrize(
-    ("answers", "ask"),
-    [
-        ({"run": {}}, lambda site: site.run(["true"])),
-        ({"run": {"status": "x"}}, lambda site: site.run(["true"])),
-        ({"resolved": {}}, lambda site: site.resolved("/x")),
-        ({"list_directory": {"names": 7}}, lambda site: site.list_directory("/x")),
-        ({"make_directory": {"path": "/x", "mode": "x"}}, lambda site: site.make_directory("x")),
-    ],
-)
-async def test_an_answer_without_what_it_must_have_is_an_error_of_the_site(
-    place: Place, tmp_path: Path, answers: dict[str, object], ask: Callable[[RemoteSite], Awaitable[object]]
-) -> None:
-    hostile(place, tmp_path, answers)
-    with pytest.raises(LrmUnavailableError, match="cannot be used"):
-        await ask(place.site)
+async def test_an_answer_without_what_it_must_have_is_an_error_of_the_site(place: Place, tmp_path: Path) -> None:
+    directory = {"path": "/x", "mode": "x"}
+    hostile(place, tmp_path, {"run": {}, "resolved": {}, "list_directory": {"names": 7}, "make_directory": directory})
+    asks: tuple[Callable[[RemoteSite], Awaitable[object]], ...] = (
+        lambda site: site.run(["true"]),
+        lambda site: site.resolved("/x"),
+        lambda site: site.list_directory("/x"),
+        lambda site: site.make_directory("x"),
+    )
+    for ask in asks:
+        with pytest.raises(LrmUnavailableError, match="cannot be used"):
+            await ask(place.site)
 
 
 async def test_agents_at_a_site_take_a_bounded_number_of_descriptors(place: Place, tmp_path: Path) -> None:
@@ -588,6 +564,8 @@ async def test_a_site_to_which_something_goes_is_not_quiet(place: Place) -> None
     assert not place.site.quiet, "it is not connected"
     await place.site.facts()
     assert place.site.quiet
+    with pytest.raises(LrmUnreachableError, match="not connected"):  # nothing listens without a control center
+        _ = place.site.door
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(place.site.run, ["sleep", "600"])
         await anyio.wait_all_tasks_blocked()
@@ -701,6 +679,7 @@ async def test_a_gateway_of_another_version_makes_room(staying: Place, monkeypat
 
 async def test_a_gateway_that_is_stopped_is_replaced(staying: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that it was ends when it goes on: its socket is another one's."""
+    monkeypatch.setattr("koala_adapter.sites.remotesite.LAST_REQUESTS", 0.1)
     with changed_gateway(monkeypatch, b"PATIENCE = 10.0", b"PATIENCE = 0.5"):
         gateway = await resident(staying)
         os.kill(gateway, signal.SIGSTOP)
@@ -717,6 +696,7 @@ async def test_a_connection_that_is_stopped_is_made_again(staying: Place, monkey
     staying.lead_through_pipes()
     monkeypatch.setattr("koala_adapter.sites.link.PING_INTERVAL", 0.2)
     monkeypatch.setattr("koala_adapter.sites.link.PING_PATIENCE", 1.0)
+    monkeypatch.setattr("koala_adapter.sites.link.ENDING", 0.1)
     gateway = await resident(staying)
     os.killpg(int(staying.pid.read_text()), signal.SIGSTOP)
     with pytest.raises(LrmUnavailableError, match="did not answer for 1 s"):
