@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import combinations, permutations, product
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from koala_adapter.lrm.listing import Listing
 from koala_adapter.lrm.startlog import entries_of
 from koala_adapter.lrm.starts import Starts
-from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.ordering.allocation import (
     Allocation,
     Misfit,
@@ -27,7 +27,6 @@ from koala_adapter.ordering.allocation import (
     guard_for,
     guarded_rooms,
     memory_on,
-    pools_of,
     rooms_of,
 )
 from koala_adapter.ordering.jobs import JobEventKind, Rules
@@ -105,24 +104,6 @@ def test_any_listing_leads_to_the_same_order(
     shadow.observe(Listing(read_at=2000.0, jobs=(*queued, later), nodes=nodes, queues={}))
     starts = {one.ours: one.job_id for one in shadow.report().first_earlier}
     assert [starts[at] for at in sorted(at for at in starts if at is not None)] == [*ids, later.id]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_jobs_of_one_second_start_by_their_numbers(policy: str) -> None:
-    """Slurm lists the newest first; those that come later are sorted in the same way as those of the first look."""
-    site = Listed(policy)
-    site.submit("1", 32, 10)
-    assert site.step() == ["1"]
-    submitted = site.now
-    for number in range(12, 7, -1):
-        site.submit(str(number), 32, 10, submitted_at=submitted)
-    site.step()
-    started: list[str] = []
-    while site.jobs:
-        for id_ in [id_ for id_, job in site.jobs.items() if job.state is LrmJobState.RUNNING]:
-            site.end(id_)
-        started += site.step()
-    assert started == ["8", "9", "10", "11", "12"]
 
 
 def test_ids_are_no_more_than_told() -> None:
@@ -342,14 +323,19 @@ ROOMS = st.lists(st.tuples(st.integers(0, 8), st.sampled_from([None, 30, 80])), 
 )
 
 
-def possible(wanted: LrmJob, rooms: Sequence[NodeRoom]) -> bool:
-    """Try all ways to give a job nodes."""
+def tasks_and_nodes(wanted: LrmJob) -> tuple[int, int, int, int]:
+    """Return the processors of a task, the number of tasks, and the fewest and most nodes for them."""
     per_task = wanted.processors_per_task
     per_task = per_task if per_task > 1 and wanted.processors % per_task == 0 else 1
     tasks = max(1, wanted.processors // per_task)
     least, most = wanted.node_bounds
     least = min(tasks, max(least, len(wanted.requested_nodes)))
-    most = max(least, min(most or tasks, tasks))
+    return per_task, tasks, least, max(least, min(most or tasks, tasks))
+
+
+def possible(wanted: LrmJob, rooms: Sequence[NodeRoom]) -> bool:
+    """Try all ways to give a job nodes."""
+    per_task, tasks, least, most = tasks_and_nodes(wanted)
     usable = [one for one in rooms if one.node.name not in wanted.excluded_nodes]
     for size in range(least, min(most, len(usable)) + 1):
         for chosen in combinations(usable, size):
@@ -382,6 +368,8 @@ def test_it_fits_exactly_when_it_can(wanted: LrmJob, rooms: list[NodeRoom]) -> N
     counts = Counter(entries_of(found.nodes))
     assert len(entries_of(found.nodes)) == wanted.processors
     assert dict(found.nodes) == counts
+    _, _, least, most = tasks_and_nodes(wanted)
+    assert least <= len(counts) <= most
     for name, count in counts.items():
         assert 0 < count <= by_name[name].processors
         assert memory_on(wanted, by_name[name].node, count) <= (by_name[name].memory_mib or 10**6)
@@ -428,40 +416,3 @@ def test_kept_nodes_are_there_in_time(wanted: LrmJob, rooms: list[NodeRoom], end
     assert isinstance(allocate(wanted, left), Allocation)
     before = max((release.at for release in releases if release.at < guard.at), default=0.0)
     assert guard.at == 0.0 or isinstance(allocate(wanted, at(before)), Misfit)
-
-
-@pytest.mark.parametrize(
-    ("processors", "least", "most", "free", "expected"),
-    [
-        (3, 2, 3, (8, 8, 8), {1}),
-        (3, 2, 3, (8, 8, 0), {1, 2}),
-        (6, 2, 3, (8, 8, 8), {3}),
-        (8, 1, 2, (3, 3, 3), None),
-        (8, 1, 2, (8, 3, 3), {8}),
-        (7, 1, 2, (4, 3, 1), {4, 3}),
-        (7, 3, 9, (7, 2, 1), {2, 3, 4, 1, 5}),
-        (4, 4, None, (8, 8, 8), None),
-    ],
-)
-def test_a_range_of_nodes_is_kept(
-    processors: int, least: int, most: int | None, free: tuple[int, ...], expected: set[int] | None
-) -> None:
-    """However few nodes would do, a job gets as many as its user allows, or waits with that as its reason."""
-    found = allocate(job(processors, nodes_least=least, nodes_most=most), four(*free))
-    if expected is None:
-        assert isinstance(found, Misfit)
-        assert "nodes" in found.reason
-        return
-    assert isinstance(found, Allocation)
-    assert least <= len(found.nodes) <= (most or len(found.nodes))
-    assert found.processors == processors
-    assert {count for _, count in found.nodes} <= expected
-
-
-def test_pools_do_not_depend_on_the_order_of_the_listing() -> None:
-    queues = {name: Queue(name=name, up=True, processors=8) for name in ("a", "b")}
-    nodes = [room("a1", 4, queues=("a",)).node, room("b1", 4, queues=("b",)).node, room("b2", 4, queues=("b",)).node]
-    numbers = {
-        tuple(pools_of(listed, queues).nodes[name] for name in ("a1", "b1", "b2")) for listed in permutations(nodes)
-    }
-    assert numbers == {(0, 1, 1)}

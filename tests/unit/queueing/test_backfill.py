@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import doctest
-from itertools import pairwise
 
 import pytest
 
@@ -18,7 +17,7 @@ from koala_adapter.queueing.backfill import (
     PriorityWeights,
     make_cluster_scheduler,
 )
-from koala_adapter.queueing.maui import COMBINATIONS, FirstFit, Greedy, Metric
+from koala_adapter.queueing.maui import COMBINATIONS, Greedy, Metric
 from koala_adapter.simulation.models import lublin
 from koala_adapter.simulation.replay import Policy, Site, replay
 
@@ -67,64 +66,6 @@ def behind() -> list[LocalJob]:
 def test_who_may_overtake_the_head(policy: str, options: dict[str, object], started: list[str]) -> None:
     """At 0, "late" would end after the shadow on three processors where two are extra; "extra" uses these up."""
     assert names(blocked(policy, *behind(), **options).schedule(0)) == started
-
-
-def test_the_shadow_counts_every_end_up_to_and_including_it() -> None:
-    """Two jobs end at 100: the head needs only one of them, and what the other frees is extra."""
-    scheduler = make_cluster_scheduler("easy", 10)
-    for each in (job("a", 4, 100), job("b", 4, 100), job("h", 6, 50), job("long", 2, 900)):
-        scheduler.submit(each)
-    assert names(scheduler.schedule(0)) == ["a", "b", "long"]
-
-
-@pytest.mark.parametrize(("policy", "started"), [("easy", "narrow"), ("bestfit", "wide")])
-def test_candidates_are_asked_in_the_order_of_the_queue(policy: str, started: str) -> None:
-    """EASY takes the first that fits though the second would fill the gap better; BESTFIT takes the second."""
-    waiting = job("narrow", 2, 60, 2), job("wide", 4, 60, 3)
-    assert names(blocked(policy, *waiting).schedule(2)) == [started]
-
-
-@pytest.mark.parametrize(("depth", "started"), [(1, ["x"]), (2, [])])
-def test_a_second_reservation_is_not_delayed_either(depth: int, started: list[str]) -> None:
-    """With depth 2 the second job has a start too: "x" would take its place, and may only with depth 1."""
-    # h holds 8 of 10 from 100 to 150, s needs 9: it is to start at 150; x would hold 2 from 0 to 1000.
-    waiting = job("s", 9, 10, 2), job("x", 2, 1000, 3)
-    assert names(blocked("firstfit", *waiting, depth=depth).schedule(3)) == started
-
-
-@pytest.mark.parametrize(
-    ("policy", "metric", "more", "started"),
-    [
-        ("bestfit", "processors", [], ["three"]),
-        ("greedy", "processors", [], ["two a", "two b"]),
-        ("bestfit", "seconds", [("long", 1, 90, 5)], ["long", "three"]),
-        ("greedy", "seconds", [("long", 1, 90, 5)], ["long", "three"]),
-    ],
-)
-def test_best_job_and_best_combination(
-    policy: str, metric: str, more: list[tuple[str, int, float, float]], started: list[str]
-) -> None:
-    """Four processors are free until 100: three and one wasted, or two and two; by seconds, 90 and 50 or others."""
-    waiting = [job("three", 3, 50, 2), job("two a", 2, 40, 3), job("two b", 2, 30, 4), *(job(*one) for one in more)]
-    assert sorted(map(str, names(blocked(policy, *waiting, metric=metric).schedule(4)))) == started
-
-
-def test_the_best_combination_keeps_clear_of_the_reservation() -> None:
-    """Four are free, two of them extra: two long jobs would fill the gap but only one may run, with the short one."""
-    waiting = [job("long a", 2, 500, 2), job("long b", 2, 500, 3), job("short", 1, 90, 4)]
-    assert names(blocked("greedy", *waiting).schedule(4)) == ["long a", "short"]
-
-
-def test_conservative_compresses_when_a_job_ends_early() -> None:
-    """Job "h" was to start at 100 and "s" at 150; "r" ends at 30: they start at 30 and are to start at 80."""
-    second = job("s", 9, 10, 2)
-    scheduler = blocked("conservative", second)
-    assert scheduler.schedule(2) == []
-    assert list(scheduler.reservations(2).values()) == [100, 150]
-    assert scheduler.wake_at == 100
-    scheduler.end(scheduler.running[0], 30)
-    assert names(scheduler.schedule(30)) == ["h"]
-    assert scheduler.reservation(second, 30).start == 80
 
 
 def test_conservative_starts_at_a_reserved_time_at_which_nothing_happens() -> None:
@@ -398,17 +339,3 @@ def test_easy_is_what_the_bare_loop_does(name: str, bare: list[float]) -> None:
     """EASY and FIRSTFIT of depth 1 start each of two thousand jobs when the loop does, and many of them had to wait."""
     assert list(replay(JOBS, Policy(name=name), [SITE]).starts) == bare
     assert sum(start > submit for start, submit in zip(bare, JOBS.submits, strict=True)) > len(JOBS) / 10
-
-
-def test_the_general_firstfit_is_easy_as_well(bare: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The code for any depth, which the factory does not use for depth 1, gives the same starts."""
-    monkeypatch.setattr("koala_adapter.simulation.replay.make_cluster_scheduler", lambda _, size, **__: FirstFit(size))
-    assert list(replay(JOBS, Policy(name="firstfit"), [SITE]).starts) == bare
-
-
-def test_fcfs_is_the_last_to_finish() -> None:
-    """Without overtaking starts are in the order of arrival, and jobs wait longer on average than with backfill."""
-    starts = {name: list(replay(JOBS, Policy(name=name), [SITE]).starts) for name in ("fcfs", "easy", "conservative")}
-    assert all(before <= after for before, after in pairwise(starts["fcfs"]))
-    assert sum(starts["fcfs"]) > sum(starts["conservative"])
-    assert sum(starts["fcfs"]) > sum(starts["easy"])

@@ -58,15 +58,6 @@ def test_a_job_that_fails_runs_again_as_often_as_it_may() -> None:
     assert len(of_kind(EndAttempt, site.actions)) == 2
 
 
-def test_a_later_attempt_that_ends_well_is_the_end_of_the_job() -> None:
-    site = Site({"a": 4})
-    site.start(retried(3))
-    site.rank_ends("1", 0, ILL)
-    run_again(site)
-    site.rank_ends("1", 0, WELL)
-    assert site.outcome("1").state is JobState.COMPLETED
-
-
 def test_the_first_retry_is_made_at_once_and_others_after_growing_pauses() -> None:
     site = Site({"a": 4})
     site.start(retried(9))

@@ -187,15 +187,6 @@ def test_records_by_cluster_follow_every_change_of_their_table() -> None:
 # -- The tables of states, events and timers: all that can happen is in them, and nothing else is let through.
 
 
-def test_every_state_is_in_the_tables() -> None:
-    """Each state says what follows it; what is final is followed by a correction of the outcome at most."""
-    assert set(JOB_TRANSITIONS) == set(JobState)
-    assert set(PLACEHOLDER_TRANSITIONS) == set(PlaceholderState)
-    assert set(CHANGE_TRANSITIONS) == set(ChangePhase)
-    for source, targets in JOB_TRANSITIONS.items():
-        assert not source.final or all(target.final for target in targets)
-
-
 def test_every_event_and_timer_has_a_handler() -> None:
     """The tables of the chapters, put together, have each kind once."""
     assert set(HANDLERS) == set(EVENT_TYPES)
@@ -207,11 +198,12 @@ def test_every_event_and_timer_has_a_handler() -> None:
 
 
 def test_every_state_can_be_reached() -> None:
-    """From where a job or placeholder begins there is a way to each state."""
+    """From where a job or placeholder begins there is a way to each state, but not out of those that are final."""
     reached = {JobState.WAITING}
     for _ in JobState:
         reached |= {target for source in reached for target in JOB_TRANSITIONS[source]}
     assert reached == set(JobState)
+    assert not [one for one, targets in JOB_TRANSITIONS.items() if one.final and any(not to.final for to in targets)]
     assert {target for targets in PLACEHOLDER_TRANSITIONS.values() for target in targets} == set(PlaceholderState) - {
         PlaceholderState.SUBMITTED
     }

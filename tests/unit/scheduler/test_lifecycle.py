@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 
@@ -116,25 +115,6 @@ def test_life_of_what_is_lost_already_is_no_hand_back() -> None:
     site.ended(site.claimed("1")[0].id, EndReason.NODE_LOST)
     site.pass_time(200.0)
     assert (site.record("1").hand_backs, site.record("1").tries) == (0, 1)
-
-
-def test_two_jobs_that_hold_what_the_other_needs() -> None:
-    """Each holds a part and queues for the other: without exchange one gives way, the other runs, then the first."""
-    site = Site({"a": 4, "b": 4}, replace(LIFE, reorganize=False))
-    for name in ("1", "2"):
-        site.submit(job(name, component("x", 2, cluster="a"), component("y", 2, cluster="b")))
-    site.take_all()
-    site.hold_all("1", "a")
-    site.hold_all("2", "b")
-    site.pass_time(100.0)
-    assert site.record("1").hand_backs == site.record("2").hand_backs == 1
-    site.end_ending()
-    site.hold_all("1", "b")
-    site.hold_all("2", "a")
-    site.take_all()
-    site.hold_all("1")
-    site.hold_all("2")
-    assert sorted(launches(site.actions)) == ["1", "2"]
 
 
 @pytest.mark.parametrize(("first", "longest"), [(60.0, 3600.0), (1.0, 10.0), (0.0, 0.0)])

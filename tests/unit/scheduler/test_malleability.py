@@ -313,12 +313,6 @@ def test_running_jobs_agree_with_a_plain_list(moves: list[tuple[int, int, int]])
 # -- Who comes first under PRA and PWA, and where room is made, on counts ------------------------------------
 
 
-def test_who_comes_first() -> None:
-    """PRA prefers the running, PWA the waiting and alone shrinks for them; without an approach nobody is touched."""
-    assert [a for a in Approach if a.running_first] == [Approach.PRA]
-    assert [a for a in Approach if a.shrinks_for_waiting] == [Approach.PWA]
-
-
 def test_room_is_made_where_least_is_taken() -> None:
     """For 8 processors, B has most free of those where it is enough; A has more spare, C more free but too little."""
     clusters = [("a", Shrinkable(2, 20)), ("b", Shrinkable(4, 4)), ("c", Shrinkable(5, 2))]

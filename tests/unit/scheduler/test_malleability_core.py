@@ -200,30 +200,6 @@ def test_growth_whose_stubs_are_lost_is_given_up(lost: str) -> None:
         assert offers(site.pass_time(61.0)) == [("1", 6)]
 
 
-def test_growth_that_is_held_in_part_ends_with_the_walltime_of_the_job() -> None:
-    """It is shorter than the life of what is held."""
-    site, offer = growing()
-    site.answer(offer, 3)
-    site.take_all()
-    site.hold(site.stubs()[0])
-    site.pass_time(590.0)
-    assert is_running(site, "1")
-    site.pass_time(20.0)
-    assert site.outcome("1").reason is EndReason.WALLTIME
-    site.end_ending()
-    assert site.stubs() == []
-    assert site.sizes("1") == [4]
-
-
-def test_growth_that_does_not_come_in_time_is_given_up() -> None:
-    site, offer = growing(walltime=9000)
-    site.answer(offer, 3)
-    site.take_all()
-    assert of_kind(WithdrawOffer, site.pass_time(901.0)) != []
-    site.end_ending()
-    assert site.record("1").live == 4
-
-
 def test_cluster_that_closes_before_the_answer() -> None:
     site, offer = growing()
     site.post(ev.ClusterUnavailable(time=site.now, cluster=A, reason="no answer"))
@@ -351,13 +327,11 @@ def test_pwa_does_not_grow_while_room_is_made() -> None:
     assert site.record("3").state is JobState.CLAIMING
 
 
-def test_pra_never_shrinks_for_waiting_jobs() -> None:
-    site = grown(approach=Approach.PRA)
-    assert requests(site.submit(job("3", 2))) == []
-
-
 def test_pra_grows_before_the_queue_is_looked_at_and_pwa_after_it() -> None:
-    """Processors of a job that ended are offered to running jobs; the waiting job gets what nobody takes."""
+    """Processors of a job that ended are offered to running jobs; the waiting job gets what nobody takes.
+
+    Under PRA nobody is shrunk for it.
+    """
     site = MalleableSite({"a": 10}, Approach.PRA)
     site.start(job("r", 5))
     assert offers(site.start(malleable("1", part(2, 9), initial=5))) == []
@@ -368,6 +342,7 @@ def test_pra_grows_before_the_queue_is_looked_at_and_pwa_after_it() -> None:
     (offer,) = of_kind(OfferProcessors, site.actions)
     assert (offer.processors, site.record("2").state) == (5, JobState.WAITING)
     assert submissions(site.answer(offer, 3)) == {"a": 5}  # three stubs, two for the waiting job
+    assert requests(site.actions) == []
     site = MalleableSite({"a": 10}, Approach.PWA)
     site.start(job("r", 5))
     site.start(malleable("1", part(5, 9)))
@@ -375,15 +350,6 @@ def test_pra_grows_before_the_queue_is_looked_at_and_pwa_after_it() -> None:
     site.finish("r")
     assert site.record("2").state is not JobState.WAITING
     assert offers(site.actions) == [("1", 3)]
-
-
-def test_job_in_the_queue_of_the_batch_system_is_shrunk_for() -> None:
-    """A local user has taken the processors on which a job was placed: a running job makes room for it."""
-    site = MalleableSite({"a": 12}, policy="fpsma")
-    (offer,) = of_kind(OfferProcessors, site.start(malleable("1", part(2, 12), initial=8)))
-    site.answer(offer, 0)
-    site.queue(job("2", 4))
-    assert requests(site.poll("a", 12, idle=1, ours=8)) == [("1", 3)]
 
 
 def test_an_application_may_give_up_more_than_requested() -> None:
@@ -411,14 +377,6 @@ def test_only_its_own_is_released_and_never_below_its_minimum() -> None:
     site.start(job("2", 2))
     theirs = [one.id for one in site.claimed("2")]
     assert site.release_these("1", *theirs, *site.stubs()) == []
-
-
-def test_refusal_to_shrink_is_not_repeated_at_once() -> None:
-    site = grown()
-    for request in of_kind(RequestProcessors, site.submit(job("3", 4))):
-        assert requests(site.answer(request, 0)) == []
-    assert requests(site.pass_time(10.0)) == []
-    assert requests(site.pass_time(10.0)) == [("1", 2), ("2", 2)]
 
 
 def short(policy: str = "fpsma") -> MalleableSite:

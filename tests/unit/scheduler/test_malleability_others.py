@@ -117,12 +117,6 @@ def test_jobs_are_shrunk_to_their_minima_at_most(waiting: tuple[int, ...], given
     assert site.sizes("1") == [8 - given]
 
 
-def test_the_queue_of_others_does_not_matter_where_enough_is_idle() -> None:
-    site = MalleableSite({"a": 12})
-    site.start(malleable("1", part(2, 8), initial=8))
-    assert requests(site.poll("a", 12, idle=4, ours=8, others=(4,))) == []
-
-
 def test_placed_jobs_of_ours_come_first_and_others_next() -> None:
     """Both wait in the queue of the batch system: one step for each."""
     site = MalleableSite({"a": 12}, policy="fpsma")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.model import ClusterName, EndReason, InputFile
-from koala_adapter.outcome import JobState, PlaceholderState
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.clusters import WAITS_KEPT
 from koala_adapter.scheduler.parameters import Parameters
@@ -447,15 +447,3 @@ def test_cost_of_a_cluster_is_that_of_the_site(cost: float, where: dict[str, int
         site.complete(name)
     site.end_ending()
     assert submissions(site.submit(job("1", 8, 8, placement=SELECTED))) == where
-
-
-def test_pending_is_kept_true() -> None:
-    site = Site({"a": 8, "b": 8})
-    site.submit(job("1", component("x", 3, cluster="a")), job("2", component("x", 2, cluster="a")))
-    assert list(site.state.clusters[A].pending.values()) == [3, 2]
-    site.take_all()
-    site.hold(site.claimed("1")[0].id)
-    assert list(site.state.clusters[A].pending.values()) == [2, 2]
-    site.hold_all("1")
-    assert list(site.state.clusters[A].pending.values()) == [2]
-    assert all(p.state is PlaceholderState.QUEUED for p in site.claimed("2"))

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from koala_adapter.errors import JobNotFoundError
 from koala_adapter.model import ClusterName, EndReason, JobId, TaskEnd
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
@@ -246,13 +245,6 @@ def test_what_has_no_agent_is_cancelled_again_soon() -> None:
     assert len(ends(site.pass_time(5.1), force=True)) == 2
 
 
-def test_unknown_job_is_not_found() -> None:
-    site = Site({"a": 1})
-    with pytest.raises(JobNotFoundError, match="koala status"):
-        site.scheduler.job("nope")
-    assert site.scheduler.queue_position(JobId("nope")) is None
-
-
 # -- The placement queue against a naive list: order, lanes, and jobs that leave while it is scanned.
 
 
@@ -388,15 +380,6 @@ def test_jobs_that_differ_in_what_may_hold_them_stand_in_different_lanes() -> No
     same = replace(base, job=replace(base.job, id=JobId("y"), name="y", priority=3, walltime=900))
     swapped = record("z", 2, 3, 2)
     assert queue.lane_of(same) == queue.lane_of(swapped) == queue.lane_of(base)
-
-
-def test_removing_what_is_not_there_is_harmless() -> None:
-    queue = PlacementQueue()
-    queue.push(record("j", 1, 2))
-    queue.remove(JobId("j"))
-    queue.remove(JobId("j"))
-    assert len(queue) == 0
-    assert queue.place_in_order(JobId("j")) is None
 
 
 # -- A large job is not passed for ever by small ones that came later ----------------------------------------

@@ -263,16 +263,6 @@ def test_a_flexible_component_may_give_up_all_it_has_on_a_cluster() -> None:
     assert asked == ([("1", there)] if elsewhere else [])
 
 
-def test_growth_asks_for_no_more_than_the_job_has_left() -> None:
-    """The walltime of late placeholders ends with the job, plus the margin for launching and ending."""
-    site = MalleableSite({"a": 4}, Approach.NONE)
-    site.start(headed(1, 3))
-    site.pass_time(200)
-    site.ask("1", 1)
-    walltimes = [one.walltime for one in of_kind(SubmitPlaceholders, site.actions)]
-    assert walltimes[-1] == 400 + site.parameters.launch_margin
-
-
 def want(site: MalleableSite, processors: int, name: str = "m") -> list[Action]:
     return site.post(ev.SizeWanted(time=site.now, job_id=JobId("1"), component=name, processors=processors))
 
@@ -349,16 +339,6 @@ def test_an_application_that_keeps_what_it_has_is_not_asked_for_ever() -> None:
     assert "; 2 more than the 1 that its owner wants are to be asked back" in site.explained()
     site.now += 16
     assert len(of_kind(RequestProcessors, site.poll("a", 4, idle=0, ours=4))) == 1
-
-
-def test_without_an_approach_a_wanted_size_is_had_from_what_is_free() -> None:
-    site = MalleableSite({"a": 4}, Approach.NONE)
-    site.start(headed(1, 6))
-    want(site, 5)
-    (taking,) = of_kind(TakeProcessors, site.hold_stubs())
-    site.take(taking)
-    assert site.sizes("1") == [1, 3]
-    assert site.record("1").size_changes[-1].reason == "its owner wants 5"
 
 
 def test_what_is_about_to_be_given_up_is_not_replaced_before_it_has_gone() -> None:
