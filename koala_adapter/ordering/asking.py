@@ -306,6 +306,8 @@ class ExplainServer:
         self._held: Counter[int] = Counter()
         """Places by user id."""
         self._turn = anyio.Lock()
+        self._rests_until = 0.0
+        """Time of the event loop before which no further question is answered."""
 
     async def serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Answer until cancelled.
@@ -355,9 +357,10 @@ class ExplainServer:
                 question = await _read_line(connection)
                 if question is not None:
                     async with self._turn:
+                        await anyio.sleep_until(self._rests_until)
                         begun = time.perf_counter()
                         answer = self._answer(question, user)
-                        await anyio.sleep(REST * (time.perf_counter() - begun))
+                        self._rests_until = anyio.current_time() + REST * (time.perf_counter() - begun)
                     await _send(connection, answer)
         finally:
             self._held[user] -= 1

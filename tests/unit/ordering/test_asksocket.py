@@ -8,6 +8,7 @@ import os
 import socket
 import stat
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
@@ -20,6 +21,7 @@ from anyio import to_thread
 from anyio.from_thread import start_blocking_portal
 from anyio.streams.buffered import BufferedByteReceiveStream
 from click.testing import CliRunner
+from structlog.testing import capture_logs
 
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.schedule import explanation
@@ -27,9 +29,11 @@ from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceRu
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.privatedirectory import user_name
 from koala_adapter.lrm.starts import Patience, Starts
+from koala_adapter.ordering import asking
 from koala_adapter.ordering.asking import (
     BUSY,
     EVERYBODY,
+    OWNER,
     PLACES,
     PLACES_OF_ONE,
     QUESTION_LIMIT,
@@ -103,12 +107,14 @@ def busy_site(policy: str = "easy") -> Listed:
 
 
 @asynccontextmanager
-async def asked(directory: Path, explain_job: Callable[[str], Explanation] | None = None) -> AsyncIterator[Path]:
+async def asked(
+    directory: Path, explain_job: Callable[[str], Explanation] | None = None, *, mode: int = EVERYBODY
+) -> AsyncIterator[Path]:
     """Answer at a socket of a directory while the context lasts; by default of a busy site."""
     path = directory / "ask.sock"
     explain_job = explain_job or explainer(busy_site().mirror, ServiceClock())
     async with anyio.create_task_group() as tasks:
-        await tasks.start(ExplainServer(explain_job, path, mode=EVERYBODY).serve)
+        await tasks.start(ExplainServer(explain_job, path, mode=mode).serve)
         yield path
         tasks.cancel_scope.cancel()
 
@@ -185,9 +191,10 @@ async def test_no_question_reaches_a_policy(tmp_path: Path, monkeypatch: pytest.
     assert found.reserved_at is not None
 
 
-async def test_any_job_is_asked_for(tmp_path: Path) -> None:
-    async with asked(tmp_path) as path:
-        assert stat.S_IMODE(path.stat().st_mode) == 0o666
+@pytest.mark.parametrize("mode", [OWNER, EVERYBODY])
+async def test_any_job_is_asked_for(tmp_path: Path, mode: int) -> None:
+    async with asked(tmp_path, mode=mode) as path:
+        assert stat.S_IMODE(path.stat().st_mode) == mode
         assert (await to_thread.run_sync(ask, path, "a", "1")).phase == "starting"
         with pytest.raises(JobNotFoundError, match="no unfinished job 9"):
             await to_thread.run_sync(ask, path, "a", "9")
@@ -253,8 +260,15 @@ def test_ids_of_all_batch_systems_are_asked_for() -> None:
         assert parse_question(json.dumps({"job_id": job_id}).encode()) == job_id
 
 
-async def test_one_user_has_few_places(tmp_path: Path) -> None:
+async def test_one_user_has_few_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who holds them without asking keeps himself from asking; when one is free again he is answered."""
+    refused, is_busy = threading.Event(), asking._is_busy
+
+    def noted(line: bytes) -> bool:
+        refused.set()
+        return is_busy(line)
+
+    monkeypatch.setattr(asking, "_is_busy", noted)
     async with asked(tmp_path) as path:
         with ExitStack() as stack:
             held = []
@@ -270,20 +284,32 @@ async def test_one_user_has_few_places(tmp_path: Path) -> None:
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(ask_again)
-                await anyio.sleep(0.2)
+                await to_thread.run_sync(refused.wait)
                 held[0].close()
             assert [one.phase for one in found] == ["starting"]
 
 
 async def test_a_defect_ends_nothing(tmp_path: Path) -> None:
+    """It is logged, and whoever asks is told no more than that there is no answer."""
 
     def fail(_: str) -> Explanation:
         raise ZeroDivisionError("secret")
 
-    async with asked(tmp_path, fail) as path:
-        for _ in range(2):
-            heard = await to_thread.run_sync(said_to, path, b'{"job_id": "1"}\n')
-            assert json.loads(heard) == {"error": "job 1 cannot be explained now", "hint": ""}
+    with capture_logs() as logs:
+        async with asked(tmp_path, fail) as path:
+            for _ in range(2):
+                heard = await to_thread.run_sync(said_to, path, b'{"job_id": "1"}\n')
+                assert json.loads(heard) == {"error": "job 1 cannot be explained now", "hint": ""}
+    assert "secret" in str(logs)
+
+
+async def test_an_answer_does_not_wait_for_the_rest_that_follows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "REST", 1e9)
+    async with asked(tmp_path) as path:
+        heard = await to_thread.run_sync(said_to, path, b'{"job_id": "1"}\n')
+    assert json.loads(heard)["phase"] == "starting"
 
 
 @AS_ROOT

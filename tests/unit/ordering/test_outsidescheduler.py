@@ -7,20 +7,17 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
 
 from koala_adapter.errors import JobNotFoundError, LrmRejectedError, LrmUnavailableError
-from koala_adapter.host.clock import ServiceClock
-from koala_adapter.host.sockets import reachable
 from koala_adapter.lrm import PinnedStart
 from koala_adapter.lrm.startlog import OriginalRequest, Pin, StartLog
 from koala_adapter.lrm.starts import Patience, Starter, Starts
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
-from koala_adapter.ordering.asking import ExplainServer, ask_explanation, explain, explainer, overview
+from koala_adapter.ordering.asking import explain, overview
 from koala_adapter.ordering.jobs import JobEvent, JobEventKind, Rules
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.passes import MisfitRules
@@ -382,26 +379,3 @@ async def test_giving_back_unties_what_is_on_record() -> None:
     done = await give_back(lrm, pins=[tied, refused, earlier])
     assert lrm.undone == [PinnedStart(job=LrmJobId("1"), nodes=("n1", "n1"), original="as it was")]
     assert (done.released, done.still_held) == (("1", "2", "3"), {})
-
-
-@pytest.mark.parametrize("folder", ["short", "x" * 120])
-async def test_questions_are_answered_on_the_socket(tmp_path: Path, folder: str) -> None:
-    directory = tmp_path / folder
-    directory.mkdir()
-    path, ask = directory / "schedule.sock", partial(ask_explanation, hint="start it")
-    site = Listed()
-    site.submit("1", 24)
-    site.look()
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(ExplainServer(explainer(site.mirror, ServiceClock()), path).serve)
-        found = await anyio.to_thread.run_sync(ask, path, "a", "1")
-        assert (found.job_id, found.phase) == ("1", "starting")
-        with pytest.raises(JobNotFoundError, match="no unfinished job 2"):
-            await anyio.to_thread.run_sync(ask, path, "a", "2")
-        with reachable(path) as name:
-            stream = await anyio.connect_unix(name)
-        async with stream:
-            await stream.send(b"nonsense\n")
-            assert b"malformed" in await stream.receive()
-        tasks.cancel_scope.cancel()
-    assert not (directory / "schedule.sock").exists()
