@@ -367,9 +367,9 @@ class WatchedSite(JointSite):
         """The newcomers of both have been started."""
         super().__init__()
         self.laws = AdaptiveLaws()
-        self.first = self.want(2, 1, cluster="b").number
+        self.first = self.demand(2, 1, cluster="b").number
         self.all_started(self.hold_stubs())
-        self.second = self.want(1, 2, cluster="a").number
+        self.second = self.demand(1, 2, cluster="a").number
         self.all_started(self.hold_stubs())
         self.check_after(0.0)
 
@@ -377,28 +377,19 @@ class WatchedSite(JointSite):
         self.now += seconds
         self.laws.check(self.state, self.now, BEGINNING)
 
-    def refuse(self, number: int) -> None:
-        self.post(ev.ChangeGivenUp(time=self.now, job_id=JobId("1"), number=number, reason="too late"))
 
-
-def test_a_change_in_line_behind_one_that_is_carried_out() -> None:
-    """The processes may take their time for the first; the time of the second begins when that one is made."""
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_a_change_in_line_behind_another(*, carried_out: bool) -> None:
+    """Processes may take their time for the first; the time of the second begins when that is made, or given up."""
     site = WatchedSite()
-    site.at_point(site.first)
-    site.check_after(4 * LONGEST_CHANGE)
-    site.now += 1.0
-    site.made(number=site.first)
-    site.check_after(0.0)
-    site.check_after(LONGEST_CHANGE - 1.0)
-    with pytest.raises(AssertionError, match=f"change {site.second} is neither made nor given up"):
-        site.check_after(1.0)
-
-
-def test_a_change_in_line_behind_one_that_is_given_up() -> None:
-    """Likewise."""
-    site = WatchedSite()
-    site.now += LONGEST_CHANGE - 1.0
-    site.refuse(site.first)
+    if carried_out:
+        site.reach(number=site.first)
+        site.check_after(4 * LONGEST_CHANGE)
+        site.made(number=site.first)
+    else:
+        site.now += LONGEST_CHANGE - 1.0
+        event = ev.ChangeGivenUp(time=site.now, job_id=JobId("1"), number=site.first, reason="too late")
+        site.post(event)
     site.check_after(0.0)
     site.check_after(LONGEST_CHANGE - 1.0)
     with pytest.raises(AssertionError, match=f"change {site.second} is neither made nor given up"):
@@ -416,13 +407,13 @@ def test_a_change_that_nobody_begins() -> None:
 def test_a_change_that_others_overtake() -> None:
     """It is not their time that it waits for: the one that came first is to be made first."""
     site = WatchedSite()
-    site.at_point(site.second)
+    site.reach(number=site.second)
     site.made(number=site.second)
     site.check_after(0.0)
-    third = site.want(1, 3, cluster="a").number
+    third = site.demand(1, 3, cluster="a").number
     site.all_started(site.hold_stubs())
     site.check_after(LONGEST_CHANGE - 1.0)
-    site.at_point(third)
+    site.reach(number=third)
     with pytest.raises(AssertionError, match=f"change {site.first} is neither made nor given up"):
         site.check_after(1.0)
 

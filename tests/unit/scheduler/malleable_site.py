@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from koala_adapter.model import Component, Job, JobId, JobKind, PlaceholderId, RunnerName, TaskEnd
+from koala_adapter.model import Component, Job, JobId, JobKind, PlaceholderId, RunnerName
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Action, GrantProcessors, OfferProcessors, RequestProcessors, TakeProcessors
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
 from koala_adapter.scheduler.sizechange import Change
-from tests.unit.scheduler.scheduler_site import WELL, A, B, Site, component, job, of_kind
+from tests.unit.scheduler.scheduler_site import A, B, Site, component, job, of_kind
 
 
 def malleable(id_: str, *components: Component, initial: int | None = None, walltime: int = 600) -> Job:
@@ -83,6 +83,10 @@ class MalleableSite(Site):
                 mandatory=mandatory,
             )
         )
+
+    def want(self, processors: int, name: str = "m", id_: str = "1") -> list[Action]:
+        """Have the owner of a job want a size."""
+        return self.post(ev.SizeWanted(time=self.now, job_id=JobId(id_), component=name, processors=processors))
 
     def stubs(self) -> list[PlaceholderId]:
         """Return all placeholders that are gathered for applications."""
@@ -173,9 +177,6 @@ class AdaptiveSite(MalleableSite):
         event = ev.ChangeGivenUp(time=self.now, job_id=JobId(id_), number=self.change(id_).number, reason="too late")
         return self.post(event)
 
-    def end(self, rank: int, how: TaskEnd = WELL, id_: str = "1") -> list[Action]:
-        return self.post(ev.RankEnded(time=self.now, job_id=JobId(id_), rank=rank, end=how))
-
     def wish(
         self, processors: int, *, mandatory: bool = False, id_: str = "1", number: int = 1
     ) -> list[tuple[str, int, str]]:
@@ -234,7 +235,7 @@ class JointSite(AdaptiveSite):
         parts = (part for change in self.changes for part in change.parts)
         return {self.record("1").claims[part.claim].cluster: part.accepted for part in parts}
 
-    def want(self, processors: int, number: int = 1, **more: object) -> GrantProcessors:
+    def demand(self, processors: int, number: int = 1, **more: object) -> GrantProcessors:
         """Have the application ask for more, and return the answer."""
         event = ev.MoreRequested(
             time=self.now, job_id=JobId("1"), component="m", number=number, processors=processors,
@@ -250,17 +251,9 @@ class JointSite(AdaptiveSite):
             self.take(one)
         return taken
 
-    def at_point(self, number: int) -> list[Action]:
-        event = ev.PointReached(time=self.now, job_id=JobId("1"), number=number, adaptation=1, point=17, leaving=())
-        return self.post(event)
-
     def stub_on(self, cluster: str) -> PlaceholderId:
         """Return a placeholder that is gathered on a cluster."""
         return next(one for one in self.stubs() if self.state.placeholders[one].cluster == cluster)
-
-    def own(self, processors: int) -> list[Action]:
-        """Have its owner want a size."""
-        return self.post(ev.SizeWanted(time=self.now, job_id=JobId("1"), component="m", processors=processors))
 
     def fails(self, cluster: str, *, rejected: bool = False) -> list[Action]:
         """Have the latest submission to a cluster not arrive, or be refused."""

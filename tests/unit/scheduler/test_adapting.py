@@ -50,13 +50,17 @@ def shrinking() -> AdaptiveSite:
 
 
 def test_a_growth_is_over_when_all_are_done() -> None:
-    """That the processes of newcomers run says nothing: they belong to the job when all have changed."""
+    """That newcomers run says nothing: they belong to the job when all have changed. Once begun it is not given up."""
     site, taken = growing()
     site.take(taken)
     assert site.change().phase is ChangePhase.TAKING
     site.reach()
     assert "at its point 17" in site.explained()
+    site.give_up()
+    site.pass_time(500)
+    assert site.change().adaptation == 1
     site.made()
+    assert site.sizes("1") == [4]
     record = site.record("1")
     assert not record.changes
     assert record.started == {0, 1, 2, 3}
@@ -70,20 +74,20 @@ def test_a_growth_that_is_given_up() -> None:
         rank.placeholder for rank in taken.ranks
     }
     assert [one.reason for one in of_kind(WithdrawOffer, actions)] == ["too late"]
-    site.end(2, FAILED)
+    site.rank_ends("1", 2, FAILED)
     site.end_ending()
     assert site.sizes("1") == [2]
     assert site.record("1").state is JobState.RUNNING
-    site.end(0)
-    site.end(1)
+    site.rank_ends("1", 0)
+    site.rank_ends("1", 1)
     assert site.record("1").state is JobState.COMPLETED
 
 
 def test_a_program_that_ends_while_newcomers_are_taken_in() -> None:
     """All of its own processes have ended well: with the growth given up, nobody is left to end."""
     site, _ = growing()
-    site.end(0)
-    site.end(1)
+    site.rank_ends("1", 0)
+    site.rank_ends("1", 1)
     assert site.record("1").state is JobState.RUNNING
     site.give_up()
     assert site.record("1").state is JobState.COMPLETED
@@ -102,7 +106,7 @@ def test_a_newcomer_without_contact_is_not_told_to_cost_the_job() -> None:
 def test_a_newcomer_that_is_lost_before_the_point(lost: str) -> None:
     site, taken = growing()
     gone = taken.ranks[0].placeholder
-    actions = site.end(2, FAILED) if lost == "process" else site.ended(gone, EndReason.CANCELLED)
+    actions = site.rank_ends("1", 2, FAILED) if lost == "process" else site.ended(gone, EndReason.CANCELLED)
     (withdrawn,) = of_kind(WithdrawOffer, actions)
     assert "the new process 2" in withdrawn.reason or lost == "placeholder"
     site.end_ending()
@@ -114,18 +118,8 @@ def test_a_newcomer_that_is_lost_after_the_point_is_the_end_of_the_job() -> None
     """Others may hang on what it had: as in any rigid job."""
     site, _ = growing()
     site.reach()
-    site.end(3, FAILED)
+    site.rank_ends("1", 3, FAILED)
     assert site.record("1").state is JobState.FAILED
-
-
-def test_a_change_that_is_carried_out_is_not_given_up() -> None:
-    site, _ = growing()
-    site.reach()
-    site.give_up()
-    site.pass_time(500)
-    assert site.change().adaptation == 1
-    site.made()
-    assert site.sizes("1") == [4]
 
 
 def test_a_shrink() -> None:
@@ -133,9 +127,9 @@ def test_a_shrink() -> None:
     site.reach(2, 3)
     site.made()
     assert site.change().made
-    first = site.end(3)
+    first = site.rank_ends("1", 3)
     assert [len(one.placeholders) for one in of_kind(EndPlaceholders, first)] == [1]
-    site.end(2)
+    site.rank_ends("1", 2)
     assert site.sizes("1") == [2]
     assert not site.record("1").changes
     assert (site.record("1").size_changes[-1].before, site.record("1").size_changes[-1].after) == (4, 2)
@@ -148,7 +142,7 @@ def test_a_process_that_ends_before_it_may() -> None:
     """Until all are done nobody is let go: it ends the job as in a rigid one."""
     site = shrinking()
     site.reach(2, 3)
-    site.end(3, FAILED)
+    site.rank_ends("1", 3, FAILED)
     assert site.record("1").state is JobState.FAILED
 
 
@@ -191,8 +185,7 @@ def still(processors: int, **sizes: int) -> AdaptiveSite:
 def test_what_its_owner_wants_is_offered_to_a_program() -> None:
     """It knows best which sizes it can use: of 1 that is free it takes none, and is asked again after a while."""
     site = still(3, j1=2)
-    wanted = ev.SizeWanted(time=site.now, job_id=JobId("1"), component="m", processors=4)
-    (offer,) = of_kind(OfferProcessors, site.post(wanted))
+    (offer,) = of_kind(OfferProcessors, site.want(4))
     assert offer.processors == 1
     assert of_kind(OfferProcessors, site.answer_number(offer.number, 0)) == []
     assert not site.record("1").changes
@@ -202,7 +195,7 @@ def test_what_its_owner_wants_is_offered_to_a_program() -> None:
     assert "its owner wants 4" in site.change().reason
 
 
-def test_a_wish_that_can_be_granted_in_part_is_offered_and_kept_until_that_expires() -> None:
+def test_a_wish_that_can_be_granted_in_part_is_offered_and_kept() -> None:
     site = still(6, j1=2)
     site.wish(9)
     assert site.change().countered
@@ -212,11 +205,6 @@ def test_a_wish_that_can_be_granted_in_part_is_offered_and_kept_until_that_expir
     change = site.change()
     site.post(ev.OfferAnswered(time=site.now, job_id=JobId("1"), number=change.number, accepted=4))
     assert site.change().phase is ChangePhase.GATHERING
-    site = still(6, j1=2)
-    site.wish(9)
-    site.pass_time(site.state.parameters.answer_timeout + 1)
-    assert not site.record("1").changes
-    assert site.state.clusters[next(iter(site.state.clusters))].offered == 0
 
 
 def test_a_wish_that_can_be_granted_is_gathered_at_once() -> None:
@@ -235,8 +223,8 @@ def test_a_mandatory_wish_makes_another_job_shrink() -> None:
     site.answer(request)
     site.reach(2, 3, id_="2")
     site.made("2")
-    site.end(2, id_="2")
-    site.end(3, id_="2")
+    site.rank_ends("2", 2)
+    site.rank_ends("2", 3)
     site.end_ending()
     assert granted(site.actions)[-1] == ("1", 2, "")
 
@@ -248,8 +236,8 @@ def test_an_application_gives_back() -> None:
     assert site.change().phase is ChangePhase.RELEASING
     site.reach(2, 3)
     site.made()
-    site.end(2)
-    site.end(3)
+    site.rank_ends("1", 2)
+    site.rank_ends("1", 3)
     assert site.sizes("1") == [2]
 
 
@@ -309,7 +297,7 @@ def test_what_its_owner_wants_is_no_trouble() -> None:
     site = AdaptiveSite({"a": 6})
     (offer,) = of_kind(OfferProcessors, site.begin())
     site.answer(offer)
-    site.post(ev.SizeWanted(time=site.now, job_id=JobId("1"), component="m", processors=2))
+    site.want(2)
     assert [one.reason for one in of_kind(WithdrawOffer, site.actions)] == ["its owner wants it smaller"]
     assert site.record("1").last_trouble == ""
 
@@ -348,16 +336,16 @@ def test_a_wish_is_met_on_two_clusters() -> None:
     """6 more where 3 are idle on each: both, taken in at one point, by one agreement."""
     site = JointSite()
     before = len(site.actions)
-    answer = site.want(6)
+    answer = site.demand(6)
     assert (answer.processors, answer.countered, answer.reason) == (6, False, "")
     assert submissions(site.actions[before:]) == {"a": 3, "b": 3}
     taken = site.all_started(site.hold_stubs())
     assert {one.cluster: len(one.ranks) for one in taken} == {"a": 3, "b": 3}
     record = site.record("1")
     assert [rank.rank for rank in record.ranks] == [rank.component_rank for rank in record.ranks] == list(range(8))
-    site.at_point(answer.number)
+    site.reach(number=answer.number)
     assert {change.adaptation for change in site.changes} == {1}
-    site.post(ev.ChangeMade(time=site.now, job_id=JobId("1"), number=answer.number))
+    site.made(number=answer.number)
     assert site.changes == []
     assert site.held == {"a": 5, "b": 3}
     assert {(one.cluster, one.after) for one in record.size_changes} == {("a", 5), ("b", 3)}
@@ -365,10 +353,10 @@ def test_a_wish_is_met_on_two_clusters() -> None:
 
 def test_no_more_is_taken_than_is_asked_for_and_may_be_had() -> None:
     site = JointSite()
-    site.want(3)
+    site.demand(3)
     assert list(site.parts.values()) == [3]
     site = JointSite(most=6)
-    answer = site.want(6)
+    answer = site.demand(6)
     assert (answer.processors, answer.countered, answer.reason) == (4, True, "its maximum is reached")
 
 
@@ -376,7 +364,7 @@ def test_no_more_is_taken_than_is_asked_for_and_may_be_had() -> None:
 def test_a_counter_offer_over_clusters(accepted: int, parts: list[int]) -> None:
     """9 are asked for, 6 are offered and kept; what is taken of them is gathered, and the rest is free again."""
     site = JointSite()
-    answer = site.want(9)
+    answer = site.demand(9)
     assert (answer.processors, answer.countered, answer.reason) == (6, True, "no more is free")
     assert [cluster.offered for cluster in site.state.clusters.values()] == [3, 3]
     site.answer_number(answer.number, accepted)
@@ -389,8 +377,8 @@ def test_a_counter_offer_over_clusters(accepted: int, parts: list[int]) -> None:
     [
         ("queued", lambda site: site.ended(site.stub_on(B)), "placeholder"),
         ("started", lambda site: site.give_up(), "too late"),
-        ("started", lambda site: site.end(7), "the new process 7"),
-        ("submitted", lambda site: site.own(2), None),
+        ("started", lambda site: site.rank_ends("1", 7), "the new process 7"),
+        ("submitted", lambda site: site.want(2), None),
         ("submitted", lambda site: [site.fails("b"), site.fails("b")][1], "placeholder"),
         ("submitted", lambda site: site.fails("b", rejected=True), "b refused it"),
     ],
@@ -401,7 +389,7 @@ def test_what_ends_one_part_ends_all_parts(
 ) -> None:
     """The application knows of one agreement; it hears of its end once, under its number. What comes late is let go."""
     site = JointSite()
-    answer = site.want(6)
+    answer = site.demand(6)
     if stage == "queued":
         site.take_all()
     if stage == "started":
@@ -419,7 +407,7 @@ def test_what_ends_one_part_ends_all_parts(
 def test_parts_that_do_not_come_in_time_end_all_parts() -> None:
     """Those of a are held; those of b are not, and nothing more is offered there for a while."""
     site = JointSite()
-    site.want(6)
+    site.demand(6)
     site.take_all()
     for stub in site.stubs():
         if site.state.placeholders[stub].cluster == A:
@@ -433,7 +421,7 @@ def test_parts_that_do_not_come_in_time_end_all_parts() -> None:
 
 def test_nobody_answers_a_counter_offer_over_clusters() -> None:
     site = JointSite()
-    site.want(9)
+    site.demand(9)
     site.pass_time(site.parameters.answer_timeout + 1)
     site.idle_again()
 
@@ -441,25 +429,25 @@ def test_nobody_answers_a_counter_offer_over_clusters() -> None:
 def test_a_named_cluster() -> None:
     """It grows there and nowhere else; where it cannot be, it is refused."""
     site = JointSite()
-    assert site.want(6, cluster="b").processors == 3
+    assert site.demand(6, cluster="b").processors == 3
     assert list(site.parts) == ["b"]
-    refused = site.want(1, 2, cluster="nowhere")
+    refused = site.demand(1, 2, cluster="nowhere")
     assert (refused.processors, refused.reason) == (0, "component 'm' cannot grow on nowhere")
 
 
 def test_fewer_than_are_of_use_are_not_offered() -> None:
     site = JointSite()
-    answer = site.want(9, least=7)
+    answer = site.demand(9, least=7)
     assert (answer.processors, answer.number) == (0, 0)
     assert answer.reason == "no more is free: 6 can be had, and fewer than 7 are of no use to it"
     site.idle_again()
-    assert site.want(9, 2, least=6).processors == 6
+    assert site.demand(9, 2, least=6).processors == 6
 
 
 @pytest.mark.parametrize("required", [True, False])
 def test_memory_decides_where_it_grows(required: bool) -> None:  # noqa: FBT001 - drawn
     site = JointSite(b=4096)
-    answer = site.want(6, memory_mib=4000, memory_required=required)
+    answer = site.demand(6, memory_mib=4000, memory_required=required)
     assert (answer.processors, answer.memory_mib) == (3, 4000)
     assert list(site.parts) == ["b"]
 
@@ -492,8 +480,8 @@ def test_a_mandatory_wish_takes_what_is_free_everywhere_before_anybody_is_shrunk
     site.answer_number(shrinking.number, 2, "2")
     site.reach(5, 6, id_="2", number=shrinking.number)
     site.made("2")
-    site.end(5, id_="2")
-    site.end(6, id_="2")
+    site.rank_ends("2", 5)
+    site.rank_ends("2", 6)
     site.end_ending()
     site.poll("a", 12, idle=5, ours=7)
     site.poll("b", 3, idle=3)
@@ -505,7 +493,7 @@ def test_a_mandatory_wish_takes_what_is_free_everywhere_before_anybody_is_shrunk
 def test_a_mandatory_wish_that_others_cannot_meet_is_countered_with_what_is_free_everywhere() -> None:
     """Also where nothing at all is free on the cluster that was to make room."""
     site = JointSite({"a": 2, "b": 3})
-    answer = site.want(9, mandatory=True)
+    answer = site.demand(9, mandatory=True)
     assert (answer.processors, answer.countered, answer.reason) == (3, True, "the others could not give more")
     site.answer_number(answer.number, 3)
     assert site.parts == {"b": 3}
@@ -514,7 +502,7 @@ def test_a_mandatory_wish_that_others_cannot_meet_is_countered_with_what_is_free
 @pytest.mark.parametrize("phase", [ChangePhase.ASKED, ChangePhase.GATHERING, ChangePhase.TAKING])
 def test_the_job_ends_in_each_phase(phase: ChangePhase) -> None:
     site = JointSite()
-    site.want(9 if phase is ChangePhase.ASKED else 6)
+    site.demand(9 if phase is ChangePhase.ASKED else 6)
     if phase is ChangePhase.TAKING:
         site.all_started(site.hold_stubs())
     assert {change.phase for change in site.changes} == {phase}
@@ -528,7 +516,7 @@ def test_the_job_ends_in_each_phase(phase: ChangePhase) -> None:
 def test_stubs_that_never_arrived_are_submitted_again() -> None:
     """Koala may have been killed before they were on their way: the growth goes on, also on the other cluster."""
     site = JointSite()
-    site.want(6)
+    site.demand(6)
     actions = site.fails("b")
     assert submissions(actions) == {"b": 3}
     assert not of_kind(WithdrawOffer, actions)

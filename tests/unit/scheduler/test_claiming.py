@@ -696,7 +696,7 @@ def test_what_a_listing_says_of_our_placeholders() -> None:
 def test_a_growth_that_is_kept_is_met_elsewhere() -> None:
     """After a while it is given up; the next one asks for nothing on that cluster."""
     site = JointSite()
-    site.want(6)
+    site.demand(6)
     site.take_all()
     keep(site, cluster=B)
     site.pass_time(KEPT_PATIENCE / 2)
@@ -706,5 +706,5 @@ def test_a_growth_that_is_kept_is_met_elsewhere() -> None:
     site.idle_again()
     assert LIMIT in site.explained()
     site.pass_time(3600)
-    answer = site.want(6, 2)
+    answer = site.demand(6, 2)
     assert (answer.processors, list(site.parts)) == (3, [A])

@@ -396,7 +396,7 @@ def test_an_agent_that_is_out_of_contact_is_waited_for() -> None:
 def test_mpiexec_ends_in_a_shrink() -> None:
     """After the first of two that leave: the job is not done, though nobody has ended badly."""
     site = shrinking()
-    site.end(3)
+    site.rank_ends("1", 3)
     site.rank_ends("1", None)
     assert site.record("1").state is JobState.RUNNING
     site.pass_time(LATE)
@@ -408,10 +408,10 @@ def test_mpiexec_ends_in_a_shrink() -> None:
 def test_a_leaver_is_the_last_to_end() -> None:
     site = shrinking()
     for rank in (0, 1, 3):
-        site.end(rank)
+        site.rank_ends("1", rank)
     site.rank_ends("1", None)
     assert site.record("1").state is JobState.RUNNING
-    site.end(2)
+    site.rank_ends("1", 2)
     assert site.outcome("1").state is JobState.COMPLETED
 
 
@@ -419,7 +419,7 @@ def test_mpiexec_has_the_last_word_after_a_leaver() -> None:
     """All have said that they ended well; that is not the end of the job, as little as in a rigid one."""
     site = shrinking()
     for rank in (0, 1, 3, 2):
-        site.end(rank)
+        site.rank_ends("1", rank)
     assert site.record("1").state is JobState.RUNNING
     site.rank_ends("1", None, FAILED)
     assert (site.outcome("1").state, site.outcome("1").exit_code) == (JobState.FAILED, 7)
@@ -430,8 +430,8 @@ def test_processes_that_had_not_begun_are_not_waited_for() -> None:
     site = adaptive(2)
     (offer,) = of_kind(OfferProcessors, site.actions)
     assert of_kind(TakeProcessors, [*site.answer(offer), *site.hold_stubs()])
-    site.end(0)
-    site.end(1)
+    site.rank_ends("1", 0)
+    site.rank_ends("1", 1)
     site.rank_ends("1", None)
     assert site.outcome("1").state is JobState.COMPLETED
 
@@ -440,11 +440,11 @@ def test_each_process_of_a_program_that_is_started_anew_is_waited_for() -> None:
     """However long its files take: its agent watches over it by itself."""
     site = shrinking(MpiResize.RESTART)
     for rank in (2, 3, 0):
-        site.end(rank)
+        site.rank_ends("1", rank)
     site.rank_ends("1", None)
     site.pass_time(LATE)
     assert site.record("1").state is JobState.RUNNING
-    site.end(1)
+    site.rank_ends("1", 1)
     assert site.outcome("1").state is JobState.COMPLETED
 
 
@@ -452,8 +452,8 @@ def test_each_process_of_a_program_that_is_started_anew_is_waited_for() -> None:
 def test_leavers_that_do_not_end_do_not_keep_a_job_from_its_end(how: MpiResize | None) -> None:
     """All others have ended while they were waited for."""
     site = shrinking(how)
-    site.end(0)
-    site.end(1)
+    site.rank_ends("1", 0)
+    site.rank_ends("1", 1)
     site.pass_time(site.state.parameters.release_timeout + 1)
     if how is not None:
         assert site.record("1").state is JobState.RUNNING

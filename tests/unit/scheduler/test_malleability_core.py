@@ -651,7 +651,7 @@ def test_a_cluster_that_rejects_a_growth_is_not_offered_again() -> None:
     site.start(malleable("2", part(2, 4)))
     assert [name for name, _ in offers(site.actions[before:])] == ["2"]
     site.answer(of_kind(OfferProcessors, site.actions)[-1], 0)
-    site.post(ev.SizeWanted(time=site.now, job_id=JobId("1"), component="m", processors=6))
+    site.want(6)
     site.pass_time(site.parameters.backoff + 1)
     site.poll("a", 10, idle=4, ours=6)
     assert "1" in [name for name, _ in offers(site.actions[before:])]

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from koala_adapter.model import EndReason, JobId
+from koala_adapter.model import EndReason
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors, TakeProcessors, WithdrawOffer
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters
@@ -78,7 +78,7 @@ def test_what_the_scheduler_wants_to_know_of_a_cluster() -> None:
     site = MalleableSite({"a": 2}, Approach.NONE)
     site.start(malleable("1", part(2, 8)))
     assert not site.scheduler.growth_waits(A)
-    site.post(ev.SizeWanted(time=site.now, job_id=JobId("1"), component="m", processors=4))
+    site.want(4)
     assert site.scheduler.growth_waits(A)
 
 

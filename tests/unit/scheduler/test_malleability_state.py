@@ -30,7 +30,7 @@ from koala_adapter.scheduler.records import Claim, JobRecord
 from koala_adapter.scheduler.sizechange import Change, ChangePhase
 from tests.examples import examples
 from tests.unit.scheduler.malleable_site import AdaptiveSite, MalleableSite, malleable, part
-from tests.unit.scheduler.scheduler_site import WELL, A, B, Site, component, copied, job, of_kind, submissions
+from tests.unit.scheduler.scheduler_site import A, B, Site, component, copied, job, of_kind, submissions
 from tests.unit.scheduler.test_state import (
     answer_one,
     end_rank,
@@ -290,7 +290,7 @@ def test_workers_that_their_owner_wants_are_not_added_either() -> None:
     site = MalleableSite({"a": 6}, Approach.NONE)
     site.start(workers("1", part(2, 6), walltime=WALLTIME))
     site.poll("a", 6, idle=0, ours=2)
-    site.post(ev.SizeWanted(time=site.now, job_id=site.record("1").job.id, component="m", processors=4))
+    site.want(4)
     assert len(site.stubs()) == 2
     site.pass_time(WALLTIME - LEAST + 1)
     assert site.stubs() == []
@@ -303,7 +303,7 @@ def test_workers_that_would_be_asked_to_end_at_once_are_not_started() -> None:
     site.poll("a", 6, idle=0, ours=2)
     site.pass_time(WALLTIME - 2 * LEAST + 1)
     assert of_kind(OfferProcessors, freed(site)) == []
-    site.post(ev.RankEnded(time=site.now, job_id=JobId("1"), rank=0, end=WELL))
+    site.rank_ends("1", 0)
     change = site.record("1").size_changes[-1]
     assert (change.before, change.after, change.reason) == (2, 1, "worker 0 ended, near the end of the walltime")
 
@@ -410,7 +410,7 @@ class Negotiators:
         self.site.reach(*leaving, id_=id_, number=change.number)
         self.site.made(id_, change.number)
         for rank in leaving:
-            self.site.end(rank, id_=id_)
+            self.site.rank_ends(id_, rank)
 
     def poll(self) -> None:
         for name, count in SIZES.items():

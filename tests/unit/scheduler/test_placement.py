@@ -29,7 +29,7 @@ from koala_adapter.scheduler.placement.policy import (
 )
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable, part
 from tests.unit.scheduler.scheduler_site import component, ends, job, of_kind, submissions
-from tests.unit.scheduler.test_workers import FAILED, end, headed, want, workers
+from tests.unit.scheduler.test_workers import FAILED, headed, workers
 
 # -- Worst fit: what it promises for any clusters and components, and how never differs from not now.
 
@@ -383,7 +383,7 @@ def test_what_is_not_idle_is_queued_for() -> None:
     """For the time that the job has left; it is told, and the cluster need not be looked at more often for it."""
     site = crowded()
     site.pass_time(200)
-    assert submissions(want(site, 4)) == {"a": 3}
+    assert submissions(site.want(4)) == {"a": 3}
     assert of_kind(SubmitPlaceholders, site.actions)[-1].walltime == 400 + site.parameters.launch_margin
     assert "3 placeholders wait in the queue of a for a growth to 4." in site.explained()
     assert not site.scheduler.growth_waits(ClusterName("a"))
@@ -393,7 +393,7 @@ def test_what_is_not_idle_is_queued_for() -> None:
 def test_each_is_taken_in_when_it_is_held() -> None:
     """The first one does not wait for the others; those that are held meanwhile come together after it."""
     site = crowded()
-    want(site, 4)
+    site.want(4)
     site.take_all()
     first, second, third = site.stubs()
     (taking,) = of_kind(TakeProcessors, site.hold(second))
@@ -411,7 +411,7 @@ def test_the_rest_of_what_is_idle_in_part_is_queued_for() -> None:
     """What is idle is gathered as ever; what waits in the queue does not keep it from being taken in."""
     site = crowded()
     site.poll("a", 10, idle=2, ours=2)
-    assert [one.count for one in of_kind(SubmitPlaceholders, want(site, 5))] == [2, 2]
+    assert [one.count for one in of_kind(SubmitPlaceholders, site.want(5))] == [2, 2]
     (taking,) = of_kind(TakeProcessors, site.hold_stubs())
     (rest,) = of_kind(TakeProcessors, site.take(taking))
     site.take(rest)
@@ -421,19 +421,19 @@ def test_the_rest_of_what_is_idle_in_part_is_queued_for() -> None:
 def test_a_threshold_is_never_passed() -> None:
     """Of ten processors seven are left to local users, and two are the job's."""
     site = crowded(threshold=7)
-    assert submissions(want(site, 6)) == {"a": 1}
+    assert submissions(site.want(6)) == {"a": 1}
 
 
 def test_what_is_wanted_no_more_is_given_up() -> None:
     site = crowded()
-    want(site, 6)
+    site.want(6)
     site.take_all()
     (taking,) = of_kind(TakeProcessors, site.hold(site.stubs()[4]))
     site.hold(site.stubs()[3])
     first, *_, held = site.stubs()
-    assert len(ends(want(site, 4))) == 2
+    assert len(ends(site.want(4))) == 2
     assert site.stubs() == [first, held]
-    assert len(ends(want(site, 3))) == 1
+    assert len(ends(site.want(3))) == 1
     assert site.stubs() == [held]
     (more,) = of_kind(TakeProcessors, site.take(taking))
     site.take(more)
@@ -443,7 +443,7 @@ def test_what_is_wanted_no_more_is_given_up() -> None:
 def test_idle_processors_of_another_cluster_come_first() -> None:
     """The places that they stand for are given up; which are on a cluster where something is idle, stand for that."""
     site = crowded(flexible=True)
-    want(site, 4)
+    site.want(4)
     assert sum(places(site)) == 3
     (where,) = (claim.cluster for claim in site.record("1").claims if claim.places)
     other = "b" if where == "a" else "a"
@@ -461,7 +461,7 @@ def test_idle_processors_of_another_cluster_come_first() -> None:
 def test_waiting_jobs_have_the_room() -> None:
     site = crowded()
     site.submit(job("2", component("x", 9, cluster="a")))
-    assert submissions(want(site, 4)) == {}
+    assert submissions(site.want(4)) == {}
     assert submissions(site.cancel("2")) == {"a": 3}
 
 
@@ -469,9 +469,9 @@ def test_waiting_jobs_have_the_room() -> None:
 def test_where_policies_offer_processors_nothing_is_queued(approach: Approach) -> None:
     """There what an owner wants bounds what is offered; when that becomes so, places are given up."""
     site = crowded(approach)
-    assert submissions(want(site, 4)) == {}
+    assert submissions(site.want(4)) == {}
     site = crowded()
-    want(site, 4)
+    site.want(4)
     parameters = replace(site.parameters, approach=approach)
     actions = site.post(ev.Configured(time=site.now, parameters=parameters, clusters=site.clusters))
     assert (len(ends(actions)), places(site)) == (0, [0, 0])  # their ids are not known yet
@@ -483,16 +483,16 @@ def test_sizes_of_which_not_any_is_of_use_are_not_queued_for() -> None:
     site = MalleableSite({"a": 4}, Approach.NONE)
     site.start(workers("1", replace(part(2, 8), sizes="power-of-two")))
     site.poll("a", 4, idle=0, ours=2)
-    assert submissions(want(site, 4)) == {}
+    assert submissions(site.want(4)) == {}
 
 
 def test_the_end_of_the_job_gives_them_up() -> None:
     site = crowded()
-    want(site, 4)
+    site.want(4)
     site.take_all()
     site.hold(site.stubs()[0])
     site.hold(site.stubs()[0])
-    end(site, 0)
+    site.rank_ends("1", 0)
     assert len(ends(site.actions)) == 2 + 3
     site.end_ending()
     assert not site.state.placeholders
@@ -502,7 +502,7 @@ def test_the_end_of_the_job_gives_them_up() -> None:
 def test_what_is_lost_or_refused_is_queued_again_after_a_pause(*, refused: bool) -> None:
     """Whoever cancels it would have to do so without end otherwise."""
     site = crowded()
-    (sent,) = of_kind(SubmitPlaceholders, want(site, 2))
+    (sent,) = of_kind(SubmitPlaceholders, site.want(2))
     if refused:
         done = site.post(ev.BatchRejected(time=site.now, batch=sent.batch, reason="no more jobs"))
     else:
@@ -520,7 +520,7 @@ def test_one_that_would_end_before_the_job_is_not_queued() -> None:
     site = MalleableSite({"a": 10}, Approach.NONE, clusters=(limit,))
     site.start(headed(1, 6))
     site.poll("a", 10, idle=0, ours=2)
-    want(site, 2)
+    site.want(2)
     site.take_all()
     assert of_kind(TakeProcessors, site.hold(site.stubs()[0], ends_at=site.now + 100)) == []
     assert site.stubs() == []
@@ -530,18 +530,18 @@ def test_one_that_would_end_before_the_job_is_not_queued() -> None:
     site.end_ending()
     site.post(ev.Configured(time=site.now, parameters=site.parameters, clusters=limits))
     before = len(site.actions)
-    want(site, 3)
+    site.want(3)
     assert submissions(site.actions[before:]) == {}
 
 
 def test_a_job_that_rests_keeps_its_places() -> None:
     """A worker has failed: nothing is queued in its place for now, and what comes meanwhile is given back."""
     site = crowded()
-    want(site, 3)
+    site.want(3)
     site.take_all()
     (taking,) = of_kind(TakeProcessors, site.hold(site.stubs()[0]))
     site.take(taking)
-    end(site, 1, FAILED)
+    site.rank_ends("1", 1, FAILED)
     assert (site.sizes("1"), places(site)) == ([1, 1], [0, 1])
     assert of_kind(TakeProcessors, site.hold(site.stubs()[0])) == []
     assert places(site) == [0, 0]
@@ -552,7 +552,7 @@ def test_a_job_that_rests_keeps_its_places() -> None:
 def test_what_the_application_asks_for_takes_the_place_of_what_is_queued() -> None:
     """Together they are never more than the owner wants."""
     site = crowded()
-    want(site, 4)
+    site.want(4)
     site.take_all()
     site.poll("a", 10, idle=5, ours=2)
     before = len(site.actions)

@@ -13,7 +13,6 @@ from koala_adapter.model import ClusterName, Component, EndReason, Job, JobId, R
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import (
-    Action,
     EndPlaceholders,
     OfferProcessors,
     RequestProcessors,
@@ -36,10 +35,6 @@ def headed(minimum: int = 1, maximum: int = 4, *, flexible: bool = False) -> Job
     """Return a job of a head on cluster a and workers: on cluster a, or (``flexible``) on all clusters."""
     members = component("m", minimum, maximum) if flexible else part(minimum, maximum)
     return workers("1", component("head", 1, cluster="a"), replace(members, flexible=flexible))
-
-
-def end(site: MalleableSite, rank: int, how: TaskEnd = WELL, id_: str = "1") -> None:
-    site.post(ev.RankEnded(time=site.now, job_id=JobId(id_), rank=rank, end=how))
 
 
 def test_the_head_keeps_its_size() -> None:
@@ -66,7 +61,7 @@ def test_the_end_of_the_head_is_the_end_of_the_job(how: TaskEnd | None, state: J
     if how is None:
         site.ended(site.record("1").ranks[0].placeholder, EndReason.NODE_LOST)
     else:
-        end(site, 0, how)
+        site.rank_ends("1", 0, how)
     outcome = site.outcome("1")
     assert (outcome.state, outcome.exit_code) == (state, code)
     assert outcome.rank == (0 if how is FAILED else None)
@@ -85,8 +80,8 @@ def test_an_asked_worker_may_end_in_any_way() -> None:
     (asked,) = of_kind(RequestProcessors, site.submit(job("2", component("x", 2, cluster="a"))))
     site.answer(asked)
     before = len(site.actions)
-    end(site, 3, TERMINATED)
-    end(site, 2, TERMINATED)
+    site.rank_ends("1", 3, TERMINATED)
+    site.rank_ends("1", 2, TERMINATED)
     record = site.record("1")
     assert site.sizes("1") == [1, 1]
     assert (record.worker_failures, record.growth_rests, record.last_trouble) == (0, False, "")
@@ -102,7 +97,7 @@ def test_workers_that_end_by_themselves_are_not_replaced_at_once(how: TaskEnd) -
     site.start(headed(2, 3))
     site.answer(of_kind(OfferProcessors, site.actions)[0], 0)
     before = len(site.actions)
-    end(site, 1, how)
+    site.rank_ends("1", 1, how)
     site.end_ending()
     site.poll("a", 4, idle=2, ours=2)
     record = site.record("1")
@@ -124,7 +119,7 @@ def test_pauses_grow_with_each_failure(processors: int, one: Job, pause: float) 
     site.start(one)
     failing = range(8) if one.runner is RunnerName.SWEEP else range(1, 4)
     for rank in failing:
-        end(site, rank, FAILED)
+        site.rank_ends("1", rank, FAILED)
     due = site.record("1").timers
     assert site.record("1").worker_failures == len(failing)
     assert max(timer.at for kind, timer in due.items() if kind == "workers") == pytest.approx(site.now + pause)
@@ -134,7 +129,7 @@ def test_a_sweep_of_one_processor_gets_another_launcher() -> None:
     """It is no head, which would end the job: the processor that it may have is taken again."""
     site = MalleableSite({"a": 1})
     site.start(replace(malleable("1", part(1, 1)), runner=RunnerName.SWEEP))
-    end(site, 0, FAILED)
+    site.rank_ends("1", 0, FAILED)
     site.end_ending()
     assert (site.record("1").state, site.sizes("1")) == (JobState.RUNNING, [0])
     before = len(site.actions)
@@ -150,12 +145,12 @@ def test_the_last_worker_that_fails_ends_the_job_unless_the_head_ends_first() ->
     """When the head ends well within the patience that is why; otherwise the job has failed, and says with what."""
     site = MalleableSite({"a": 2}, Approach.NONE)
     site.start(headed(1, 3))
-    end(site, 1, FAILED)
+    site.rank_ends("1", 1, FAILED)
     assert site.record("1").state is JobState.RUNNING
     copy = MalleableSite({"a": 2}, Approach.NONE)
     copy.start(headed(1, 3))
-    end(copy, 1, FAILED)
-    end(copy, 0)
+    copy.rank_ends("1", 1, FAILED)
+    copy.rank_ends("1", 0)
     assert copy.record("1").state is JobState.COMPLETED
     site.pass_time(11)
     outcome = site.outcome("1")
@@ -170,22 +165,22 @@ def test_workers_that_end_as_they_were_asked_to_leave_the_head_its_time(*, faile
     site.start(replace(headed(2, 3), warn_before=60))
     left = site.record("1").job.walltime - 59
     site.pass_time(left - 10 if failed_before else left)
-    end(site, 1, FAILED if failed_before else TERMINATED)
+    site.rank_ends("1", 1, FAILED if failed_before else TERMINATED)
     site.pass_time(10)
-    end(site, 2, TERMINATED)
+    site.rank_ends("1", 2, TERMINATED)
     site.pass_time(40)
     assert site.record("1").state is JobState.RUNNING
     assert "signal" not in site.record("1").last_trouble
-    end(site, 0)
+    site.rank_ends("1", 0)
     assert site.record("1").state is JobState.COMPLETED
 
 
 def test_without_a_head_the_last_worker_ends_the_job() -> None:
     site = MalleableSite({"a": 2}, Approach.NONE)
     site.start(workers("1", part(2, 3)))
-    end(site, 0, FAILED)
+    site.rank_ends("1", 0, FAILED)
     assert site.record("1").state is JobState.RUNNING
-    end(site, 1)
+    site.rank_ends("1", 1)
     assert site.record("1").state is JobState.COMPLETED
 
 
@@ -205,7 +200,7 @@ def test_a_lost_placeholder_costs_a_worker_only(*, launched: bool) -> None:
     record = site.record("1")
     assert (record.state, site.sizes("1"), record.growth_rests) == (JobState.RUNNING, [1, 1], False)
     assert "worker 2 on a was lost (node_lost)" in record.last_trouble.replace(" lost)", "_lost)")
-    end(site, 0)
+    site.rank_ends("1", 0)
     assert site.record("1").state is JobState.COMPLETED
 
 
@@ -228,7 +223,7 @@ def test_without_a_head_the_loss_of_the_last_worker_is_the_end_unless_others_can
 def test_without_a_head_a_wanted_size_brings_new_workers_when_all_are_lost() -> None:
     site = MalleableSite({"a": 2}, Approach.NONE)
     site.start(workers("1", part(1, 3)))
-    want(site, 1)
+    site.want(1)
     lost = site.record("1").ranks[0].placeholder
     before = len(site.actions)
     site.ended(lost, EndReason.NODE_LOST)
@@ -263,22 +258,18 @@ def test_a_flexible_component_may_give_up_all_it_has_on_a_cluster() -> None:
     assert asked == ([("1", there)] if elsewhere else [])
 
 
-def want(site: MalleableSite, processors: int, name: str = "m") -> list[Action]:
-    return site.post(ev.SizeWanted(time=site.now, job_id=JobId("1"), component=name, processors=processors))
-
-
 def test_a_wanted_size_bounds_what_is_offered() -> None:
     """No more is offered than what lacks for it; when a larger one is wanted, the rest is."""
     site = MalleableSite({"a": 9})
     site.submit(headed(1, 6))
-    want(site, 3)
+    site.want(3)
     actions = site.started("1")
     (offer,) = of_kind(OfferProcessors, actions)
     site.grow_by(offer)
     assert site.sizes("1") == [1, 3]
     site.poll("a", 9, idle=5, ours=4)
     before = len(site.actions)
-    want(site, 6)
+    site.want(6)
     (more,) = of_kind(OfferProcessors, site.actions[before:])
     site.grow_by(more)
     assert site.sizes("1") == [1, 6]
@@ -289,21 +280,21 @@ def test_what_is_beyond_the_wanted_size_is_asked_back(approach: Approach) -> Non
     """Whatever the approach, from all clusters together, and once."""
     site = MalleableSite({"a": 4, "b": 4}, approach)
     site.start(headed(1, 6, flexible=True))
-    want(site, 6)
+    site.want(6)
     for _ in range(3):
         for offer in of_kind(OfferProcessors, list(site.actions)):
             site.grow_by(offer)
         for taking in of_kind(TakeProcessors, site.hold_stubs()):
             site.take(taking)
     assert sum(site.sizes("1")) == 7
-    asked = of_kind(RequestProcessors, want(site, 2))
+    asked = of_kind(RequestProcessors, site.want(2))
     assert sum(one.processors for one in asked) == 4
     for one in asked:
         site.answer(one)
     leaving = [rank for one in asked for rank in _latest(site, one)]
     assert len(leaving) == 4
     for rank in leaving:
-        end(site, rank, TERMINATED)
+        site.rank_ends("1", rank, TERMINATED)
     assert sum(site.sizes("1")) == 3
     assert "its owner wants 2" in {one.reason for one in site.record("1").size_changes}
 
@@ -321,7 +312,7 @@ def test_what_is_changing_when_the_rest_is_asked_back_is_asked_soon() -> None:
     for offer in of_kind(OfferProcessors, site.start(headed(1, 6, flexible=True))):
         site.answer(offer)
     first, second = of_kind(TakeProcessors, site.hold_stubs())
-    want(site, 1)
+    site.want(1)
     (asked,) = of_kind(RequestProcessors, site.take(first))
     site.answer(asked)
     assert requests(site.take(second)) == []
@@ -332,7 +323,7 @@ def test_an_application_that_keeps_what_it_has_is_not_asked_for_ever() -> None:
     site = MalleableSite({"a": 4})
     site.start(headed(1, 3))
     site.grow_by(of_kind(OfferProcessors, site.actions)[0])
-    (asked,) = of_kind(RequestProcessors, want(site, 1))
+    (asked,) = of_kind(RequestProcessors, site.want(1))
     assert "it has been asked to give up 2" in site.explained()
     assert "are to be asked back" not in site.explained()
     assert of_kind(RequestProcessors, site.answer(asked, 0)) == []
@@ -345,16 +336,16 @@ def test_what_is_about_to_be_given_up_is_not_replaced_before_it_has_gone() -> No
     """An owner who wants fewer and then more again gets more when the others have left: never beyond the maximum."""
     site = MalleableSite({"a": 4, "b": 4}, Approach.NONE)
     site.start(headed(1, 4, flexible=True))
-    want(site, 4)
+    site.want(4)
     for taking in of_kind(TakeProcessors, site.hold_stubs()):
         site.take(taking)
     assert sum(site.sizes("1")) == 5
-    asked = of_kind(RequestProcessors, want(site, 2))
+    asked = of_kind(RequestProcessors, site.want(2))
     for one in asked:
         site.answer(one)
-    assert of_kind(SubmitPlaceholders, want(site, 4)) == []
+    assert of_kind(SubmitPlaceholders, site.want(4)) == []
     for rank in [rank for one in asked for rank in _latest(site, one)]:
-        end(site, rank, TERMINATED)
+        site.rank_ends("1", rank, TERMINATED)
     site.end_ending()
     for _ in range(2):
         for taking in of_kind(TakeProcessors, site.hold_stubs()):
@@ -412,7 +403,7 @@ def test_a_job_whose_workers_have_all_left_tells_what_it_had() -> None:
     assert sum(held.values()) == 4
     assert former_sizes(site.record("1")) == {}
     for rank in range(4):
-        end(site, rank)
+        site.rank_ends("1", rank)
     assert site.record("1").state is JobState.COMPLETED
     assert [one.processors for one in site.record("1").claims] == [0, 0]
     assert former_sizes(site.record("1")) == held
@@ -436,13 +427,13 @@ def test_a_worker_that_cannot_be_started_leaves_the_job_running(first: int, runn
     launched(site, replace(workers("1", part(2, 3), walltime=3600), runner=runner))
     for rank in (first, 1 - first):
         if rank:
-            end(site, rank, NOT_STARTED)
+            site.rank_ends("1", rank, NOT_STARTED)
         else:
             site.post(ev.RankStarted(time=site.now, job_id=JobId("1"), rank=rank))
     assert (site.record("1").state, site.sizes("1")) == (JobState.RUNNING, [1])
     assert "no such directory" in site.explained()
     if runner is RunnerName.WORKERS:
-        end(site, 0)
+        site.rank_ends("1", 0)
         assert site.record("1").state is JobState.COMPLETED
 
 
@@ -451,7 +442,7 @@ def test_a_job_none_of_whose_workers_can_be_started_fails(runner: RunnerName, pa
     """It fails with the reason after the pause in which somebody else could explain it, not at its walltime."""
     site = MalleableSite({"a": 1}, Approach.NONE)
     launched(site, replace(workers("1", part(1, 2), walltime=36000), runner=runner))
-    end(site, 0, NOT_STARTED)
+    site.rank_ends("1", 0, NOT_STARTED)
     site.pass_time(patience)
     outcome = site.outcome("1")
     assert (outcome.state, outcome.exit_code) == (JobState.FAILED, 127)
@@ -464,7 +455,7 @@ def test_a_job_with_a_head_grows_although_a_worker_could_not_be_started() -> Non
     launched(site, headed(2, 3))
     for rank in (0, 1):
         site.post(ev.RankStarted(time=site.now, job_id=JobId("1"), rank=rank))
-    end(site, 2, NOT_STARTED)
+    site.rank_ends("1", 2, NOT_STARTED)
     site.end_ending()
     assert site.record("1").state is JobState.RUNNING
     before = len(site.actions)

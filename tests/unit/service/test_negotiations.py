@@ -373,7 +373,7 @@ def test_processors_that_go_on_two_clusters_are_reported_when_all_have_gone(rest
         for rank in leaving:
             stage.go_on()
             assert [one.kind for one in stage.heard[heard:]] == []
-            stage.site.end(rank)
+            stage.site.rank_ends("1", rank)
     stage.go_on()
     assert [one.kind for one in stage.heard[heard:]] == ["consumed"]
     assert stage.latest().quantity("CPU") == 5
