@@ -177,9 +177,9 @@ def test_somebody_who_holds_directly_gets_what_is_given_back(seed: int) -> None:
 
 
 def test_without_a_life_cycle_neither_ever_starts() -> None:
-    """The experiment is what it is meant to be: whoever holds for ever, waits for ever."""
-    experiment = prepared(0, replace(PARAMETERS, placeholder_life=1e9))
+    """The experiment is what it is meant to be: whoever holds for ever, waits for longer than any life."""
+    experiment = prepared(0, replace(SHORT, placeholder_life=1e9))
     experiment.submit()
-    experiment.run(3 * HOUR)
+    experiment.run(MOST_ROUNDS * SHORT.placeholder_life)
     assert experiment.states() == [JobState.CLAIMING, JobState.CLAIMING]
     assert [record.held for record in experiment.records()] == [NODES, NODES]

@@ -24,7 +24,7 @@ from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.sizechange import ChangePhase
-from tests.faults.__main__ import KINDS, moments_of
+from tests.faults.__main__ import KINDS
 from tests.faults.effector import STRANGER
 from tests.faults.laws import LONGEST_CHANGE, AdaptiveLaws
 from tests.faults.world import JOBS, World, check_progress
@@ -142,18 +142,19 @@ def story(seed: int, kind: str) -> Story:
 @pytest.mark.parametrize(
     ("kind", "seed"),
     [
-        *by_day_and_by_night("rigid", (17, 18, 19), range(100)),
+        # By day these are among the schedules that contain what they are for, below.
+        *by_day_and_by_night("rigid", (), range(100)),
         # Under all approaches and policies, with applications that do as they please.
-        *by_day_and_by_night("malleable", (9,), range(40)),
+        *by_day_and_by_night("malleable", (), range(40)),
         # Only the head, or the last worker, ends a job.
-        *by_day_and_by_night("workers", (8,), range(40)),
+        *by_day_and_by_night("workers", (), range(40)),
         # Processes negotiate, meet at points, die in the middle, and never answer.
-        *by_day_and_by_night("adaptive", (11,), range(40)),
+        *by_day_and_by_night("adaptive", (), range(40)),
+        # Input files travel first: no job is launched without them, and each transfer is over with its job.
+        *by_day_and_by_night("files", (), range(40)),
         *by_day_and_by_night("crowded-adaptive", (0,), range(8)),
         *by_day_and_by_night("crowded-workers", (0,), range(12)),
         *by_day_and_by_night("together", (0,), range(8)),
-        # Input files travel first: no job is launched without them, and each transfer is over with its job.
-        *by_day_and_by_night("files", (6,), range(40)),
         *by_day_and_by_night("malleable-files", (0,), range(20)),
     ],
 )
@@ -336,6 +337,10 @@ def test_same_seed_same_world() -> None:
     assert journals[0] == journals[1]
 
 
+LEAST_MOMENTS = 800
+"""Each of the schedules that follow has more moments in its journal."""
+
+
 @pytest.mark.parametrize(
     ("kind", "seed"),
     [
@@ -345,10 +350,8 @@ def test_same_seed_same_world() -> None:
 )
 def test_killed_at_a_moment_of_the_journal(kind: str, seed: int) -> None:
     """Before or after any write, none of which is in the middle of anything; `--every-write` tries all of them."""
-    moments = moments_of(seed, kind)
-    assert moments > 100
     world = World(seed, **KINDS[kind])
-    world.faults.kill_at = random.Random(seed).randrange(moments)
+    world.faults.kill_at = random.Random(seed).randrange(LEAST_MOMENTS)
     world.run()
     assert world.service.life > 0
 

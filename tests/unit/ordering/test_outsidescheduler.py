@@ -44,6 +44,8 @@ class StartingLrm(ScriptedLrm):
         """Where a job runs, when that is told."""
         self.takes_first = False
         """A start that fails is taken all the same."""
+        self.refuses = ""
+        """The job whose start is refused."""
 
     def add(self, job_id: str, processors: int = 8) -> None:
         job = LrmJob(
@@ -66,6 +68,8 @@ class StartingLrm(ScriptedLrm):
 
     async def start_on(self, start: PinnedStart) -> None:
         job = start.job
+        if job == self.refuses:
+            raise LrmRejectedError("access denied")
         self.started.append((job, start.nodes))
         if self.takes_first or self.errors.get("start_on") is None:
             self.change(job, self.becomes)
@@ -103,15 +107,12 @@ class StartingLrm(ScriptedLrm):
 class Driven:
     """A driver of such an LRM."""
 
-    def __init__(
-        self, directory: Path, lrm: StartingLrm | None = None, *, refused: float = 0.1, start: float = 0.3
-    ) -> None:
-        """``refused``: seconds before a refused start is tried again; ``start``: until one not seen is undone."""
+    def __init__(self, directory: Path, lrm: StartingLrm | None = None) -> None:
         self.lrm = lrm or StartingLrm()
         self.happened: list[JobEvent] = []
         self.troubles: list[str] = []
         self.record = closed_later(StartLog(directory / "starts.sqlite"))
-        patience = Patience(start=start, backoff=0.05, refused=refused, longest=max(1.0, refused))
+        patience = Patience(start=0.3, backoff=0.05, refused=0.1, longest=1.0)
         starts = Starts(patience, pins=self.record.pins)
         self.mirror = Mirror(lambda: make_cluster_scheduler("easy", 0), Rules(), starts)
         watcher = PacedWatcher(self.lrm, Pace(interval=0.05, shortest=0.01), on_trouble=self.troubles.append)
@@ -197,14 +198,14 @@ async def test_a_start_without_an_answer(tmp_path: Path, error: Exception, taken
 
 
 async def test_a_refused_start_lets_others_go_first(tmp_path: Path) -> None:
-    driven = Driven(tmp_path, refused=3.0)
+    driven = Driven(tmp_path)
     driven.lrm.add("1")
-    driven.lrm.errors["start_on"] = LrmRejectedError("access denied")
+    driven.lrm.refuses = "1"
     async with driven.running():
         await driven.until(lambda: JobEventKind.NOT_STARTED in driven.kinds("1"))
-        driven.lrm.errors["start_on"] = None
         driven.lrm.add("2")
         await driven.until(lambda: JobEventKind.STARTED in driven.kinds("2"))
+        driven.lrm.refuses = ""
         driven.lrm.change("2", LrmJobState.ENDED)
         await driven.until(lambda: JobEventKind.STARTED in driven.kinds("1"))
 
