@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queue of one cluster: its policies on whole traces and pass by pass, looks of ``koala schedule``, and traces.
+"""The queue of one cluster: EASY on whole traces, all policies pass by pass, and looks of ``koala schedule``.
 
     python -m benchmarks.queues easy [TRACE...] [--repeat 3]
-    python -m benchmarks.queues others [TRACE...] [--jobs 20000]
     python -m benchmarks.queues passes
     python -m benchmarks.queues looks [--waiting 10000] [--running 2000] [--repeat 5]
-    python -m benchmarks.queues reading [TRACE...] [--repeat 5]
 
 Traces are the files named, else those in ``../shared/traces``, else a generated workload (Lublin and Feitelson). All
 seconds are of processor time, so that other work on the machine counts less.
@@ -14,14 +12,13 @@ seconds are of processor time, so that other work on the machine counts less.
 from __future__ import annotations
 
 import gc
-import gzip
 import random
 import statistics
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from benchmarks.common import ROOT, Row, beside, growth, least, main, processor_seconds
+from benchmarks.common import ROOT, Row, growth, least, main, processor_seconds
 from benchmarks.plain_easy import plain_easy
 from koala_adapter.lrm.listing import Listing
 from koala_adapter.lrm.starts import Starts
@@ -32,7 +29,7 @@ from koala_adapter.ordering.passes import MisfitRules, decide
 from koala_adapter.queueing.backfill import POLICIES, LocalJob, make_cluster_scheduler
 from koala_adapter.simulation.models import lublin
 from koala_adapter.simulation.replay import Policy, Site, replay
-from koala_adapter.simulation.workload import ALL, NEEDED, read_trace, workload
+from koala_adapter.simulation.workload import NEEDED, read_trace, workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -76,20 +73,6 @@ def easy(*traces: Path, repeat: int = 3) -> list[Row]:
         bare, ours = (len(jobs) / seconds for seconds in times.values())
         rows.append({"trace": jobs.name, "jobs": len(jobs), "bare, jobs/s": bare, "easy, jobs/s": ours,
                      "ratio": ours / bare})  # fmt: skip
-    return rows
-
-
-def others(*traces: Path, jobs: int = 20_000) -> list[Row]:
-    """Every policy on the first jobs of the same traces, in jobs per second, and the mean wait."""
-    rows: list[Row] = []
-    for some in (one.first(jobs) for one in workloads(traces)):
-        for policy in VARIANTS:
-            starts: list[float] = []
-            play = partial(replay, some, policy, [machine(some)])
-            seconds = collected_seconds(lambda play=play, starts=starts: starts.extend(play().starts))  # type: ignore[misc]
-            wait = sum(start - submit for start, submit in zip(starts, some.submits, strict=True)) / len(some)
-            rows.append({"trace": some.name, "policy": label(policy), "jobs": len(some),
-                         "jobs/s": len(some) / seconds, "mean wait, s": wait})  # fmt: skip
     return rows
 
 
@@ -280,41 +263,5 @@ def look(policy: str, *, waiting: int, running: int, repeat: int) -> Row:
     }
 
 
-# -- Reading traces ------------------------------------------------------------------------------------------
-
-
-def reading(*traces: Path, repeat: int = 5) -> list[Row]:
-    """How fast traces are read from the compressed bytes on disk, beside the plain way, in jobs per second.
-
-    *plain*: one line after the other, nothing checked. *needed*: what a simulation reads, with every line checked.
-    *all*: all 18 fields of every job. *workload*: *needed*, made into the columns that a replay takes. The best counts.
-    """
-    rows: list[Row] = []
-    for path in traces or sorted(TRACES.glob("*.swf.gz")):
-        jobs = len(read_trace(path, NEEDED))
-        assert jobs == len(plain(path))
-        ways: dict[str, Callable[[], object]] = {
-            "plain": partial(plain, path),
-            "needed": partial(read_trace, path, NEEDED),
-            "all": partial(read_trace, path, ALL),
-            "workload": lambda path=path: workload(read_trace(path, NEEDED)),  # type: ignore[misc]
-        }
-        times = least({name: partial(processor_seconds, way) for name, way in ways.items()}, repeat)
-        rates = {name: {"jobs/s": jobs / seconds} for name, seconds in times.items()}
-        rows += [{"trace": path.name, **row} for row in beside(rates, "jobs/s")]
-    return rows
-
-
-def plain(path: Path) -> list[list[float]]:
-    """Return the jobs of a trace, read as one would at first."""
-    jobs = []
-    with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if not line.startswith(";") and line.strip():
-                words = line.split()
-                jobs.append([float(word) if "." in word else int(word) for word in words])
-    return jobs
-
-
 if __name__ == "__main__":
-    main(easy, others, passes, looks, reading)
+    main(easy, passes, looks)

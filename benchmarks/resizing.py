@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of size: how soon workers come and go, whose processor time that is, and how long MPI programs stand still.
+"""Changes of size: how soon workers come and go, and how long MPI programs stand still.
 
 python -m benchmarks.resizing latency [--sizes 1,16] [--repeat 3] [--ways sbatch,dask,parsl] [--poll 15]
-python -m benchmarks.resizing cost [--size 16] [--repeat 3] [--ways sbatch,parsl]
 python -m benchmarks.resizing standstill [--changes 5] [--bodies 2000] [--rest 2]
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -20,14 +18,12 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from benchmarks.common import DEADLINE, PYTHONPATH, TICK, Row, in_turns, main, medians, slurm_site, until
+from benchmarks.common import DEADLINE, PYTHONPATH, Row, in_turns, main, medians, slurm_site, until
 from benchmarks.frameworks import MEMORY, dask_on_slurm, parsl_executor, parsl_loaded, untyped
 from koala_adapter.api.client import Client
 from koala_adapter.api.statedirectory import start_in_background
@@ -38,7 +34,7 @@ from tests.mpi_by_hand import Mpich, of_system, of_wheel
 from tests.real.systems import SlurmCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 # -- How soon workers come and go ----------------------------------------------------------------------------
 # The other ways are arrays by sbatch and scancel, dask-jobqueue's SLURMCluster, and Parsl's SlurmProvider; koala runs
@@ -46,6 +42,7 @@ if TYPE_CHECKING:
 
 LARGEST = 32
 """Processors of the cluster."""
+Pools: TypeAlias = "Mapping[str, Callable[[], Pool]]"
 
 
 def latency(
@@ -65,40 +62,27 @@ def latency(
     Needs the Debian packages slurmctld, slurmd and slurm-client, root, and dask-jobqueue and parsl from PyPI.
     """
     rows: list[Row] = []
-    with pools_on_slurm(ways, poll, requests) as (cluster, service, made):
-        for name, way in made:
-            for size in sizes:
-                kinds = {kind: partial(times_of, cluster, make, way, size) for kind, make in kinds_of(service, way)}
-                theirs, ours = (medians(turns) for turns in in_turns(kinds, repeat).values())
-                row: dict[str, str | float] = {"way": name, "N": size}
-                for phase in theirs:
-                    row |= {f"{phase}, theirs": theirs[phase], "koala's " + phase: ours[phase]}
-                    row[f"{phase}, ratio"] = ours[phase] / theirs[phase]
-                rows.append(row)
+    with SlurmCluster("bench", nodes=4, cpus=8) as cluster, tempfile.TemporaryDirectory() as directory:
+        os.environ["SLURM_CONF"] = str(cluster.conf)
+        with Service(Path(directory), cluster.conf, poll=poll, requests=requests) as service:
+            for name in ways:
+                with WAYS[name](Path(directory)) as way:
+                    pools: Pools = {"theirs": way.theirs, "koala": partial(KoalaPool, service, way)}
+                    rows += [compared(cluster, name, way, pools, size, repeat) for size in sizes]
     return rows
 
 
-@contextlib.contextmanager
-def pools_on_slurm(
-    ways: Sequence[str], poll: float, requests: int
-) -> Iterator[tuple[SlurmCluster, Service, Iterator[tuple[str, Way]]]]:
-    """Have a Slurm, a service of koala on it, and the ways, each for its turn."""
-    with SlurmCluster("bench", nodes=4, cpus=8) as cluster, tempfile.TemporaryDirectory() as name:
-        os.environ["SLURM_CONF"] = str(cluster.conf)
-
-        def made() -> Iterator[tuple[str, Way]]:
-            for way in ways:
-                with WAYS[way](Path(name)) as one:
-                    yield way, one
-
-        with Service(Path(name), cluster.conf, poll=poll, requests=requests) as service:
-            yield cluster, service, made()
-
-
-def kinds_of(service: Service, way: Way) -> Iterator[tuple[str, Callable[[], Pool]]]:
-    """Yield the framework's own pool, and koala's with the same workers."""
-    yield "theirs", way.theirs
-    yield "koala", partial(KoalaPool, service, way)
+def compared(  # noqa: PLR0917 - what is measured, with what
+    cluster: SlurmCluster, name: str, way: Way, pools: Pools, size: int, repeat: int
+) -> Row:
+    """Return the row of one way: the medians of its own pools and of koala's, in turns."""
+    kinds = {kind: partial(times_of, cluster, make, way, size) for kind, make in pools.items()}
+    theirs, ours = (medians(turns) for turns in in_turns(kinds, repeat).values())
+    row: dict[str, str | float] = {"way": name, "N": size}
+    for phase in theirs:
+        row |= {f"{phase}, theirs": theirs[phase], "koala's " + phase: ours[phase]}
+        row[f"{phase}, ratio"] = ours[phase] / theirs[phase]
+    return row
 
 
 def times_of(cluster: SlurmCluster, make: Callable[[], Pool], way: Way, size: int) -> dict[str, float]:
@@ -133,117 +117,6 @@ def running(cluster: SlurmCluster) -> int:
     """Return how many processors are in use, or on nodes in the state COMPLETING, where Slurm starts no job yet."""
     idle = int(cluster.run("sinfo", "--noheader", "--format=%C").split("/")[1])
     return LARGEST - idle + len(cluster.squeue("--states=COMPLETING", form="%i"))
-
-
-# -- Whose processor time it is ------------------------------------------------------------------------------
-# Seconds say little on a machine that others use; processor time says what there is to be saved. It is that of all
-# processes below this one, living and dead; batch systems' daemons are made children of this process.
-
-PR_SET_CHILD_SUBREAPER = 36
-SETTLE = 4.0
-"""Seconds; what agents put off is done by then."""
-NAMES = (("-I\0-S\0-B", "agents"), ("\0serve\0", "service"), ("process_worker_pool", "workers"))
-"""What shows in a command line, and whose it is."""
-OURS, ENDED = "this benchmark", "what had ended"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
-    """Processor seconds of a process so far."""
-
-    parent: int
-    name: str
-    itself: float
-    children: float
-    """Of those that were waited for, in hundredths."""
-
-
-def cost(*, size: int = 16, repeat: int = 3, ways: tuple[str, ...] = ("sbatch", "parsl")) -> list[Row]:
-    """What processor time growing and shrinking take, and whose it is, by other ways and by koala on the same Slurm.
-
-    *grow*: from the wish until all N new workers compute. *settle*: the seconds after it. *shrink*: from the wish until
-    Slurm has the N processors back, and a second more. Needs what ``latency`` needs, and Linux.
-    """
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    rows: list[Row] = []
-    with pools_on_slurm(ways, 15, 60) as (cluster, service, made):
-        for name, way in made:
-            kinds = {kind: partial(parts_of, cluster, make, way, size) for kind, make in kinds_of(service, way)}
-            for kind, turns in in_turns(kinds, repeat).items():
-                for phase in turns[0]:
-                    parts = medians([turn[phase] for turn in turns])
-                    shown = {part: seconds for part, seconds in parts.items() if seconds >= TICK**-1}
-                    whose = [*shown.items(), ("all", sum(parts.values()))]
-                    rows += [{"way": name, "": kind, "phase": phase, "whose": who, "s": s} for who, s in whose]
-    return rows
-
-
-def parts_of(cluster: SlurmCluster, make: Callable[[], Pool], way: Way, size: int) -> dict[str, dict[str, float]]:
-    """Return what each phase took, by part."""
-    with make() as pool:
-        pool.scale(1)
-        way.wait(1)
-        pool.wait_until_idle(size)
-        time.sleep(SETTLE)
-        snapshots = [processes()]
-        pool.scale(1 + size)
-        way.wait(1 + size)
-        snapshots.append(processes())
-        time.sleep(SETTLE)
-        snapshots.append(processes())
-        pool.scale(1)
-        until("one worker", lambda: running(cluster) <= 1)
-        way.wait(1)
-        time.sleep(1.0)
-        snapshots.append(processes())
-    until("an idle cluster", lambda: running(cluster) == 0)
-    pairs = pairwise(snapshots)
-    return {phase: difference(*pair) for phase, pair in zip(("grow", "settle", "shrink"), pairs, strict=True)}
-
-
-def difference(before: Mapping[int, Used], after: Mapping[int, Used]) -> dict[str, float]:
-    """Return processor seconds by part; of what ended in between, less what it had used before."""
-    parts: dict[str, float] = defaultdict(float)
-    for pid, used in after.items():
-        former = before.get(pid)
-        if used.name != OURS:
-            parts[used.name] += used.itself - (former.itself if former else 0.0)
-        parts[ENDED] += used.children - (former.children if former else 0.0)
-    for pid in before.keys() - after.keys():
-        parts[ENDED] -= before[pid].itself + before[pid].children
-    return parts
-
-
-def processes() -> dict[int, Used]:
-    """Return this process and all below it."""
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    every = {pid: used for pid in pids if (used := used_by(pid))}
-    return {pid: used for pid, used in every.items() if os.getpid() in line_of(pid, every)}
-
-
-def line_of(pid: int, every: Mapping[int, Used]) -> Iterator[int]:
-    """Yield a process, its parent, and so on."""
-    while pid in every:
-        yield pid
-        pid = every[pid].parent
-
-
-def used_by(pid: int) -> Used | None:
-    """Return what a process has used; None when it is gone."""
-    place = Path(f"/proc/{pid}")
-    with contextlib.suppress(OSError):
-        fields = (place / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        user, system, children_user, children_system = (int(field) / TICK for field in fields[11:15])
-        threads = sum(int((thread / "schedstat").read_text().split()[0]) for thread in (place / "task").iterdir())
-        command = (place / "cmdline").read_text(errors="replace")
-        name = next((name for sign, name in NAMES if sign in command), (place / "comm").read_text().strip())
-        return Used(
-            parent=int(fields[1]),
-            name=OURS if pid == os.getpid() else name,
-            itself=max(user + system, threads / 1e9),  # the latter is finer, and without threads that have ended
-            children=children_user + children_system,
-        )
-    return None
 
 
 # -- Pools of workers ----------------------------------------------------------------------------------------
@@ -574,4 +447,4 @@ def stands(path: Path) -> list[tuple[float, float]]:
 
 
 if __name__ == "__main__":
-    main(latency, cost, standstill)
+    main(latency, standstill)

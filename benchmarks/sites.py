@@ -6,7 +6,6 @@ python -m benchmarks.sites short-job [--repeat 5]
 python -m benchmarks.sites there-and-back [--repeat 3] [--megabytes 300]
 python -m benchmarks.sites relayed [--repeat 5] [--mib 64] [--pings 200] [--delay 0.02]
 python -m benchmarks.sites measured [--repeat 5] [--mib 64] [--delay 0]
-python -m benchmarks.sites catalogues [--repeat 7] [--entries 50000]
 python -m benchmarks.sites many [--agents 1000]
 python -m benchmarks.sites idle [--agents 100] [--seconds 60]
 
@@ -41,19 +40,15 @@ from benchmarks.agents import heard, raise_files, started
 from benchmarks.common import (
     PYTHONPATH,
     Row,
-    beside,
     command_cost,
     in_turns,
-    least,
     main,
     medians,
-    processor_seconds,
     processor_time,
     resident_mib,
     succeeds,
     until,
 )
-from koala_adapter.sites.catalogue import read_catalogue
 from koala_adapter.sites.remotesite import RemoteSite, SiteAddress
 from tests.gateways import resident_gateways
 from tests.real.systems.othersite import ADDRESS, OtherSite
@@ -409,7 +404,7 @@ def rank_there(there: OtherSite) -> Iterator[tuple[str, int]]:
             yield told(koala)
 
 
-# -- What koala knows of the network and of files ------------------------------------------------------------
+# -- What koala knows of the network -------------------------------------------------------------------------
 
 
 def measured(*, repeat: int = 5, mib: int = 64, delay: float = 0.0) -> list[Row]:
@@ -451,24 +446,6 @@ def measured(*, repeat: int = 5, mib: int = 64, delay: float = 0.0) -> list[Row]
             "ratio": koala / ssh_cat,
         }
     ]
-
-
-def catalogues(*, repeat: int = 7, entries: int = 50_000) -> list[Row]:
-    """Processor time to read a catalogue and to look for each of its names, over that to split its text."""
-    text = "".join(f"set{number % 100}/file{number} /data/sets/file{number}\n" for number in range(entries)).encode()
-    found = read_catalogue(text)
-
-    def look() -> None:
-        for name in found.names:
-            found.place_of(name)
-
-    ways: dict[str, Callable[[], object]] = {
-        "split into words": lambda: [line.split() for line in text.decode().split("\n")],
-        "read": lambda: read_catalogue(text),
-        "each name looked for": look,
-    }
-    times = least({name: partial(processor_seconds, way) for name, way in ways.items()}, repeat)
-    return beside({name: {"processor, s": used} for name, used in times.items()}, "processor, s")
 
 
 # -- Many agents behind one gateway --------------------------------------------------------------------------
@@ -626,4 +603,4 @@ async def served(serve: Callable[[SocketStream], Awaitable[None]]) -> AsyncItera
 
 if __name__ == "__main__":
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    main(connection, short_job, there_and_back, relayed, measured, catalogues, many, idle)
+    main(connection, short_job, there_and_back, relayed, measured, many, idle)

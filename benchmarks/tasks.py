@@ -79,20 +79,18 @@ def done(
     number of placeholders is a multiple of four.
 
     Needs the Debian packages slurmctld, slurmd and slurm-client, and root, or --here. Of those from PyPI what is not
-    installed is left out, and said: parsl, dask-jobqueue (or distributed), hyperqueue.
+    installed is left out, and said: parsl, dask-jobqueue, hyperqueue.
     """
     os.environ["PYTHONPATH"] = os.pathsep.join([PYTHONPATH, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     chosen = ["koala"]
     for way in ("xargs",) if here else ways:
-        package = missing(way, slurm=not here)
-        if package is None:
+        package = PACKAGES.get(way)
+        if package is None or importlib.util.find_spec(package) is not None:
             chosen.append(way)
         else:
             print(f"{way} is left out: there is no package {package} here", file=sys.stderr)
-    with local(placeholders) if here else on_slurm(placeholders) as (site, nodes):
-        given = Measurement(
-            site=site, nodes=nodes, workers=placeholders, commands=commands, functions=functions, seconds=seconds
-        )
+    with koala.local_site(["alpha"], processors=placeholders) if here else on_slurm(placeholders) as site:
+        given = Measurement(site=site, workers=placeholders, commands=commands, functions=functions, seconds=seconds)
         turns = in_turns({way: partial(said, way, given) for way in chosen}, repeat)
     middle = {way: medians(rates) for way, rates in turns.items()}
     return [
@@ -113,24 +111,15 @@ def said(way: str, given: Measurement) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def local(processors: int) -> Iterator[tuple[koala.Site, int]]:
-    """Have a local cluster."""
-    with koala.local_site(["alpha"], processors=processors) as site:
-        yield site, 0
-
-
-@contextlib.contextmanager
-def on_slurm(processors: int) -> Iterator[tuple[koala.Site, int]]:
+def on_slurm(processors: int) -> Iterator[koala.Site]:
     """Have a private Slurm of simulated nodes."""
     with SlurmCluster("sweep", nodes=NODES, cpus=processors // NODES) as cluster, tempfile.TemporaryDirectory() as name:
         os.environ["SLURM_CONF"] = str(cluster.conf)
-        file, state = (
-            slurm_site(Path(name), cluster.conf, requests_per_minute=240, poll_interval=2),
-            Path(name) / "state",
-        )
+        file = slurm_site(Path(name), cluster.conf, requests_per_minute=240, poll_interval=2)
+        state = Path(name) / "state"
         state.mkdir(mode=0o700)
         with koala.Site.load(file, state=state) as site:
-            yield site, NODES
+            yield site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +127,6 @@ class Measurement:
     """What is to be done, and where."""
 
     site: koala.Site
-    nodes: int
-    """Of a Slurm that SLURM_CONF names; 0: there is none, and workers are processes of this machine."""
     workers: int
     commands: int
     functions: int
@@ -220,17 +207,17 @@ def by_parsl(given: Measurement) -> dict[str, float]:
 
 @contextlib.contextmanager
 def parsl_workers(given: Measurement) -> Iterator[None]:
-    """Have the workers of a HighThroughputExecutor: on Slurm a block for each node, else one of this machine."""
-    providers = untyped("parsl.providers")
-    blocks = given.nodes or 1
-    here: dict[str, Any] = {"init_blocks": blocks, "max_blocks": blocks, "worker_init": f"export PYTHONPATH={ROOT}"}
-    each = given.workers // blocks
-    if given.nodes:
-        launcher = untyped("parsl.launchers").SimpleLauncher()
-        here |= {"exclusive": False, "cores_per_node": each, "walltime": WALLTIME, "launcher": launcher}
-        provider = providers.SlurmProvider(**here)
-    else:
-        provider = providers.LocalProvider(**here)
+    """Have the workers of a HighThroughputExecutor, a block for each node of the Slurm."""
+    each = given.workers // NODES
+    provider = untyped("parsl.providers").SlurmProvider(
+        init_blocks=NODES,
+        max_blocks=NODES,
+        worker_init=f"export PYTHONPATH={ROOT}",
+        exclusive=False,
+        cores_per_node=each,
+        walltime=WALLTIME,
+        launcher=untyped("parsl.launchers").SimpleLauncher(),
+    )
     with tempfile.TemporaryDirectory() as directory:
         executor = parsl_executor(provider, each)
         kernel = parsl_loaded(executor, Path(directory))
@@ -264,22 +251,14 @@ def by_dask(given: Measurement) -> dict[str, float]:
 
 @contextlib.contextmanager
 def dask_workers(given: Measurement) -> Iterator[Any]:
-    """Have a cluster of workers: on Slurm by dask-jobqueue, a job each, else processes of this machine."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        if given.nodes:
-            cluster = dask_on_slurm(
-                Path(directory),
-                walltime=WALLTIME,
-                nanny=False,
-                job_script_prologue=[f"export PYTHONPATH={os.environ['PYTHONPATH']}"],
-            )
-            cluster.scale(given.workers)
-        else:
-            cluster = untyped("distributed").LocalCluster(
-                n_workers=given.workers, threads_per_worker=1, dashboard_address=None
-            )
-        with cluster:
-            yield cluster
+    """Have a cluster of workers by dask-jobqueue, a job of the Slurm each."""
+    path = f"export PYTHONPATH={os.environ['PYTHONPATH']}"
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory,
+        dask_on_slurm(Path(directory), walltime=WALLTIME, nanny=False, job_script_prologue=[path]) as cluster,
+    ):
+        cluster.scale(given.workers)
+        yield cluster
 
 
 def by_hyperqueue(given: Measurement) -> dict[str, float]:
@@ -331,13 +310,8 @@ WAYS: Mapping[str, Callable[[Measurement], dict[str, float]]] = {
     "dask": by_dask,
     "hyperqueue": by_hyperqueue,
 }
-
-
-def missing(way: str, *, slurm: bool) -> str | None:
-    """Return the package without which there is nothing to be measured; None: all is there."""
-    needed = {"parsl": "parsl", "dask": "dask_jobqueue" if slurm else "distributed", "hyperqueue": "hyperqueue"}
-    package = needed.get(way)
-    return package if package is not None and importlib.util.find_spec(package) is None else None
+PACKAGES = {"parsl": "parsl", "dask": "dask_jobqueue", "hyperqueue": "hyperqueue"}
+"""Without which a way is left out."""
 
 
 # -- Tasks handed out in a second ----------------------------------------------------------------------------

@@ -97,10 +97,10 @@ class ProgressBoard:
 class ProgressMark:
     """Entry of one run on a progress board."""
 
-    def __init__(self, cells: MutableSequence[int], run: int, told: Callable[[], None] | None = None) -> None:
+    def __init__(self, cells: MutableSequence[int], run: int) -> None:
         self._cells = cells
         self._run = run
-        self.told = told
+        self.told: Callable[[], None] | None = None
 
     def expect(self, total: int) -> None:
         """Set the number of parts in all."""

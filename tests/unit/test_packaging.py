@@ -234,18 +234,15 @@ scheduler decisions --clusters 2 --jobs 10,20 --repeat 1 --poll-clusters 2
 scheduler snapshots --placeholders 1000 --repeat 1
 scheduler month --jobs 200 --clusters 2 --processors 64
 queues easy TRACE --repeat 1
-queues others TRACE --jobs 50
 queues looks --waiting 50 --running 20 --repeat 1
-queues reading TRACE --repeat 1
 negotiation wish --repeat 2
 negotiation points --repeat 2 --calls 100
 tasks handed-out --tasks 50 --pullers 2 --repeat 1
 wiki codec --nodes 20 --jobs 20 --repeat 1
-sites catalogues --entries 100 --repeat 1
 """
 """Benchmarks that need no batch system, with the smallest settings."""
 NIGHTLY = (
-    *("agents many", "negotiation wish", "queues easy", "queues others", "queues reading"),
+    *("agents many", "negotiation wish", "queues easy"),
     *("scheduler decisions", "scheduler snapshots"),
 )
 """Those that are left to the night: another one of their module is run by day."""

@@ -416,11 +416,6 @@ def test_malformed_requests_get_the_listed_answer(message: bytes, expected: str)
     assert build_refusal(caught.value) == b"SC=-300 RESPONSE=" + expected.encode()
 
 
-def test_a_server_may_understand_fewer_verbs() -> None:
-    with pytest.raises(WikiError, match="unsupported request type"):
-        parse_request(b"CMD=GETJOBS ARG=0:ALL", Dialect.WIKI, verbs=())
-
-
 @pytest.mark.parametrize(
     ("text", "number"),
     [("SIGUSR1", 10), ("usr2", 12), ("9", 9), ("KILL", None), ("0", None), ("99999", None), ("", None)],

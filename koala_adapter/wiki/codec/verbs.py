@@ -29,7 +29,7 @@ from koala_adapter.wiki.codec.words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 # -- Requests ------------------------------------------------------------------------------------------------
@@ -385,8 +385,8 @@ def build_request(request: Request, dialect: Dialect) -> bytes:
     return f"CMD={request.verb} ARG={request.argument(dialect)}".encode()
 
 
-def parse_request(message: bytes, dialect: Dialect, *, verbs: Collection[Verb] | None = None) -> Request:
-    """Return the request in a message. ``verbs``: those that are understood; None means all of the dialect.
+def parse_request(message: bytes, dialect: Dialect) -> Request:
+    """Return the request in a message.
 
     Raises WikiError whose status and message are the answer to give: Slurm's, for everything that it refused itself.
     Job ids are any word, where Slurm only knew numbers.
@@ -396,7 +396,7 @@ def parse_request(message: bytes, dialect: Dialect, *, verbs: Collection[Verb] |
     if not command:
         raise _bad("request lacks CMD")
     # By prefix, as Slurm does; no verb is the beginning of another.
-    verb = next((verb for verb in (VERBS[dialect] if verbs is None else verbs) if rest.startswith(verb)), None)
+    verb = next((verb for verb in VERBS[dialect] if rest.startswith(verb)), None)
     if verb is None:
         raise _bad("unsupported request type")
     kind = REQUESTS[verb]

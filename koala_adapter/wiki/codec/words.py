@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 # -- Words, codes and attributes -----------------------------------------------------------------------------
-# Attributes have their units and the form in which they are written.
+# Attributes have the form in which they are written; the fields of records say their units.
 
 
 class Dialect(StrEnum):
@@ -218,7 +218,6 @@ class Attribute:
     name: str
     field: str
     kind: Kind
-    unit: str = ""
     brief: bool = False
     """Part of the short form of a record: a scheduler needs it to decide."""
     dialects: frozenset[Dialect] = frozenset(Dialect)
@@ -232,7 +231,7 @@ _TWO: Final = frozenset({Dialect.WIKI2})
 
 NODE_ATTRIBUTES: Final = (
     Attribute(name="STATE", field="state", kind=Kind.WORD, brief=True),
-    Attribute(name="UPDATETIME", field="updated_at", kind=Kind.TIME, unit="s"),
+    Attribute(name="UPDATETIME", field="updated_at", kind=Kind.TIME),
     Attribute(name="CPULOAD", field="load", kind=Kind.FLOAT),
     Attribute(name="CAT", field="reason", kind=Kind.TEXT, dialects=_TWO),
     Attribute(name="CCLASS", field="classes", kind=Kind.CLASSES, brief=True),
@@ -241,11 +240,11 @@ NODE_ATTRIBUTES: Final = (
     Attribute(name="OS", field="operating_system", kind=Kind.WORD),
     Attribute(name="FEATURE", field="features", kind=Kind.NAMES, brief=True),
     Attribute(name="PARTITION", field="partition", kind=Kind.WORD, brief=True),
-    Attribute(name="CMEMORY", field="memory", kind=Kind.COUNT, unit="MB", brief=True),
-    Attribute(name="AMEMORY", field="memory_free", kind=Kind.COUNT, unit="MB"),
-    Attribute(name="CDISK", field="disk", kind=Kind.COUNT, unit="MB"),
-    Attribute(name="CPROC", field="processors", kind=Kind.COUNT, unit="processors", brief=True),
-    Attribute(name="APROC", field="processors_free", kind=Kind.COUNT, unit="processors", brief=True),
+    Attribute(name="CMEMORY", field="memory", kind=Kind.COUNT, brief=True),
+    Attribute(name="AMEMORY", field="memory_free", kind=Kind.COUNT),
+    Attribute(name="CDISK", field="disk", kind=Kind.COUNT),
+    Attribute(name="CPROC", field="processors", kind=Kind.COUNT, brief=True),
+    Attribute(name="APROC", field="processors_free", kind=Kind.COUNT, brief=True),
 )
 """What a node record may say, in the order in which it is written."""
 
@@ -258,26 +257,26 @@ JOB_ATTRIBUTES: Final = (
     Attribute(name="TASKLIST", field="task_list", kind=Kind.TASKS, brief=True),
     Attribute(name="HOSTLIST", field="host_list", kind=Kind.HOSTS, brief=True),
     Attribute(name="EXCLUDE_HOSTLIST", field="excluded_hosts", kind=Kind.HOSTS, brief=True, dialects=_TWO),
-    Attribute(name="STARTDATE", field="eligible_at", kind=Kind.TIME, unit="s", brief=True),
+    Attribute(name="STARTDATE", field="eligible_at", kind=Kind.TIME, brief=True),
     Attribute(name="RFEATURES", field="features", kind=Kind.NAMES, brief=True),
     Attribute(name="REJMESSAGE", field="rejection", kind=Kind.TEXT, quoted_in=frozenset(Dialect)),
     Attribute(name="IWD", field="directory", kind=Kind.TEXT),
     Attribute(name="EXEC", field="executable", kind=Kind.TEXT),
-    Attribute(name="UPDATETIME", field="updated_at", kind=Kind.TIME, unit="s"),
-    Attribute(name="WCLIMIT", field="walltime", kind=Kind.COUNT, unit="s", brief=True),
-    Attribute(name="TASKS", field="tasks", kind=Kind.COUNT, unit="tasks", brief=True),
-    Attribute(name="NODES", field="nodes", kind=Kind.COUNT, unit="nodes", brief=True),
-    Attribute(name="TASKPERNODE", field="tasks_per_node", kind=Kind.COUNT, unit="tasks", brief=True, dialects=_ONE),
-    Attribute(name="DPROCS", field="processors_per_task", kind=Kind.COUNT, unit="processors", brief=True),
-    Attribute(name="QUEUETIME", field="queued_at", kind=Kind.TIME, unit="s", brief=True),
-    Attribute(name="STARTTIME", field="started_at", kind=Kind.TIME, unit="s", brief=True),
+    Attribute(name="UPDATETIME", field="updated_at", kind=Kind.TIME),
+    Attribute(name="WCLIMIT", field="walltime", kind=Kind.COUNT, brief=True),
+    Attribute(name="TASKS", field="tasks", kind=Kind.COUNT, brief=True),
+    Attribute(name="NODES", field="nodes", kind=Kind.COUNT, brief=True),
+    Attribute(name="TASKPERNODE", field="tasks_per_node", kind=Kind.COUNT, brief=True, dialects=_ONE),
+    Attribute(name="DPROCS", field="processors_per_task", kind=Kind.COUNT, brief=True),
+    Attribute(name="QUEUETIME", field="queued_at", kind=Kind.TIME, brief=True),
+    Attribute(name="STARTTIME", field="started_at", kind=Kind.TIME, brief=True),
     Attribute(name="PARTITIONMASK", field="partitions", kind=Kind.NAMES, brief=True, dialects=_ONE),
-    Attribute(name="DMEM", field="memory_per_task", kind=Kind.COUNT, unit="MB", brief=True, dialects=_ONE),
+    Attribute(name="DMEM", field="memory_per_task", kind=Kind.COUNT, brief=True, dialects=_ONE),
     Attribute(name="RCLASS", field="queue", kind=Kind.QUEUE, brief=True, dialects=_TWO),
-    Attribute(name="RMEM", field="memory", kind=Kind.COUNT, unit="MB", brief=True),
+    Attribute(name="RMEM", field="memory", kind=Kind.COUNT, brief=True),
     Attribute(name="COMMENT", field="comment", kind=Kind.TEXT, dialects=_TWO),
-    Attribute(name="COMPLETETIME", field="completed_at", kind=Kind.TIME, unit="s", brief=True),
-    Attribute(name="SUSPENDTIME", field="suspended_for", kind=Kind.COUNT, unit="s"),
+    Attribute(name="COMPLETETIME", field="completed_at", kind=Kind.TIME, brief=True),
+    Attribute(name="SUSPENDTIME", field="suspended_for", kind=Kind.COUNT),
     Attribute(name="ACCOUNT", field="account", kind=Kind.TEXT),
     Attribute(name="RCLASS", field="queue", kind=Kind.QUEUE, brief=True, dialects=_ONE),
     Attribute(name="COMMENT", field="comment", kind=Kind.TEXT, dialects=_ONE),
@@ -403,31 +402,31 @@ def _spans(numbers: Sequence[str]) -> Iterator[str]:
     yield first if first == last else f"{first}-{last}"
 
 
-def expand(text: str, *, limit: int = MOST_HOSTS) -> tuple[str, ...]:
+def expand(text: str) -> tuple[str, ...]:
     """Return the hosts of a list in any of the forms, one entry for each task; empty entries are left out.
 
-    Raises WikiError (status -300) when it cannot be understood or has more than ``limit`` entries.
+    Raises WikiError (status -300) when it cannot be understood or has more than `MOST_HOSTS` entries.
     """
     if not any(character in text for character in "*[],"):
         plainly = tuple(filter(None, text.split(":")))
-        if len(plainly) > limit:
+        if len(plainly) > MOST_HOSTS:
             raise WikiError(f"a host list of {len(plainly)} entries is too long", status=Status.BAD_REQUEST)
         return plainly
     try:
-        return tuple(_expanded(text, limit))
+        return tuple(_expanded(text))
     except ValueError as error:
         raise WikiError(f"a host list {error}", status=Status.BAD_REQUEST) from error
 
 
-def _expanded(text: str, limit: int) -> list[str]:
+def _expanded(text: str) -> list[str]:
     hosts: list[str] = []
     for item in split_outside_brackets(text, ":"):
         listed, star, times = item.partition("*")
         if star and not re.fullmatch(r"[0-9]{1,9}", times, re.ASCII):
             raise ValueError(f"cannot be understood: {text[:80]!r}")
         for part in split_outside_brackets(listed, ","):
-            for host in expand_part(part, limit=limit):
-                if len(hosts) + int(times or 1) > limit:
+            for host in expand_part(part, limit=MOST_HOSTS):
+                if len(hosts) + int(times or 1) > MOST_HOSTS:
                     raise ValueError("is too long")
                 hosts += [host] * int(times or 1)
     return hosts

@@ -6,7 +6,7 @@ An experiment is a value that an entry point of the group ``koala_adapter.experi
     EXPERIMENT = Experiment(name="vjm-deadlock", summary="...", paper="...", run=run)
 
     def run(options: Options) -> Result:
-        outcomes = options.map(one_simulation, cases, what="simulations")   # on all cores, in order of the cases
+        outcomes = options.map(one_simulation, cases)   # on all cores, in order of the cases
         return Result(findings=(Finding(claim=..., outcome=..., holds=..., margin=...),), figures=..., tables=...)
 
 It returns values only; :mod:`koala_adapter.report.page` draws and writes them. The same options give the same
@@ -363,6 +363,8 @@ class LiveOutcome:
 
 # -- Experiments ---------------------------------------------------------------------------------------------
 
+SIMULATIONS = "simulations"
+"""What the progress of an experiment counts."""
 ALSO = "also"
 """Name of the setting :data:`ALSO_POLICIES`."""
 
@@ -406,13 +408,13 @@ class Options:
         many = len(self.all_seeds)
         return Comparison({one: found[at * many : (at + 1) * many] for at, one in enumerate(variants)})
 
-    def map(self, function: Callable[[T], R], items: Sequence[T], *, what: str = "simulations") -> list[R]:
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Apply a function to items in parallel; results in order. See `in_parallel` for the requirements."""
         results: dict[int, R] = {}
-        self.progress(0, len(items), what)
+        self.progress(0, len(items), SIMULATIONS)
         for index, result in in_parallel(function, items, self.processes):
             results[index] = result
-            self.progress(len(results), len(items), what)
+            self.progress(len(results), len(items), SIMULATIONS)
         return [results[index] for index in range(len(items))]
 
 
