@@ -191,12 +191,6 @@ def test_center_messages_round_trip(messages: list[CenterMessage], sizes: list[i
     assert [message for piece in cut(data, sizes) for message in decoder.feed(piece)] == messages
 
 
-@given(message=agent_messages | center_messages)
-def test_a_message_is_one_line(message: AgentMessage | CenterMessage) -> None:
-    line = channel.encode(message)
-    assert line.index(b"\n") == len(line) - 1
-
-
 @given(data=st.lists(st.binary(max_size=60) | json_values.map(lambda value: json.dumps(value).encode()), max_size=6))
 def test_arbitrary_bytes_give_messages_or_protocol_errors(data: list[bytes]) -> None:
     for decoder in (channel.agent_decoder(limit=100), channel.center_decoder(limit=100)):

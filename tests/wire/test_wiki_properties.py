@@ -51,7 +51,7 @@ from koala_adapter.wiki.codec.words import (
     plain,
     ranges,
 )
-from tests.wire.wiki_samples import KEY, golden, parse_event, parse_start_info, timestamp
+from tests.wire.wiki_samples import KEY, golden, parse_start_info, timestamp
 
 HOSTS = st.from_regex(r"[a-z][a-z0-9.-]{0,5}[0-9]{0,4}", fullmatch=True)
 JOB_IDS = st.from_regex(r"[A-Za-z0-9_.\[\]*+-]{1,12}", fullmatch=True).filter(lambda text: text != "ALL")
@@ -275,7 +275,6 @@ def read_everything(data: bytes) -> None:
         lambda some: parse_request(some, Dialect.WIKI),
         lambda some: parse_request(some, Dialect.WIKI2),
         parse_reply,
-        parse_event,
         lambda some: parse_nodes(some.decode("utf-8", "surrogateescape")),
         lambda some: parse_jobs(some.decode("utf-8", "surrogateescape")),
         lambda some: parse_start_info(some.decode("utf-8", "surrogateescape")),

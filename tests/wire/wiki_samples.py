@@ -17,7 +17,7 @@ from typing import Final
 from koala_adapter.errors import WikiError
 from koala_adapter.wiki.codec.frames import Envelope, FrameReader, Key, open_reply, read_key
 from koala_adapter.wiki.codec.verbs import NOT_RUNNABLE, StartInfo
-from koala_adapter.wiki.codec.words import Dialect, Event, expand
+from koala_adapter.wiki.codec.words import Dialect, expand
 
 # -- Exchanges recorded from a real Maui and real Slurms, for the tests of the WIKI codec.
 # wiki.jsonl.gz and wiki2.jsonl.gz: from Slurm 16.05 with sched/wiki and sched/wiki2, byte for byte. captured.txt: from
@@ -112,7 +112,7 @@ def checksums() -> list[tuple[str, bytes, bytes]]:
     return [(key, message.encode(), checksum.encode()) for key, message, checksum in rows]
 
 
-# -- Answers to JOBWILLRUN and events as a scheduler reads them; a resource manager only writes them.
+# -- Answers to JOBWILLRUN as a scheduler reads them; a resource manager only writes them.
 
 
 _OLD_START_INFO: Final = re.compile(
@@ -123,7 +123,6 @@ _START_INFO: Final = re.compile(
     r"(?: PREEMPT=(?P<preempt>\S*))?",
     re.ASCII,
 )
-_EVENTS: Final = {f"{event:d}\0".encode(): event for event in Event}
 
 
 def parse_start_info(argument: str) -> StartInfo | None:
@@ -143,14 +142,6 @@ def parse_start_info(argument: str) -> StartInfo | None:
                 old=pattern is _OLD_START_INFO,
             )
     raise WikiError(f"the answer to JOBWILLRUN cannot be understood: {argument[:80]!r}")
-
-
-def parse_event(data: bytes) -> Event:
-    """Return the event that came in at the event port. Raises WikiError."""
-    event = _EVENTS.get(data[:5])
-    if event is None:
-        raise WikiError(f"{data[:20]!r} is no event")
-    return event
 
 
 # -- Why we read or write some recorded exchanges in another way than Slurm: rules on what is said, for any recording.

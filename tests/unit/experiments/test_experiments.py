@@ -118,18 +118,11 @@ def test_the_experiments_are_listed_without_the_code_of_a_service() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_an_unknown_experiment_is_refused() -> None:
-    with pytest.raises(SimulationError, match=r"there is no experiment koala-pwb \(there is .*maui-backfill"):
-        load_experiment("koala-pwb")
-
-
-def test_defaults_are_filled_in_and_unknown_settings_refused() -> None:
+def test_defaults_are_filled_in() -> None:
     options = SAMPLE.options(settings={"speed": "2"}, seed=5)
     assert options.settings == {"speed": "2", "load": ""}
     assert list(options.all_seeds) == [5, 6, 7]
     assert list(SAMPLE.options(seeds=1).all_seeds) == [0]
-    with pytest.raises(SimulationError, match=r"no setting sped \(there is speed, load\)"):
-        SAMPLE.options(settings={"sped": "2"})
 
 
 def test_a_page_sets_claim_beside_result(written: Path) -> None:
@@ -262,8 +255,8 @@ def test_experiments_are_listed() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("nothing", "there is no experiment nothing"),
-        ("maui-backfill --set speed=3", "has no setting speed"),
+        ("nothing", "there is no experiment nothing there is deadline, "),
+        ("maui-backfill --set speed=3", "has no setting speed there is traces, jobs"),
         ("maui-backfill --seeds 0", "0 is not in the range"),
         ("maui-backfill --set jobs=-3", "allowed is a whole number from 1"),
         ("placement --set jobs=1.5", "jobs is '1.5'"),
@@ -276,12 +269,14 @@ def test_experiments_are_listed() -> None:
         ("koala-pra --set poll=soon", "poll is 'soon'"),
         ("koala-pra --set delay=nan", "delay is 'nan'"),
         ("deadline --set monitor-interval=0", "monitor-interval"),
+        ("deadline --set deadline-factor=3-1", "deadline-factor is '3-1'"),
+        ("deadline --set deadline-factor=x", "deadline-factor is 'x'"),
     ],
 )
 def test_wrong_runs_are_refused(words: str, message: str) -> None:
     result = CliRunner().invoke(koala, ["experiment", "run", *words.split()])
     assert result.exit_code in {2, EXIT_CONFIGURATION}
-    assert message in result.output
+    assert message in " ".join(result.output.split())
     assert "defect" not in result.output
 
 
@@ -422,8 +417,6 @@ def test_used_processors_are_averaged_over_time() -> None:
     """20 processor-seconds in the first 10 s, 30 in the next 10, nothing after; half of all in the middle."""
     assert means_over(USED, [10.0, 20.0, 30.0]) == [2.0, 3.0, 0.0]
     assert means_over(USED, [5.0, 12.5]) == [2.0, 25.0 / 7.5]
-    assert USED.mean(0.0, 20.0) == 2.5
-    assert USED.mean(5.0, 15.0) == 4.0
 
 
 def test_a_record_of_rigid_jobs_is_known_beforehand() -> None:

@@ -19,7 +19,7 @@ from koala_adapter.errors import SimulationError
 from koala_adapter.queueing.backfill import POLICIES
 from koala_adapter.simulation import metrics
 from koala_adapter.simulation import models as lublin
-from koala_adapter.simulation.applications import Application, Interpolated, ReconfigurationCost, ft, gadget2
+from koala_adapter.simulation.applications import Application, Interpolated, ft, gadget2
 from koala_adapter.simulation.metrics import JobMetrics, Steps, job_metrics, percentiles, summarized
 from koala_adapter.simulation.models import (
     ALL_JOBS,
@@ -75,13 +75,6 @@ def test_run_times_are_those_of_the_paper() -> None:
         runs = [lublin.run_time(ALL_JOBS, size, chance) for _ in range(JOBS)]
         assert fmean(log(run + 0.5) for run in runs) == pytest.approx(expected, rel=0.03)
         assert 1 <= min(runs) <= max(runs) <= exp(12)
-
-
-def test_larger_jobs_run_longer() -> None:
-    """The paper's correlation: the share of the longer distribution grows with the size."""
-    chance = random.Random(5)
-    small, large = ([lublin.run_time(ALL_JOBS, size, chance) for _ in range(5000)] for size in (1, 128))
-    assert fmean(large) > 2 * fmean(small)
 
 
 def test_gaps_and_the_daily_cycle_are_those_of_the_paper() -> None:
@@ -195,11 +188,6 @@ def test_points_that_are_no_curve(points: tuple[tuple[int, float], ...]) -> None
     """One point, points out of order, two times at one size, and no time at all are refused."""
     with pytest.raises(ValueError, match="no curve"):
         Interpolated(points)
-
-
-def test_cost_of_no_change() -> None:
-    assert ReconfigurationCost(fixed=3.0).seconds(0) == 0.0
-    assert ReconfigurationCost(fixed=3.0, per_processor=1.0).seconds(-2) == 5.0
 
 
 def test_ft_takes_powers_of_two() -> None:

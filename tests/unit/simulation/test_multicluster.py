@@ -222,12 +222,6 @@ def test_what_all_declined_is_not_offered_again() -> None:
     assert outcome.messages == [(0.0, 1, 0)]
 
 
-def test_equipartition_with_applications_that_decline_comes_to_an_end() -> None:
-    ft = application(rule=PowerOfTwo(), maximum=16)
-    outcome = run(platform(21), [*jobs(0.0, 0.0, 1.0, app=ft), replace(jobs(2.0)[0], number=3)], "pwa", "equipartition")
-    assert len(outcome.jobs) == 4
-
-
 def test_a_co_allocated_job_runs_at_the_speed_of_its_slowest_cluster() -> None:
     parts = (
         Component(name="left", command=(), minimum=3, maximum=3, cluster=ClusterName("slow")),
@@ -563,11 +557,6 @@ def test_processors_that_are_given_up_come_free_later() -> None:
     assert found[1].started_at == 15.0
     assert found[0].shrunk == 1
     assert found[0].average_processors < 4.0
-
-
-def test_without_delays_nothing_is_late() -> None:
-    found = results([job(0, 0.0, 4, 100.0, least=1), job(1, 10.0, 2, 50.0)])
-    assert found[1].started_at == 10.0
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

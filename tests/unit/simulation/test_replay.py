@@ -21,7 +21,6 @@ from koala_adapter.simulation.platform import (
     BackgroundLoad,
     ClusterModel,
     Failures,
-    Platform,
     load_platform,
     named_platform,
 )
@@ -556,8 +555,3 @@ def test_nodes_fail_as_often_as_said_and_never_while_they_are_away() -> None:
     for outage in found:
         assert back.get(outage.node, 0.0) <= outage.begins_at < outage.ends_at
         back[outage.node] = outage.ends_at
-
-
-def test_one_cluster_from_a_trace_header() -> None:
-    platform = Platform(clusters=(ClusterModel(name="trace", nodes=128),))
-    assert (platform.processors, platform.capacity) == (128, 128)

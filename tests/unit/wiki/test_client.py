@@ -26,7 +26,6 @@ from koala_adapter.errors import (
     LrmUnavailableError,
     LrmUnreachableError,
     LrmUnsupportedError,
-    WikiError,
 )
 from koala_adapter.lrm.commands import LocalHost
 from koala_adapter.lrm.startlog import OriginalRequest, Pin, StartLog
@@ -36,7 +35,7 @@ from koala_adapter.testing.trial import begin_start
 from koala_adapter.wiki.client import Peer, exchange
 from koala_adapter.wiki.codec.frames import FrameReader, Key, open_request, read_key, seal
 from koala_adapter.wiki.codec.records import JobRecord, NodeRecord, build_job, build_node, join_records
-from koala_adapter.wiki.codec.verbs import GetJobs, GetNodes, RequeueJob, build_answer
+from koala_adapter.wiki.codec.verbs import GetJobs, GetNodes, build_answer
 from koala_adapter.wiki.codec.words import Dialect
 from koala_adapter.wiki.reporting import Host, Offer, ReportingRules, hosts_of_tasks, job_record, lacks, offer, tasks_of
 from koala_adapter.wiki.server import serve
@@ -138,20 +137,6 @@ async def test_a_request_is_made_from_another_site() -> None:
             await exchange(peer(port), GetNodes(), Elsewhere())
 
 
-async def test_a_refusal_is_a_reply() -> None:
-    """Status and words of the peer arrive; whoever needs success gets them as an error."""
-
-    async def answer(stream: SocketStream) -> None:
-        await read_request(stream)
-        await stream.send(sealed(b"SC=-700 RESPONSE=No such job"))
-
-    async with serving(answer) as port:
-        reply = await exchange(peer(port), RequeueJob(job="1"))
-    with pytest.raises(WikiError, match="No such job") as caught:
-        reply.require()
-    assert caught.value.status == -700
-
-
 async def test_nobody_listens() -> None:
     """A refused connection means that nothing was done."""
     with socket.socket() as unused:
@@ -187,24 +172,6 @@ async def test_what_cannot_be_believed_is_no_answer(name: str) -> None:
         with anyio.fail_after(60), pytest.raises(LrmUnavailableError) as caught:
             await exchange(peer(port), GetJobs())
     assert not isinstance(caught.value, LrmUnreachableError)
-
-
-async def test_silence_ends_at_the_time_out() -> None:
-    """A peer that accepts and never answers costs the time-out, no more."""
-
-    async def answer(stream: SocketStream) -> None:
-        await read_request(stream)
-        await anyio.sleep_forever()
-
-    async with serving(answer) as port:
-        with anyio.fail_after(60), pytest.raises(LrmUnavailableError, match=r"within 0\.2 s"):
-            await exchange(peer(port, timeout=0.2), GetNodes())
-
-
-async def test_what_the_dialect_cannot_say_is_not_sent() -> None:
-    """The connection is not even made."""
-    with pytest.raises(WikiError, match="REQUEUEJOB"):
-        await exchange(peer(1, dialect=Dialect.WIKI), RequeueJob(job="1"))
 
 
 # -- the plugin on a scripted resource manager --------------------------------------------------------------------
