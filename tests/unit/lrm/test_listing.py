@@ -171,9 +171,10 @@ NODES = (node("n1", queues=("short", "long")), node("n2", queues=("long",)))
 
 
 def test_in_the_order_of_the_queue() -> None:
-    """Each for itself, so that a large one can be told from many small ones."""
+    """Each for itself, so that a large one can be told from many small ones, and not many of a long queue."""
     jobs = [replace(JOB, id=LrmJobId(str(number)), processors=number) for number in (4, 1, 2)]
     assert processors_wanted(jobs, NODES, time_of_day=NOON) == (4, 1, 2)
+    assert processors_wanted(jobs * 2000, NODES, time_of_day=NOON)[MOST_TOLD - 1 :] == (4,)
 
 
 @pytest.mark.parametrize(
@@ -262,11 +263,6 @@ def test_what_ours_hold() -> None:
     assert held_on_nodes(jobs, slots, memory_mib=None)["n1"].memory_mib is None
 
 
-def test_a_long_queue_is_not_told_of_in_full() -> None:
-    jobs = [replace(JOB, id=LrmJobId(str(number)), processors=1) for number in range(5000)]
-    assert processors_wanted(jobs, NODES, time_of_day=NOON) == (1,) * MOST_TOLD
-
-
 # Places for jobs of one processor: nodes whose processors are threads of cores, or are given as a whole.
 
 THREADS = ("n1", "n2")
@@ -308,6 +304,8 @@ def test_places_of_a_node(used: int, queue: str | None, places: int, idle: int) 
     assert (one.places(queue), one.places_idle(queue)) == (places, idle)
     listing = Listing(read_at=0.0, jobs=(), nodes=(one, one), queue=queue)
     assert (listing.processors, listing.idle) == (2 * places, 2 * idle)
+    closed = replace(one, closed_queues=("main", "whole", ""))
+    assert (closed.places_idle(queue), closed.places_idle("other")) == (0, one.places_idle("other"))
 
 
 def test_threads_that_are_counted_singly_keep_others_from_their_core() -> None:
@@ -318,11 +316,6 @@ def test_threads_that_are_counted_singly_keep_others_from_their_core() -> None:
         0,
         0,
     ]
-
-
-def test_a_closed_queue_has_no_idle_places() -> None:
-    one = threaded_node(closed_queues=("main", ""))
-    assert (one.places_idle("main"), one.places_idle(None), one.places_idle("other")) == (0, 0, 4)
 
 
 def test_our_jobs_are_a_place_each() -> None:

@@ -102,10 +102,7 @@ def test_no_wait_without_need() -> None:
     assert window.wait(130.0) == 30.0
     assert window.wait(130.0, Priority.URGENT) == 0.0
     assert window.wait(160.0) == 0.0
-
-
-def test_a_bound_below_two_is_two() -> None:
-    assert RequestWindow(0).per_minute == 2
+    assert RequestWindow(0).per_minute == 2, "of less, cancels would have none"
 
 
 @given(failures=st.integers(1, 10), more=st.integers(0, 40))

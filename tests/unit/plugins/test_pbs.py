@@ -518,6 +518,8 @@ def test_queues_are_served_by_vnodes_with_their_words_and_partition() -> None:
         "big": ("workq", "bigq"),
         "apart": ("partq",),
     }
+    idle = {name: (node.places_idle(None), node.places_idle("partq")) for name, node in nodes().items()}
+    assert (idle["apart"], idle["plain"][0]) == ((0, 8), 8), "jobs that name no queue do not get there"
 
 
 @pytest.mark.parametrize(
@@ -577,12 +579,6 @@ def test_a_job_that_names_no_queue_has_the_places_of_any_in_which_it_may_end_up(
     listed = tied(parse_nodes(VNODES, queues=tuple(ties)), parse_vnodes(VNODES), ties, default=["gpuq", "workq"])
     found = {node.name: node.places_idle(None) for node in listed}
     assert (found["gpu"], found["plain"]) == (8, 8)
-
-
-def test_jobs_of_the_default_queue_do_not_count_on_others_vnodes() -> None:
-    idle = {name: (node.places_idle(None), node.places_idle("partq")) for name, node in nodes().items()}
-    assert idle["apart"] == (0, 8)
-    assert idle["plain"][0] == 8
 
 
 def test_without_ties_all_is_as_it_was() -> None:

@@ -353,17 +353,20 @@ class TestAnswers:
         with pytest.raises(LrmUnavailableError, match="exit code 1"):
             await lrm.jobs()
 
-    async def test_history_of_the_unknown_is_empty(self, tmp_path: Path) -> None:
-        lrm = lrm_of(tmp_path, answers={"qacct": (1, "", "error: job id 7 not found\n")})
+    @pytest.mark.parametrize(
+        ("stdout", "stderr"),
+        [
+            ("", "error: job id 7 not found\n"),
+            ("no jobs running since startup\n", "/sge/default/common/accounting: No such file or directory\n"),
+        ],
+        ids=["unknown", "no job has ended"],
+    )
+    async def test_history_of_the_unknown_is_empty(self, tmp_path: Path, stdout: str, stderr: str) -> None:
+        lrm = lrm_of(tmp_path, answers={"qacct": (1, stdout, stderr)})
         assert await lrm.history([LrmJobId("7.1"), LrmJobId("7.2")]) == ()
         runner = lrm._context.commands
         assert isinstance(runner, ScriptedRunner)
         assert runner.asked == [("qacct", "-j", "7")]
-
-    async def test_history_of_a_cell_where_no_job_has_ended_is_empty(self, tmp_path: Path) -> None:
-        complaint = "/var/lib/gridengine/default/common/accounting: No such file or directory\n"
-        lrm = lrm_of(tmp_path, answers={"qacct": (1, "no jobs running since startup\n", complaint)})
-        assert await lrm.history([LrmJobId("7.1")]) == ()
 
     async def test_unreadable_accounting_is_unavailable(self, tmp_path: Path) -> None:
         """Accounting that cannot be read is not taken for a job that never was."""
@@ -397,11 +400,6 @@ class TestAnswers:
         lrm = lrm_of(tmp_path, answers={"qstat": (0, listing, ""), "qalter": (1, "", denied), **QUEUES})
         with pytest.raises(LrmRejectedError, match="at least owner"):
             await begin_start(lrm, LrmJobId("7.1"), ["n1"])
-
-
-@pytest.mark.parametrize(("id_", "number"), [("123.4", "123"), ("123", "123")])
-def test_job_numbers(id_: str, number: str) -> None:
-    assert sge_requests.job_number(LrmJobId(id_)) == number
 
 
 @pytest.mark.parametrize("id_", ["", "x.1", "-u", "*"])
@@ -459,11 +457,7 @@ def test_operators_holds_are_not_ours() -> None:
 def test_what_users_hold_is_left_to_them() -> None:
     """By the word that conf/sge_jsv.sh leaves in the context of the job, or of the array."""
     explained = {"1": ExplainedJob(), "2": ExplainedJob(), "5": ExplainedJob(user_hold=True)}
-    assert [one.id for one in without_users(JOBS, explained)] == ["1", "2"]
-
-
-def test_what_is_not_known_is_not_released() -> None:
-    assert without_users(JOBS, {}) == ()
+    assert [one.id for one in without_users(JOBS, explained)] == ["1", "2"], "what is not known is not released"
 
 
 QSTAT = """#!/bin/sh
@@ -571,14 +565,11 @@ async def test_what_is_overridden_or_read_is_not_refused(tmp_path: Path, text: s
     assert (await check_defaults(settings, host)).ok
 
 
-async def test_files_of_the_user_count(tmp_path: Path) -> None:
+async def test_files_of_the_user_and_of_submissions_count(tmp_path: Path) -> None:
+    assert not (await check_defaults(settings_with(tmp_path, "sge_request", "-now y"), HomeAt(tmp_path))).ok
     (tmp_path / ".sge_qstat").write_text("-q all.q\n")
     with pytest.raises(LrmRejectedError, match=r"\.sge_qstat has -q"):
         await require_whole_listings(SgeSettings(root=tmp_path), HomeAt(tmp_path))
-
-
-async def test_defaults_of_submissions(tmp_path: Path) -> None:
-    assert not (await check_defaults(settings_with(tmp_path, "sge_request", "-now y"), HomeAt(tmp_path))).ok
 
 
 async def test_states_and_groupings_are_given(tmp_path: Path) -> None:
@@ -634,20 +625,22 @@ async def called(path: Path, search: Path, **settings: Path) -> str:
     return commands.argv(("qstat",))[0]
 
 
-async def test_the_program_itself_is_called(path: Path) -> None:
-    """The wrapper would cost ten times as much as what it calls."""
-    assert await called(path, path / "bin") == str(path / "lib" / "qstat")
-
-
-@pytest.mark.parametrize("lacking", ["bin/qstat", "lib/qstat"])
-async def test_what_is_no_wrapper_is_called_as_it_is(path: Path, lacking: str) -> None:
-    """No qstat in PATH, or nothing where the wrapper's programs should be."""
-    (path / lacking).unlink()
-    assert await called(path, path / "bin") == "qstat"
-
-
-async def test_a_program_in_path_is_called(path: Path) -> None:
-    assert await called(path, path / "lib") == "qstat"
+@pytest.mark.parametrize(
+    ("lacking", "search", "program"),
+    [
+        (None, "bin", "lib/qstat"),
+        ("bin/qstat", "bin", "qstat"),
+        ("lib/qstat", "bin", "qstat"),
+        (None, "lib", "qstat"),
+    ],
+    ids=["the wrapper is in PATH", "nothing is in PATH", "the program is missing", "the program is in PATH"],
+)
+async def test_the_program_itself_is_called(path: Path, lacking: str | None, search: str, program: str) -> None:
+    """The wrapper would cost ten times as much as what it calls; what is none is called as it is."""
+    if lacking is not None:
+        (path / lacking).unlink()
+    expected = str(path / program) if "/" in program else program
+    assert await called(path, path / search) == expected
 
 
 async def test_what_the_site_says_holds(path: Path) -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.lrm.helper import HelperDiedError
+from koala_adapter.model import LrmJob
 from koala_adapter.testing import eventually, new_context
 from koala_adapter.testing.trial import begin_start
 from koala_slurm import SlurmSettings
-from koala_slurm.library import CHANGES, DEATHS
+from koala_slurm.library import CHANGES, DEATHS, LibraryAccess
 from koala_slurm.library_helper import Names, Picture, row_of, squeue_id, untold
 from koala_slurm.listing import JOB_FIELDS
 from koala_slurm.lrm import SlurmLrm
@@ -50,31 +50,47 @@ async def started(fake: FakeSlurm, directory: Path, access: str, **settings: Any
     return lrm
 
 
+@pytest.fixture
+async def lrm(fake: FakeSlurm, tmp_path: Path) -> AsyncIterator[SlurmLrm]:
+    """Give an LRM that uses the library where it can, and whose jobs were listed once."""
+    lrm = await started(fake, tmp_path / "l", "auto")
+    await lrm.jobs_to_schedule()
+    yield lrm
+    await lrm.close()
+
+
+def access_of(lrm: SlurmLrm) -> LibraryAccess:
+    """Return the plugin's way to the library."""
+    assert lrm.library is not None
+    return lrm.library
+
+
 def way(lrm: SlurmLrm) -> str:
     """Return what the plugin says of its way to the jobs of all users."""
-    assert lrm.library is not None
-    return str(lrm.library.choice)
+    return str(access_of(lrm).choice)
+
+
+async def held_job(lrm: SlurmLrm) -> LrmJob:
+    """Return the job in hold as it is listed."""
+    return next(job for job in await lrm.jobs_to_schedule() if job.name == "held")
 
 
 # -- The same values -----------------------------------------------------------------------------------------
 
 
-async def test_both_ways_tell_the_same(fake: FakeSlurm, tmp_path: Path) -> None:
+async def test_both_ways_tell_the_same(fake: FakeSlurm, lrm: SlurmLrm, tmp_path: Path) -> None:
     """Jobs, details and order are the same, after changes, too, of which only what differs is sent."""
-    commands, library = await started(fake, tmp_path / "c", "commands"), await started(fake, tmp_path / "l", "auto")
-    assert await library.jobs_to_schedule() == await commands.jobs_to_schedule()
-    assert way(library) == "by pyslurm: for Slurm 25.11.7, as the controller"
-    assert library.library is not None
-    assert (await library.library.reader.jobs())[1] == []
+    commands = await started(fake, tmp_path / "c", "commands")
+    assert await lrm.jobs_to_schedule() == await commands.jobs_to_schedule()
+    assert way(lrm) == "by pyslurm: for Slurm 25.11.7, as the controller"
+    assert (await access_of(lrm).reader.jobs())[1] == []
     fake.run("scontrol", "release", "1")
     fake.run("scancel", "2_3")
     fake.run("sbatch", *OPTIONS, "--job-name=new", "--hold", stdin=SCRIPT)
-    jobs = await library.jobs_to_schedule()
+    jobs = await lrm.jobs_to_schedule()
     assert jobs == await commands.jobs_to_schedule()
     assert "new" in {job.name for job in jobs}
     assert commands.library is None
-    for lrm in (commands, library):
-        await lrm.close()
 
 
 VALUES = {
@@ -142,18 +158,15 @@ def test_what_pyslurm_does_not_tell_as_it_is(changes: dict[str, Any], whether: b
     assert bool(untold({**VALUES, **changes})) is whether
 
 
-async def test_jobs_that_pyslurm_does_not_tell_are_asked_for(fake: FakeSlurm, tmp_path: Path) -> None:
+async def test_jobs_that_pyslurm_does_not_tell_are_asked_for(fake: FakeSlurm, lrm: SlurmLrm, tmp_path: Path) -> None:
     """A job that ended with 130 is told by squeue, once; pyslurm takes 128 from that."""
     fake.run("sbatch", *OPTIONS, "--job-name=ends", stdin="#!/bin/sh\nexit 130\n")
-    commands, library = await started(fake, tmp_path / "c", "commands"), await started(fake, tmp_path / "l", "auto")
-    await eventually(library.jobs, lambda jobs: any(job.exit_code for job in jobs), what="it has ended", seconds=60)
-    told = await library.jobs_to_schedule()
+    commands = await started(fake, tmp_path / "c", "commands")
+    await eventually(lrm.jobs, lambda jobs: any(job.exit_code for job in jobs), what="it has ended", seconds=60)
+    told = await lrm.jobs_to_schedule()
     assert told == await commands.jobs_to_schedule()
     assert [job.exit_code for job in told if job.name == "ends"] == [130]
-    assert library.library is not None
-    assert library.library.choice.by == "pyslurm"
-    for lrm in (commands, library):
-        await lrm.close()
+    assert access_of(lrm).choice.by == "pyslurm"
 
 
 def test_only_changes_are_sent() -> None:
@@ -185,9 +198,7 @@ async def test_library_of_another_release(fake: FakeSlurm, tmp_path: Path) -> No
         result = (await lrm.check())[-1]
         assert result.found.startswith("read by commands: pyslurm cannot be used: ")
         assert result.ok is (access == "auto")
-        assert lrm.library is not None
-        assert lrm.library.client.helper_pid is None
-        await lrm.close()
+        assert access_of(lrm).client.helper_pid is None
 
 
 async def test_without_the_library(fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,54 +222,44 @@ async def test_without_slurm_conf(fake: FakeSlurm, tmp_path: Path) -> None:
     assert len(await lrm.jobs_to_schedule()) == 6
 
 
-async def test_killed_helper(fake: FakeSlurm, tmp_path: Path) -> None:
-    lrm = await started(fake, tmp_path / "l", "auto")
+async def test_killed_helper(lrm: SlurmLrm) -> None:
     listed = await lrm.jobs_to_schedule()
-    assert lrm.library is not None
-    first = lrm.library.client.helper_pid
+    first = access_of(lrm).client.helper_pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
     # Commands give the jobs where its death is not known yet.
     assert await lrm.jobs_to_schedule() == listed
     assert await lrm.jobs_to_schedule() == listed
-    assert lrm.library.choice.by == "pyslurm"
-    assert lrm.library.client.helper_pid not in {first, None}
-    await lrm.close()
+    assert access_of(lrm).choice.by == "pyslurm"
+    assert access_of(lrm).client.helper_pid not in {first, None}
 
 
-async def test_library_that_aborts(fake: FakeSlurm, tmp_path: Path) -> None:
-    lrm = await started(fake, tmp_path / "l", "auto")
+async def test_library_that_aborts(fake: FakeSlurm, lrm: SlurmLrm) -> None:
     listed = await lrm.jobs_to_schedule()
     (fake.conf.parent / "library-aborts").touch()
     for death in range(1, DEATHS + 1):
         assert await lrm.jobs_to_schedule() == listed
-        assert lrm.library is not None
-        assert lrm.library.choice.by == ("commands" if death == DEATHS else "pyslurm")
+        assert access_of(lrm).choice.by == ("commands" if death == DEATHS else "pyslurm")
     assert "the pyslurm helper died" in way(lrm)
     (fake.conf.parent / "library-aborts").unlink()
     assert await lrm.jobs_to_schedule() == listed
-    assert lrm.library is not None
-    assert lrm.library.client.helper_pid is None
+    assert access_of(lrm).client.helper_pid is None
 
 
-async def test_library_that_hangs(fake: FakeSlurm, tmp_path: Path) -> None:
-    lrm = await started(fake, tmp_path / "l", "auto")
+async def test_library_that_hangs(fake: FakeSlurm, lrm: SlurmLrm) -> None:
     listed = await lrm.jobs_to_schedule()
+    client = access_of(lrm).client
     (fake.conf.parent / "library-hangs").touch()
-    assert lrm.library is not None
-    lrm.library.client._timeout = 0.5
+    client._timeout = 0.5
     assert await lrm.jobs_to_schedule() == listed
-    assert lrm.library.client.helper_pid is None
+    assert client.helper_pid is None
     (fake.conf.parent / "library-hangs").unlink()
-    lrm.library.client._timeout = 30.0
+    client._timeout = 30.0
     assert await lrm.jobs_to_schedule() == listed
-    assert lrm.library.client.helper_pid is not None
-    await lrm.close()
+    assert client.helper_pid is not None
 
 
-async def test_controller_that_does_not_answer(fake: FakeSlurm, tmp_path: Path) -> None:
-    lrm = await started(fake, tmp_path / "l", "auto")
-    await lrm.jobs_to_schedule()
+async def test_controller_that_does_not_answer(fake: FakeSlurm, lrm: SlurmLrm) -> None:
     fake.stop_server()
     for _ in range(DEATHS + 1):
         with pytest.raises(LrmUnavailableError, match=r"[Uu]nable to contact"):
@@ -266,12 +267,6 @@ async def test_controller_that_does_not_answer(fake: FakeSlurm, tmp_path: Path) 
     fake.start_server()
     await lrm.jobs_to_schedule()
     assert way(lrm).startswith("by pyslurm")
-    await lrm.close()
-
-
-def test_setting_of_earlier_versions_is_refused() -> None:
-    with pytest.raises(ValidationError, match="use_pyslurm"):
-        SlurmSettings.model_validate({"use_pyslurm": "auto"})
 
 
 # -- Changes -------------------------------------------------------------------------------------------------
@@ -302,28 +297,23 @@ async def test_changes_by_the_library(fake: FakeSlurm, tmp_path: Path) -> None:
     await lrm.close()
 
 
-async def test_change_that_ends_the_helper(fake: FakeSlurm, tmp_path: Path) -> None:
-    lrm = await started(fake, tmp_path / "l", "auto")
-    held = next(job.id for job in await lrm.jobs_to_schedule() if job.name == "held")
+async def test_change_that_ends_the_helper(fake: FakeSlurm, lrm: SlurmLrm) -> None:
+    held = (await held_job(lrm)).id
     (fake.conf.parent / "library-aborts").touch()
     with pytest.raises(HelperDiedError):
         await lrm.modify(held, walltime=3600)
     await lrm.modify(held, walltime=7200)
     (fake.conf.parent / "library-aborts").unlink()
-    assert [job.walltime for job in await lrm.jobs_to_schedule() if job.id == held] == [7200]
+    assert (await held_job(lrm)).walltime == 7200
     assert way(lrm).startswith("by pyslurm")
-    await lrm.close()
 
 
-async def test_change_that_the_library_cannot_make(
-    fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lrm = await started(fake, tmp_path / "l", "auto")
-    held = next(job.id for job in await lrm.jobs_to_schedule() if job.name == "held")
+async def test_change_that_the_library_cannot_make(lrm: SlurmLrm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made by a command."""
+    held = (await held_job(lrm)).id
     monkeypatch.setattr("koala_slurm.lrm.minutes", lambda _: {"no": "number"})
     await lrm.modify(held, walltime=7200)
-    assert [job.walltime for job in await lrm.jobs_to_schedule() if job.id == held] == [7200]
-    await lrm.close()
+    assert (await held_job(lrm)).walltime == 7200
 
 
 def test_table_of_changes() -> None:

@@ -232,16 +232,6 @@ async def test_wrong_id_does_not_reach_a_command(fake: FakeSlurm, context: Clust
         await lrm.modify(LrmJobId("1 Priority=0"), walltime=60)
 
 
-async def test_unanswered_start_can_be_repeated(fake: FakeSlurm, context: ClusterContext) -> None:
-    fake.stop_server()
-    lrm = SlurmLrm(context, settings_of(fake))
-    with pytest.raises(LrmUnavailableError):
-        await lrm.start()
-    fake.start_server()
-    await lrm.start()
-    assert await lrm.version() == "slurm 22.05.8"
-
-
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize(("release", "asked"), [("25.11.7", 0), ("26.05.5", 1)])
 async def test_a_partition_of_whole_nodes_is_known_on_each_release(
@@ -286,21 +276,16 @@ async def test_the_next_command_asks_for_no_settings_again(tmp_path: Path) -> No
     cluster.close()
 
 
-async def test_version_costs_no_request_of_its_own(fake: FakeSlurm, context: ClusterContext) -> None:
-    lrm = await started(fake, context)
-    assert isinstance(context.commands, RecordingRunner)
-    before = len(context.commands.commands)
-    assert await lrm.version() == "slurm 22.05.8"
-    assert len(context.commands.commands) == before
-
-
-async def test_version_is_that_of_the_commands_where_no_controller_has_said_it(
+async def test_version_costs_a_request_only_where_no_controller_has_said_it(
     fake: FakeSlurm, context: ClusterContext
 ) -> None:
+    """Then it is that of the commands."""
     lrm = SlurmLrm(context, settings_of(fake))
     assert await lrm.version() == "slurm 22.05.8"
-    assert isinstance(context.commands, RecordingRunner)
-    assert [command.argv[1:] for command in context.commands.commands] == [("--version",)]
+    assert sent(context, "sinfo") == [("--version",)]
+    lrm = await started(fake, context)
+    assert await lrm.version() == "slurm 22.05.8"
+    assert sent(context, "sinfo") == [("--version",)]
 
 
 async def test_missing_commands_are_unavailable_and_named(context: ClusterContext, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError
-from koala_adapter.lrm.commands import portions
 from koala_adapter.model import HoldOwner
 from koala_adapter.wire.hostlists import expand
 from koala_slurm.client import LISTING_REQUESTS, SlurmCommands, show_command
@@ -45,7 +44,6 @@ from koala_slurm.requests import (
 )
 from koala_slurm.reserving import Reserved, reserve_command, reserved_cores, reserved_order
 from koala_slurm.words import (
-    ARGUMENTS_PER_COMMAND,
     array_ids,
     array_index,
     compacted,
@@ -435,13 +433,6 @@ def test_waiting_elements(waiting: str, numbers: list[int]) -> None:
 def test_waiting_elements_that_are_not_understood(waiting: str) -> None:
     with pytest.raises(ValueError, match="array elements"):
         waiting_elements(waiting)
-
-
-def test_chunks_are_complete_and_bounded() -> None:
-    arguments = [str(number) for number in range(2 * ARGUMENTS_PER_COMMAND + 1)]
-    parts = list(portions(arguments, ARGUMENTS_PER_COMMAND))
-    assert [len(part) for part in parts] == [ARGUMENTS_PER_COMMAND, ARGUMENTS_PER_COMMAND, 1]
-    assert [argument for part in parts for argument in part] == arguments
 
 
 @pytest.mark.parametrize(
