@@ -27,7 +27,7 @@ from koala_adapter.vjm.agent import place
 from koala_adapter.vjm.agent import task as tasks
 from koala_adapter.vjm.agent.connection import Channel
 from koala_adapter.vjm.agent.holding import MOST_IN_VAIN, Agent, pause_before_dialling
-from koala_adapter.vjm.agent.node import FatalError, Settings, Timers, clock, read_token
+from koala_adapter.vjm.agent.node import FatalError, Settings, Timers, clock
 from koala_adapter.vjm.agent.place import Workplace, claim_directory, make_private_directory, remove_stale, remove_tree
 from koala_adapter.vjm.agent.processes import (
     KEPT,
@@ -42,12 +42,22 @@ from koala_adapter.vjm.agent.processes import (
 )
 from koala_adapter.vjm.agent.results import STEP, Results
 from tests.real.systems.processes import PATIENCE, wait_until
+from tests.unit.vjm.test_usage import launched, workplace
+
+__all__ = ["workplace"]
 
 GIVEN: dict[str, object] = {
     "host": "center", "port": 4433, "fingerprint": "AB" * 32, "batch": "b", "lease": 60.0, "end_margin": 10.0,
     "walltime": 3600.0, "token": "a-token", "token_file": None, "array_index_variable": "SGE_TASK_ID",
     "job_id_variable": "JOB_ID",
 }  # fmt: skip
+
+
+def see_exit(task: tasks.Task) -> None:
+    """Wait until the process of a task has ended, and have the task see it."""
+    assert task.pid is not None
+    os.waitid(os.P_PID, task.pid, os.WEXITED | os.WNOWAIT)
+    assert task.look()
 
 
 def settings(environment: dict[str, str] | None = None, **changes: object) -> Settings:
@@ -69,14 +79,22 @@ def test_job_id_is_made_fit_for_the_channel() -> None:
     assert settings({}).lrm_id == ""
 
 
-def test_walltime_ends_at_the_earlier_of_two_ends() -> None:
-    """The LRM's own end counts when it comes first; none at all is known without both."""
-    soon = str(int(time.time()) + 100)
-    late = str(int(time.time()) + 10_000)
-    for environment, expected in [({"SLURM_JOB_END_TIME": soon}, 100), ({"SLURM_JOB_END_TIME": late}, 3600)]:
-        end = settings(environment).ends_at
-        assert end is not None
-        assert end - clock() == pytest.approx(expected, abs=5)
+@pytest.mark.parametrize(
+    ("start", "end", "left"),
+    [
+        pytest.param(None, 100, 100, id="Slurm's end comes first"),
+        pytest.param(None, 10_000, 3600, id="the walltime that was asked for ends first"),
+        pytest.param(-7200, -6600, 600, id="the clock of the node is ahead"),
+        pytest.param(7200, 7800, 600, id="the clock of the node is behind"),
+    ],
+)
+def test_the_walltime_ends_at_the_earlier_of_two_ends(start: int | None, end: int, left: int) -> None:
+    """Times of the controller's clock are compared with each other where the node's is another one."""
+    now, times = int(time.time()), {"START": start, "END": end}
+    given = {f"SLURM_JOB_{name}_TIME": str(now + at) for name, at in times.items() if at is not None}
+    found = settings(given).ends_at
+    assert found is not None
+    assert found - clock() == pytest.approx(left, abs=5)
     assert settings(walltime=None).ends_at is None
 
 
@@ -91,40 +109,22 @@ def test_an_agent_that_can_never_act_on_a_message_ends_with_its_words() -> None:
         agent.received(b'{"kind": "welcome"}')
 
 
-@pytest.mark.parametrize("wrong", [-7200, 7200])
-def test_a_node_whose_clock_is_wrong_gets_what_slurm_granted(wrong: int) -> None:
-    """Times of the controller's clock are compared with each other, not with those of another one."""
-    start = int(time.time()) + wrong
-    granted = settings({"SLURM_JOB_START_TIME": str(start), "SLURM_JOB_END_TIME": str(start + 600)}).ends_at
-    assert granted is not None
-    assert granted - clock() == pytest.approx(600, abs=5)
-
-
-def test_the_time_of_day_means_nothing_to_timers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timers_run_in_order_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that is set forward or back neither makes a call early nor puts it off."""
-    timers, made = Timers(), []
-    timers.after(3600, lambda: made.append("late"))
-    timers.after(0, lambda: made.append("due"))
+    timers = Timers()
+    called: list[str] = []
+    assert timers.wait() is None
+    timers.after(3600, lambda: called.append("late"))
+    timers.after(0, lambda: called.append("second"))
+    timers.after(-1, lambda: called.append("first"))
+    assert timers.wait() == 0
     for hours in (2, -2):
         monkeypatch.setattr(time, "time", lambda hours=hours: 1.8e9 + 3600 * hours)
         timers.run()
-        assert made == ["due"]
-        wait = timers.wait()
-        assert wait is not None
-        assert 3500 < wait <= 3600
-
-
-@pytest.fixture
-def token_file(tmp_path: Path) -> Path:
-    """Return a token file as it must be."""
-    path = tmp_path / "token"
-    path.touch(mode=0o600)
-    path.write_text("the-token\n")
-    return path
-
-
-def test_token_comes_from_its_file(token_file: Path) -> None:
-    assert settings(token=None, token_file=str(token_file)).token == "the-token"
+        assert called == ["first", "second"]
+        left = timers.wait()
+        assert left is not None
+        assert 3500 < left <= 3600
 
 
 def _a_fifo(path: Path) -> None:
@@ -140,22 +140,22 @@ def _a_fifo(path: Path) -> None:
         lambda path: [path.rename(path.with_name("real")), path.symlink_to("real")],
         _a_fifo,
         lambda path: path.unlink(),
+        pytest.param(
+            lambda path: os.chown(path, 65534, 65534),
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away"),
+        ),
     ],
-    ids=["readable by group", "writable by others", "a link", "a fifo", "missing"],
+    ids=["readable by group", "writable by others", "a link", "a fifo", "missing", "of another user"],
 )
-def test_token_file_that_others_can_touch_is_refused(token_file: Path, spoil: Callable[[Path], object]) -> None:
+def test_token_file_that_others_can_touch_is_refused(tmp_path: Path, spoil: Callable[[Path], object]) -> None:
     """A token that somebody else can have read or placed is no proof, and the agent says so."""
-    spoil(token_file)
+    path = tmp_path / "token"
+    path.touch(mode=0o600)
+    path.write_text("the-token\n")
+    assert settings(token=None, token_file=str(path)).token == "the-token"
+    spoil(path)
     with pytest.raises(FatalError, match="token file"):
-        read_token(str(token_file))
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_token_file_of_another_user_is_refused(token_file: Path) -> None:
-    """Somebody else's token would make us somebody else's agent."""
-    os.chown(token_file, 65534, 65534)
-    with pytest.raises(FatalError, match="belongs to user 0"):
-        read_token(str(token_file))
+        settings(token=None, token_file=str(path))
 
 
 def test_task_environment_is_free_of_the_batch_system() -> None:
@@ -187,12 +187,18 @@ def test_tasks_get_no_locale_that_python_has_chosen(given: dict[str, str]) -> No
 
 
 def test_input_files_are_written(tmp_path: Path) -> None:
+    """One that is there is replaced; a link in its place is not followed."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    path = tmp_path / "a/b/ä.txt"
+    path.symlink_to(victim)
     for content in (b"old", b"new"):
         write_file(str(tmp_path), "a/b/ä.txt", 0o777, content)
-    path = tmp_path / "a/b/ä.txt"
     assert path.read_bytes() == b"new"
-    assert path.stat().st_mode & 0o777 == 0o755
+    assert path.lstat().st_mode & 0o777 == 0o755
     assert [entry.name for entry in path.parent.iterdir()] == ["ä.txt"]
+    assert victim.read_text() == "precious"
 
 
 @pytest.mark.parametrize(
@@ -209,16 +215,6 @@ def test_input_files_cannot_leave_the_directory(tmp_path: Path, target: str) -> 
         write_file(str(inside), target, 0o644, b"x")
     assert not list(outside.iterdir())
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["inside", "outside"]
-
-
-def test_input_file_does_not_write_through_a_link(tmp_path: Path) -> None:
-    """A link in the place of the file itself is replaced, not followed."""
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    (tmp_path / "x").symlink_to(victim)
-    write_file(str(tmp_path), "x", 0o644, b"mine")
-    assert victim.read_text() == "precious"
-    assert (tmp_path / "x").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize(
@@ -292,21 +288,6 @@ def test_output_bounds_what_it_keeps() -> None:
     assert output.safe
 
 
-def test_timers_run_in_order_of_their_time() -> None:
-    timers = Timers()
-    called: list[str] = []
-    assert timers.wait() is None
-    timers.after(1000, lambda: called.append("late"))
-    timers.after(0, lambda: called.append("second"))
-    timers.after(-1, lambda: called.append("first"))
-    assert timers.wait() == 0
-    timers.run()
-    assert called == ["first", "second"]
-    left = timers.wait()
-    assert left is not None
-    assert 900 < left <= 1000
-
-
 def test_processes_of_a_task_are_found(tmp_path: Path) -> None:
     """By their session, or by the mark in their environment; a strange name does not confuse it, others are spared."""
     program = tmp_path / "a ) 1 (b"
@@ -338,97 +319,65 @@ def wait_until_executed(processes: list[subprocess.Popen[bytes]]) -> None:
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_an_end_that_was_ordered_needs_no_explanation(
-    *, ordered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    *, ordered: bool, workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task that the control center's signal has ended is over at once; for another cause is waited for a while."""
     monkeypatch.setattr(tasks, "SETTLE", 3600.0)
-    (tmp_path / "1").mkdir()
-    monkeypatch.setattr(Workplace, "new_directory", lambda _place: str(tmp_path / "1"))  # without a guard over it
-    with selectors.DefaultSelector() as selector:
-        place = Workplace(selector, Timers(), "b", None)
-        task = tasks.Task(place, "t")
-        message: dict[str, object] = {
-            "argv": ["sleep", "600"],
-            "working_directory": None,
-            "files": [],
-            "environment": {},
-        }
-        task.launch({**message, "time_limit": None})
-        assert task.pid is not None
-        task.advance()
-        if ordered:
-            task.order(signal.SIGTERM)
-        else:
-            task.signal(signal.SIGTERM)
-        os.waitid(os.P_PID, task.pid, os.WEXITED | os.WNOWAIT)
-        assert task.look()
-        for key, mask in selector.select(0):
-            key.data(mask)
-        task.advance()
-        assert (task.end is not None) == ordered
-        monkeypatch.setattr(tasks, "SETTLE", 0.0)
-        task.advance()
-        assert task.end is not None
-        assert task.end.pop("usage")["written_bytes"] == 0
-        assert task.end == {"reason": "signalled", "exit_code": None, "signal": 15, "detail": ""}
-        task.advance()
-        place.finish()
+    task = launched(workplace, ["sleep", "600"])
+    task.advance()
+    if ordered:
+        task.order(signal.SIGTERM)
+    else:
+        task.signal(signal.SIGTERM)
+    see_exit(task)
+    for key, mask in workplace.selector.select(0):
+        key.data(mask)
+    task.advance()
+    assert (task.end is not None) == ordered
+    monkeypatch.setattr(tasks, "SETTLE", 0.0)
+    task.advance()
+    assert task.end is not None
+    assert task.end.pop("usage")["written_bytes"] == 0
+    assert task.end == {"reason": "signalled", "exit_code": None, "signal": 15, "detail": ""}
+    task.advance()
 
 
 PREPARED = "trap 'echo saved > saved' USR1; echo ready > ready; while :; do sleep 0.05; done"
 
 
-def test_a_warning_reaches_those_processes_alone_that_have_a_handler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_warning_reaches_those_processes_alone_that_have_a_handler(tmp_path: Path, workplace: Workplace) -> None:
     """The shell around a program, which would die of the signal, does not get it."""
-    (tmp_path / "1").mkdir()
-    monkeypatch.setattr(Workplace, "new_directory", lambda _place: str(tmp_path / "1"))  # without a guard over it
-    with selectors.DefaultSelector() as selector:
-        place = Workplace(selector, Timers(), "b", None)
-        task = tasks.Task(place, "t")
-        task.launch({
-            "argv": ["sh", "-c", f'sh -c "{PREPARED}"; true'], "working_directory": str(tmp_path), "files": [],
-            "environment": {}, "time_limit": None, "warning": {"signal": int(signal.SIGUSR1), "after": 3600.0},
-        })  # fmt: skip
-        wait_until((tmp_path / "ready").exists, seconds=PATIENCE, what="the program runs")
-        task.warn(signal.SIGUSR1)
-        wait_until((tmp_path / "saved").exists, seconds=PATIENCE, what="it has saved its state")
-        assert not task.look()
-        task.kill()
-        os.waitid(os.P_PID, task.pid or 0, os.WEXITED | os.WNOWAIT)
-        task.look()
-        place.finish()
+    warning = {"signal": int(signal.SIGUSR1), "after": 3600.0}
+    argv = ["sh", "-c", f'sh -c "{PREPARED}"; true']
+    task = launched(workplace, argv, working_directory=str(tmp_path), warning=warning)
+    wait_until((tmp_path / "ready").exists, seconds=PATIENCE, what="the program runs")
+    task.warn(signal.SIGUSR1)
+    wait_until((tmp_path / "saved").exists, seconds=PATIENCE, what="it has saved its state")
+    assert not task.look()
+    task.kill()
+    see_exit(task)
 
 
-def test_the_end_of_a_task_is_told_after_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_task_is_told_after_its_last_words(
+    tmp_path: Path, workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What its process said to koala is read once it is gone, though the loop never saw it, and is sent before."""
     monkeypatch.setattr(tasks, "DRAIN", 0.0)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "1").mkdir()
-    monkeypatch.setattr(Workplace, "new_directory", lambda _place: str(tmp_path / "1"))  # without a guard over it
-    with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX) as client:
-        place = Workplace(selector, Timers(), "b", None)
-        task = tasks.Task(place, "t")
-        task.launch({
-            "argv": ["false"], "working_directory": None, "files": [], "environment": {}, "time_limit": None,
-            "application": True,
-        })  # fmt: skip
-        assert task.pid is not None
-        assert task.application is not None
+    task = launched(workplace, ["false"], application=True)
+    assert task.application is not None
+    with socket.socket(socket.AF_UNIX) as client:
         client.connect("1/application")  # short enough for an address, wherever tests are run
         client.sendall(b"00000004\nlast")
-        os.waitid(os.P_PID, task.pid, os.WEXITED | os.WNOWAIT)
-        assert task.look()
+        see_exit(task)
         task.advance()
         assert task.end is not None
-        for key, mask in selector.select(0):
+        for key, mask in workplace.selector.select(0):
             key.data(mask)
         task.advance()
         assert (task.complete, task.tellable, task.safe) == (True, False, False)
         assert task.application.next() == b"00000004\nlast"
         assert task.tellable
-        place.finish()
 
 
 @pytest.mark.parametrize(

@@ -25,19 +25,27 @@ BURN = "import time\nwhile time.process_time() < 0.5: pass"
 
 
 @pytest.fixture
-def place() -> Iterator[Workplace]:
-    """Return the place of an agent's tasks, without time between two looks at them."""
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workplace]:
+    """Return the place of an agent's task, without a guard over it."""
+    (tmp_path / "1").mkdir()
+    monkeypatch.setattr(Workplace, "new_directory", lambda _place: str(tmp_path / "1"))
     with selectors.DefaultSelector() as selector:
         made = Workplace(selector, Timers(), "b", None)
         yield made
         made.finish()
 
 
+def launched(place: Workplace, argv: list[str], **more: object) -> Task:
+    """Return a task that was started. ``more``: of the control center's message."""
+    task = Task(place, "1:0")
+    message = {"argv": argv, "working_directory": None, "files": [], "environment": [], "time_limit": None}
+    task.launch(message | more)
+    return task
+
+
 def used(place: Workplace, script: str, *arguments: str) -> dict[str, Any]:
     """Run a script of a shell to its end and return what the agent tells of it."""
-    task = Task(place, "1:0")
-    argv = ["sh", "-c", script, sys.executable, *arguments]
-    task.launch({"argv": argv, "working_directory": None, "files": [], "environment": [], "time_limit": None})
+    task = launched(place, ["sh", "-c", script, sys.executable, *arguments])
     while not task.complete:
         place.timers.run()
         task.look()
@@ -49,18 +57,18 @@ def used(place: Workplace, script: str, *arguments: str) -> dict[str, Any]:
     return told
 
 
-def test_children_count(place: Workplace) -> None:
+def test_children_count(workplace: Workplace) -> None:
     """Also those that are gone: the kernel adds up what is reaped."""
-    told = used(place, '"$0" -c "$1"; head -c 3000000 /dev/zero | cat >/dev/null', BURN)
+    told = used(workplace, '"$0" -c "$1"; head -c 3000000 /dev/zero | cat >/dev/null', BURN)
     assert told["user_seconds"] + told["system_seconds"] == pytest.approx(0.5, abs=0.25)
     assert told["read_bytes"] >= 6_000_000 <= told["written_bytes"]
     assert told["gpu_seconds"] is None
 
 
-def test_what_is_left_behind_counts(place: Workplace) -> None:
+def test_what_is_left_behind_counts(workplace: Workplace) -> None:
     """A process that is killed at the end of its task is reaped by others."""
     stays = f"{BURN}\nprint(file=open('fifo', 'w'), flush=True)\ntime.sleep(600)"
-    told = used(place, 'mkfifo fifo; "$0" -c "$1" & read line <fifo', stays)
+    told = used(workplace, 'mkfifo fifo; "$0" -c "$1" & read line <fifo', stays)
     assert told["user_seconds"] + told["system_seconds"] > 0.4
 
 
