@@ -25,9 +25,17 @@ from koala_adapter.model import (
 from koala_adapter.runners.mpi import MpiRunner
 from koala_adapter.runners.nodes import HOST, MOST_RANKS, RelayPlan
 from koala_adapter.runners.restartedmpi import KEEPER, RestartedMpiRunner
-from koala_adapter.runners.runner import IN_FLIGHT, AddressedLaunch, Application, ProcessRunner, Reaction, Sending
+from koala_adapter.runners.runner import (
+    IN_FLIGHT,
+    AddressedLaunch,
+    Application,
+    ProcessRunner,
+    Reaction,
+    Runner,
+    Sending,
+)
 from koala_adapter.scheduler.actions import Rank
-from koala_adapter.scheduler.events import Event, RankEnded, RankStarted
+from koala_adapter.scheduler.events import Event, RankEnded
 from koala_adapter.slots import Slot
 from koala_adapter.vjm.channel import Launch, LaunchFile
 
@@ -166,22 +174,6 @@ def test_ranks_find_the_threads_of_their_slot(of_job: dict[str, str], of_compone
     assert (environment["KOALA_THREADS"], environment["OMP_NUM_THREADS"]) == ("4", found)
 
 
-def test_ranks_of_a_split_component_know_their_own_cluster() -> None:
-    one = application(Launcher.PROCESS)
-    ranks = tuple(replace(rank, cluster=ClusterName(f"cluster{rank.rank}")) for rank in one.ranks)
-    launches = ProcessRunner(replace(one, ranks=ranks)).launches()
-    found = [dict(launch.launch.environment)["KOALA_CLUSTER"] for launch in launches]
-    assert found == ["cluster0", "cluster1", "cluster2"]
-
-
-def test_tasks_of_processes_are_ranks() -> None:
-    runner = ProcessRunner(application(Launcher.PROCESS))
-    bad = TaskEnd(reason=EndReason.SIGNALLED, signal=9)
-    assert runner.started("7:1", NOW) == (RankStarted(time=NOW, job_id=JobId("7"), rank=1),)
-    assert runner.ended("7:1", bad, NOW) == (RankEnded(time=NOW, job_id=JobId("7"), rank=1, end=bad),)
-    assert runner.output_of("7:1", "out", 0, b"HYDRA_LAUNCH: x --proxy-id 0\n", NOW).launches == ()
-
-
 # ---- MPI ------------------------------------------------------------------------------------------------------------
 
 PROXY = "HYDRA_LAUNCH: /usr/bin/hydra_pmi_proxy --control-port 10.0.0.1:4711 --pgid 0 --retries 10 --proxy-id {}\n"
@@ -192,7 +184,7 @@ def mpi(*, working_directory: str | None = None) -> MpiRunner:
     return MpiRunner(application(Launcher.MPI, working_directory=working_directory))
 
 
-def printed(runner: MpiRunner, data: bytes, offset: int = 0) -> Reaction:
+def printed(runner: Runner, data: bytes, offset: int = 0) -> Reaction:
     return runner.output_of("7:launcher", "out", offset, data, NOW)
 
 
@@ -232,14 +224,6 @@ def test_output_in_pieces_is_read_as_a_whole(size: int) -> None:
         for begin in (offset, max(0, offset - 3)):
             launches += printed(runner, PROXIES[begin : offset + size], begin).launches
     assert [one.launch.task for one in launches] == ["7:0", "7:1", "7:2"]
-
-
-def test_a_new_runner_reads_the_file_and_goes_on() -> None:
-    runner = mpi()
-    half = len(PROXIES) // 2
-    printed(runner, PROXIES[:half])
-    printed(runner, PROXIES[half:], half)
-    assert len(list(runner.launches())) == 4
     assert printed(runner, b"lost before this", len(PROXIES) + 10).launches == (), "what is missing comes first"
 
 

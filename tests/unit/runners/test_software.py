@@ -66,8 +66,7 @@ def test_every_runner_has_the_lines_run(kind: type[Runner], launcher: Launcher) 
     """Before each process of a rank, and before mpiexec, which a module may bring."""
     runner = kind(application(launcher, setup=("own",)))
     found = list(runner.launches())
-    hydra = "HYDRA_LAUNCH: /usr/bin/hydra_pmi_proxy --pgid 0 --retries 10 --proxy-id 1\n"
-    found += runner.output_of("7:launcher", "out", 0, hydra.encode(), 0.0).launches
+    found += test_runners.printed(runner, test_runners.PROXY.format(1).encode()).launches
     assert {launch.launch.setup for launch in found} == {("site east", "own"), ("own",)} - (
         {("own",)} if kind in {MpiRunner, AdaptiveMpiRunner} else set()
     )
@@ -114,8 +113,7 @@ def test_mpi_runs_the_program_in_the_container_and_nothing_else() -> None:
     runner = MpiRunner(application(Launcher.MPI, container="image.sif"))
     (launcher,) = runner.launches()
     assert launcher.launch.argv[0] == "mpiexec.hydra"
-    hydra = "HYDRA_LAUNCH: /usr/bin/hydra_pmi_proxy --pgid 0 --retries 10 --proxy-id 1\n"
-    (proxy,) = runner.output_of("7:launcher", "out", 0, hydra.encode(), 0.0).launches
+    (proxy,) = test_runners.printed(runner, test_runners.PROXY.format(1).encode()).launches
     assert proxy.launch.argv[0] == "/usr/bin/hydra_pmi_proxy"
     command = shlex.split(dict(proxy.launch.environment)["KOALA_COMMAND"])
     assert command[-4:] == ["image.sif", "program", "a", "an argument; with $things"]
@@ -150,8 +148,7 @@ os.execvp(sys.argv[at + 1], sys.argv[at + 1 :])
 SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]))"
 
 
-@pytest.mark.parametrize("runtime", ["apptainer", "singularity", "podman"])
-@pytest.mark.parametrize("gpus", [0, 1])
+@pytest.mark.parametrize(("runtime", "gpus"), [("apptainer", 0), ("singularity", 1), ("podman", 1)])
 def test_containers_get_directory_variables_and_arguments(tmp_path: Path, runtime: str, gpus: int) -> None:
     """By a stand-in of each runtime, which says how it was called and runs the command on the node."""
     bin_, private, work = (tmp_path / name for name in ("bin", "private dir", "work dir"))

@@ -201,6 +201,8 @@ def test_the_end_comes_near_again_only_when_it_has_moved_away() -> None:
     assert notices.next_deadline() is None
     notices.ends(1000, [0], 5)
     assert (hears(notices, 0, HELLO, 5), notices.next_deadline()) == ([(0, 995, "0")], 940)
+    notices.ends(1000.9, [0], 6)
+    assert told(notices) == []  # it is only known a little better
     notices.time_passed(945)
     assert (told(notices), notices.next_deadline()) == ([(0, 55, "1")], None)
     notices.ends(990, [0], 947)
@@ -229,21 +231,6 @@ def test_who_is_in_contact_knows_the_end_and_hears_when_it_is_near() -> None:
     notices.lost(1)
     assert notices.warned == 1
     assert hears(notices, 1, HELLO, 990.5) == [(1, 9, "1")]
-
-
-def test_an_end_that_moves_is_told_again() -> None:
-    """Not when it is only known a little better; and when it has moved away, it is no longer near."""
-    notices = WalltimeNotices(60)
-    notices.ends(1000, [0], 0)
-    hears(notices, 0, HELLO, 0)
-    notices.ends(1000.9, [0], 1)
-    assert told(notices) == []
-    notices.ends(500, [0], 450)
-    assert told(notices) == [(0, 50, "1")]
-    notices.ends(2000, [0], 451)
-    assert told(notices) == [(0, 1549, "0")]
-    notices.ends(10, [0], 451)
-    assert told(notices) == [(0, 0, "1")]
 
 
 def test_libraries_of_earlier_versions_are_told_nothing() -> None:

@@ -62,10 +62,6 @@ def test_clients_see_what_the_fingerprint_says(tmp_path: Path) -> None:
     assert version == "TLSv1.3"
 
 
-def test_the_same_certificate_is_found_again(tmp_path: Path) -> None:
-    assert load_or_create(tmp_path) == load_or_create(tmp_path)
-
-
 def test_services_that_start_at_once_agree(tmp_path: Path) -> None:
     """Nobody replaces what another has just put there."""
     with ThreadPoolExecutor(8) as pool:
@@ -75,7 +71,7 @@ def test_services_that_start_at_once_agree(tmp_path: Path) -> None:
 
 
 def test_key_is_private(tmp_path: Path) -> None:
-    """File 0600, directory 0700, whatever the umask."""
+    """File 0600, directory 0700, whatever the umask; one that others can read is refused, as it may be known."""
     before = os.umask(0)
     try:
         certificate = load_or_create(tmp_path / "state")
@@ -83,14 +79,9 @@ def test_key_is_private(tmp_path: Path) -> None:
         os.umask(before)
     assert certificate.path.stat().st_mode & 0o777 == 0o600
     assert certificate.path.parent.stat().st_mode & 0o777 == 0o700
-
-
-def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    """It may be known: the message names the file and what to do."""
-    certificate = load_or_create(tmp_path)
     certificate.path.chmod(0o644)
     with pytest.raises(ConfigurationError, match=r"control-center\.pem.*remove it"):
-        load_or_create(tmp_path)
+        load_or_create(tmp_path / "state")
 
 
 @pytest.mark.parametrize("text", ["", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
