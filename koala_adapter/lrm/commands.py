@@ -318,15 +318,13 @@ class CommandRunner:
         self,
         *,
         per_minute: int = 60,
-        environment: Mapping[str, str] | None = None,
         shared: Path | None = None,
         answers: KeptAnswers | None = None,
         host: LrmHost = THIS_HOST,
     ) -> None:
-        """``environment`` is added to the built one for every command (``SLURM_CONF``, ``SGE_ROOT`` ...).
+        """``shared``: file by which all processes that ask this cluster keep within the bound together.
 
-        ``shared``: file by which all processes that ask this cluster keep within the bound together. ``answers``: what
-        it was asked before. ``host``: where the commands are.
+        ``answers``: what it was asked before. ``host``: where the commands are.
         """
         self.kept_answers = KeptAnswers() if answers is None else answers
         self.host = host
@@ -335,7 +333,6 @@ class CommandRunner:
         """Seconds for which requests have waited for the bound, all in all."""
         self._waiting: list[_Waiting] = []
         """Requests that wait for the bound."""
-        self._environment = dict(environment or {})
         self.patience: float | None = None
         """Seconds that a request may take at most, whatever whoever makes it allows; None: as long as that."""
         self.unanswered = 0
@@ -429,10 +426,9 @@ class CommandRunner:
     async def _run(
         self, argv: Sequence[str], stdin: bytes, environment: Mapping[str, str] | None, timeout: float
     ) -> CommandResult:
-        added = {**self._environment, **(environment or {})}
         try:
             with anyio.fail_after(timeout):
-                returncode, stdout, stderr = await self.host.run(argv, stdin=stdin, environment=added)
+                returncode, stdout, stderr = await self.host.run(argv, stdin=stdin, environment=environment)
         except TimeoutError:
             self.unanswered += 1
             message = f"{argv[0]} did not answer within {timeout:g} s"

@@ -148,10 +148,6 @@ class StartLog:
         except sqlite3.Error as error:
             raise JournalError(f"{self._path}: cannot be written: {error}", hint=HINT) from error
 
-    def note(self, pin: Pin) -> None:
-        """Record a start on disk. Raises JournalError: then it must not be requested."""
-        self.store({**self._stored, pin.job_id: pin})
-
     def store(self, pins: Mapping[LrmJobId, Pin]) -> None:
         """Replace the record on disk by ``pins``. Raises JournalError: then nothing changed."""
         gone = [job for job in self._stored if job not in pins]

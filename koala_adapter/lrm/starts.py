@@ -97,8 +97,6 @@ class Attempt:
     stage: Stage = Stage.DECIDED
     since: float = 0.0
     """When it came to this stage."""
-    until: float | None = None
-    """By when it must show; None: as the patience says."""
     error: LrmError | None = None
     """What the batch system said, or why it is not known whether it was accepted."""
     elsewhere: str = ""
@@ -129,14 +127,14 @@ class Starts:
 
     # -- what is done ------------------------------------------------------------------------------------------------
 
-    def begin(self, pin: Pin, *, until: float | None = None) -> None:
+    def begin(self, pin: Pin) -> None:
         """Register a decided start. What the job asked for before its first start stays recorded."""
         former = self.pins.get(pin.job_id)
         tied_before = former is not None and former.wishes is not None
         if former is not None and tied_before:
             pin = replace(pin, wishes=former.wishes, original=former.original)
         self.pins[pin.job_id] = pin
-        self.attempts[pin.job_id] = Attempt(nodes=pin.nodes, until=until, tied_before=tied_before)
+        self.attempts[pin.job_id] = Attempt(nodes=pin.nodes, tied_before=tied_before)
 
     def resume(self, pin: Pin, stage: Stage) -> None:
         """Register a start that an earlier process requested."""
@@ -235,8 +233,7 @@ class Starts:
 
     def due(self, job_id: LrmJobId) -> float:
         """Return the time by which an accepted start must show."""
-        attempt = self.attempts[job_id]
-        return attempt.since + self.patience.start if attempt.until is None else attempt.until
+        return self.attempts[job_id].since + self.patience.start
 
     def failed(self, job_id: LrmJobId, failure: Failure) -> float:
         """Register a failed start; return for how many seconds the job is kept back."""

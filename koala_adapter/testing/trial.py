@@ -49,11 +49,9 @@ class RecordedCommand:
 class RecordingRunner(CommandRunner):
     """Runs commands like its parent and keeps a list of them."""
 
-    def __init__(
-        self, *, per_minute: int = 60_000, environment: Mapping[str, str] | None = None, host: LrmHost = THIS_HOST
-    ) -> None:
+    def __init__(self, *, host: LrmHost = THIS_HOST) -> None:
         """The bound is generous, because a test asks far more often than the service does."""
-        super().__init__(per_minute=per_minute, environment=environment, host=host)
+        super().__init__(per_minute=60_000, host=host)
         self.commands: list[RecordedCommand] = []
 
     async def run(

@@ -193,7 +193,7 @@ class PbsLrm(CommandPlugin):
         parts = self._pieces(submission)
         several = f"the first of {len(parts)} requests; " if len(parts) > 1 else ""
         return RenderedSubmission(
-            command=self._qsub(submission, parts[0] if parts else range(1, 1)),
+            command=self._qsub(submission, parts[0]),
             script=self._script(submission),
             environment=tuple(self._commands.environment.items()),
             note=f"{several}the script goes to qsub on its standard input",
@@ -233,8 +233,6 @@ class PbsLrm(CommandPlugin):
 
     async def _submit_pieces(self, submission: Submission, parts: Sequence[range]) -> tuple[LrmJobId, ...]:
         commands = [(piece, self._qsub(submission, piece)) for piece in parts]
-        if not commands:
-            self._qsub(submission, range(1, 1))
         ids: list[LrmJobId] = []
         for piece, command in commands:
             try:

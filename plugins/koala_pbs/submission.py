@@ -98,11 +98,12 @@ INDEX_IN_PATH = "^array_index^"
 def pieces(submission: Submission, largest: int) -> tuple[range, ...]:
     """Return the indices of placeholders, divided into those that are submitted together.
 
-    ``largest``: array that is taken. Usually all go in one; where they do not, each piece is a request.
+    ``largest``: array that is taken. Usually all go in one; where they do not, each piece is a request. Of a submission
+    without any, which is to be refused, there is one empty piece.
     """
     size = 1 if submission.held else max(1, largest)
     numbers = range(1, submission.count + 1)
-    return tuple(numbers[start : start + size] for start in range(0, submission.count, size))
+    return tuple(numbers[start : start + size] for start in range(0, max(1, submission.count), size))
 
 
 def qsub_command(

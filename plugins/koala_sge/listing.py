@@ -409,8 +409,8 @@ LONGEST_EXPANSION = 10_000
 _RANGE = re.compile(r"(\d{1,10})(?:-(\d{1,10})(?::(\d{1,10}))?)?")
 
 
-def parse_jobs(raw: bytes, *, name_prefix: str = "", by_queue: bool = False, gpu: str = "") -> tuple[LrmJob, ...]:
-    """Return jobs (array tasks singly) whose name begins with ``name_prefix``. Raises LrmUnavailableError.
+def parse_jobs(raw: bytes, *, by_queue: bool = False, gpu: str = "") -> tuple[LrmJob, ...]:
+    """Return jobs, array tasks singly. Raises LrmUnavailableError.
 
     ``gpu``: the complex by which jobs ask for GPUs; empty: it is not known.
 
@@ -420,10 +420,9 @@ def parse_jobs(raw: bytes, *, name_prefix: str = "", by_queue: bool = False, gpu
     jobs: dict[LrmJobId, LrmJob] = {}
     for element in listed_jobs(raw):
         name = text_of(element, "full_job_name") or text_of(element, "JB_name")
-        if name.startswith(name_prefix):
-            gpus = 0 if place_of(element)[1] else _requested(element, gpu)
-            found = _jobs(element, name, by_queue=by_queue)
-            jobs.update((job.id, replace(job, gpus_per_node=gpus) if gpus else job) for job in found)
+        gpus = 0 if place_of(element)[1] else _requested(element, gpu)
+        found = _jobs(element, name, by_queue=by_queue)
+        jobs.update((job.id, replace(job, gpus_per_node=gpus) if gpus else job) for job in found)
     return tuple(jobs.values())
 
 

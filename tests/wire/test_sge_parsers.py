@@ -68,7 +68,7 @@ class TestJobs:
 
     def test_running_and_waiting_tasks(self) -> None:
         """Running tasks come singly, waiting ones as ranges; all get the ids that DRMAA gave them."""
-        jobs = {job.id: job for job in parse_jobs(sample("qstat_r.xml"), name_prefix="koala-run")}
+        jobs = {job.id: job for job in parse_jobs(sample("qstat_r.xml")) if job.name.startswith("koala-run")}
         number = min(jobs).partition(".")[0]
         assert set(jobs) == {f"{number}.{index}" for index in range(1, 9)}
         states = [jobs[id_].state for id_ in sorted(jobs)]
@@ -78,7 +78,7 @@ class TestJobs:
 
     def test_places_and_times(self) -> None:
         """A running task tells node, queue, start and end (as UTC); a waiting one when it was submitted."""
-        jobs = parse_jobs(sample("qstat_r.xml"), name_prefix="koala-run")
+        jobs = [job for job in parse_jobs(sample("qstat_r.xml")) if job.name.startswith("koala-run")]
         running = next(job for job in jobs if job.state is LrmJobState.RUNNING)
         waiting = next(job for job in jobs if job.state is LrmJobState.QUEUED)
         assert (running.nodes, running.queue, running.user) == (("localhost",), "all.q", "root")
@@ -104,7 +104,7 @@ class TestJobs:
         assert other.id.isdigit()
 
     def test_steps_between_tasks(self) -> None:
-        held = parse_jobs(sample("qstat_mixed.xml"), name_prefix="held")
+        held = [job for job in parse_jobs(sample("qstat_mixed.xml")) if job.name.startswith("held")]
         assert [job.array_index for job in held] == [2, 4, 6, 8]
 
     def test_deleted_is_ending(self) -> None:

@@ -226,6 +226,7 @@ class TestSubmission:
             {"output_directory": "tmp"},
             {"script": "echo"},
             {"walltime": 0},
+            {"count": 0},
             {"memory_mib": 0},
         ],
     )

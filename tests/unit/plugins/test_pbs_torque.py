@@ -194,7 +194,4 @@ def test_a_packed_script_needs_no_file(shell: str, way: str, tmp_path: Path) -> 
             capture_output=True, check=False, timeout=90, preexec_fn=no_files,
         )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (7, "42\n", "")
-
-
-def test_a_short_script_is_not_packed() -> None:
-    assert packed(SCRIPT) == SCRIPT
+    assert packed(SCRIPT) == SCRIPT, "a short one stays as it is"

@@ -309,11 +309,6 @@ class TestSettings:
             "X": "y",
         }
 
-    def test_commands(self, tmp_path: Path) -> None:
-        """Commands are taken from the given directory, else from PATH."""
-        assert lrm_of(tmp_path).render(submission()).command[0] == "qsub"
-        assert lrm_of(tmp_path, bin_directory="/b").render(submission()).command[0] == "/b/qsub"
-
     @pytest.mark.parametrize("wrong", [{"cell": ""}, {"qmaster_port": 0}, {"qmaster_port": 70_000}, {"ports": 1}])
     def test_wrong_values(self, wrong: dict[str, object]) -> None:
         with pytest.raises(ValidationError):

@@ -20,9 +20,9 @@ from koala_adapter.lrm import ClusterContext, PinnedStart, Submission
 from koala_adapter.lrm.commands import CommandResult, child_environment
 from koala_adapter.lrm.contract import Directives, ReservationRequest
 from koala_adapter.lrm.rate import KeptAnswers
-from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState, Node, NodeState
+from koala_adapter.model import BatchKey, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.slots import Slot
-from koala_adapter.testing import RecordingRunner, eventually, new_context
+from koala_adapter.testing import RecordingRunner, new_context
 from koala_slurm import PLUGIN, SlurmSettings
 from koala_slurm.listing import parse_config
 from koala_slurm.lrm import SlurmLrm
@@ -122,13 +122,6 @@ async def test_jobs_get_the_locale_of_the_caller(
     assert {name: value for name, value in seen.items() if name.startswith(("LC_", "LANG"))} == {"LANG": "de_DE.UTF-8"}
 
 
-async def test_slurm_refuses_what_is_not_known_to_be_too_large(fake: FakeSlurm, context: ClusterContext) -> None:
-    """Before the limit is known, Slurm's own refusal of a too large array is one for good."""
-    lrm = SlurmLrm(context, settings_of(fake))
-    with pytest.raises(LrmRejectedError, match="Invalid job array specification"):
-        await lrm.submit(replace(HELD, count=101))
-
-
 async def test_whole_array_is_cancelled_by_its_bare_id(fake: FakeSlurm, context: ClusterContext) -> None:
     lrm = await started(fake, context)
     whole, part = await lrm.submit(HELD), await lrm.submit(HELD)
@@ -185,37 +178,6 @@ async def test_hanging_accounting_is_none(tmp_path: Path, context: ClusterContex
     lrm = await started(fake, context, command_timeout=1)
     assert not lrm.capabilities.accounting
     assert len(await lrm.nodes()) == 2
-
-
-async def test_history_of_a_newer_release(tmp_path: Path, context: ClusterContext) -> None:
-    """With accounting, ends are told by it, in the same words as by the listing of any release."""
-    fake = FakeSlurm(tmp_path / "newer", release="24.11.5", accounting=True)
-    lrm = await started(fake, context)
-    ids = await lrm.submit(replace(HELD, held=False, count=2, script="#!/bin/sh\nexit $SLURM_ARRAY_TASK_ID\n"))
-
-    async def ended() -> list[int | None]:
-        jobs = await lrm.jobs(name_prefix="koala")
-        return [job.exit_code for job in jobs if job.state is LrmJobState.ENDED]
-
-    assert await eventually(ended, lambda codes: len(codes) == 2, what="both ended", seconds=90) == [1, 2]
-    kept = await lrm.history([*ids, LrmJobId("999_1")])
-    assert [(job.id, job.end, job.exit_code) for job in kept] == [
-        (ids[0], EndReason.EXITED, 1),
-        (ids[1], EndReason.EXITED, 2),
-    ]
-    fake.close()
-
-
-async def test_what_is_taken_back_is_in_hold(fake: FakeSlurm, context: ClusterContext) -> None:
-    lrm = await started(fake, context)
-    script = "#!/bin/sh\nexec sleep 60\n"
-    await lrm.submit(Submission(key=BatchKey("full"), count=fake.processors, script=script, walltime=60))
-    (job,) = await lrm.submit(replace(HELD, count=1))
-    start = PinnedStart(job=job, nodes=("n1",), original=await lrm.original_request(job))
-    for step, state in ((lrm.start_on(start), LrmJobState.QUEUED), (lrm.undo_start(start), LrmJobState.HELD)):
-        await step
-        states = {seen.id: seen.state for seen in await lrm.jobs(name_prefix="koala")}
-        assert states[job] is state
 
 
 @pytest.mark.parametrize("nodes", [[], ["no such"], ["n1;reboot"], ["-n1"]])

@@ -556,7 +556,8 @@ async def test_interrupted_starts_are_set_right_when_it_answers(tmp_path: Path) 
     """The server takes requests before that."""
     starts = closed_later(StartLog(tmp_path / "starts.sqlite"))
     wishes = OriginalRequest(processors=2)
-    starts.note(Pin(job_id=LrmJobId("5"), submitted_at=NOW - 60, nodes=(("n1", 2),), wishes=wishes, at=NOW - 1))
+    pin = Pin(job_id=LrmJobId("5"), submitted_at=NOW - 60, nodes=(("n1", 2),), wishes=wishes, at=NOW - 1)
+    starts.store({pin.job_id: pin})
     starts.close()
     server = slow_server(tmp_path, reply_within=LITTLE)
     async with anyio.create_task_group() as tasks:

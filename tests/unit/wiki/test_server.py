@@ -38,7 +38,7 @@ def on_record(id_: str) -> Pin:
 def note(directory: Path, pin: Pin) -> None:
     """Have an earlier server of this directory put a start on record."""
     starts = closed_later(StartLog(directory / "starts.sqlite"))
-    starts.note(pin)
+    starts.store({pin.job_id: pin})
     starts.close()
 
 
