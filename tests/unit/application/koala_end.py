@@ -73,10 +73,6 @@ class Coordinator:
     """How many points away the next one is that is tried."""
     finished: int = 0
     errors: list[tuple[int, str]] = field(default_factory=list)
-    left: set[int] = field(default_factory=set)
-    lost: set[int] = field(default_factory=set)
-    failed: bool = False
-    """A member has died: the program is over."""
 
     def member(self, rank: int) -> Member:
         """Return what is told of a process."""
@@ -100,22 +96,6 @@ class Coordinator:
         self.phase, self.hellos, self.answers, self.at = "asked", {}, {}, 0
         return [(rank, note_payload("who")) for rank in self._expected()]
 
-    def out_of_contact(self, rank: int) -> None:
-        """Begin nothing before a process whose connection broke has said where it is: it may lack its resume."""
-        if self.phase in {"idle", "asked"}:
-            self.phase = "asked"
-            self.hellos.pop(rank, None)
-
-    def died(self, rank: int) -> Said:
-        """Take note that a process is gone."""
-        self.lost.add(rank)
-        if rank in self.left or rank not in self._expected():
-            return []
-        if self.plan is not None and rank in self.plan.joining and self.phase in {"gathering", "asking", "stopping"}:
-            return self.abandon()
-        self.failed = True
-        return []
-
     def heard(self, rank: int, note: Note) -> Said:
         match note.verb:
             case "hello":
@@ -128,7 +108,7 @@ class Coordinator:
             case "done":
                 return self._done(rank, note.number("change"))
             case "leaving":
-                self.left.add(rank)
+                pass
             case "error":
                 self.errors.append((rank, note.text("text")))
             case other:

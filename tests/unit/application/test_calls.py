@@ -449,18 +449,6 @@ def test_offers_count_what_was_agreed_before(stage: Stage) -> None:
         assert quantity(koala.first_event(koala.offer(5, "shrink"))) == 2
 
 
-def test_of_two_offers_at_once_the_second_waits(stage: Stage) -> None:
-    """A program of 2 that wants powers of two takes 2 and declines 4, which could be there before the 2."""
-    with KoalaEnd(stage.directory, 2, maximum=8) as koala:
-        stage.joined(koala, sizes="power-of-two")
-        koala.granting = nt.rejected
-        with koala.lock:  # no commitment comes between the two
-            keys = [koala.offer(2, "grow", key="a"), koala.offer(4, "grow", key="b")]
-        assert koala.first_event(keys[0]).kind == "accepted"
-        declined = koala.first_event(keys[1])
-        assert (declined.kind, declined.state) == ("ended", "rejected")
-
-
 def test_multiples_wait_only_until_the_size_is_one(stage: Stage) -> None:
     """A program of 3 takes 1 and declines 4, which would make it 7 without the 1; one of 4 takes all that comes."""
     with KoalaEnd(stage.directory, 3, maximum=16) as koala:

@@ -121,6 +121,19 @@ def test_a_change_that_contradicts_itself_is_refused(words: dict[str, str]) -> N
         parse_change(change_note(**words), 2, ())
 
 
+def test_a_point_that_is_passed_at_that_moment_is_passed_or_waited_at() -> None:
+    """A process that has counted but not looked is passed or armed, and never both."""
+    for order in range(2):
+        process = Process(0, "", "any", 1)
+        process.heard(parse_note(note_payload("welcome", rank=0, size=1, members="0@a@n@")))
+        process.reached += 1
+        if order:
+            assert not process.attention
+        answer = process.heard(Note("stop", {"change": "1", "at": str(1 + order)}))
+        assert parse_note(answer[0]).verb == ("armed" if order else "passed")
+        assert process.attention == bool(order)
+
+
 @examples(100)
 @given(
     st.sampled_from(["any", "power-of-two", "multiple-of-3", "multiple-of-1"]),

@@ -80,14 +80,6 @@ async def until_gone(manager: Manager) -> None:
             await anyio.wait_all_tasks_blocked()
 
 
-async def test_a_program_with_a_token_negotiates() -> None:
-    """14 are asked for, 6 are idle, 6 are taken and allocated; the connection ends."""
-    async with listening(Manager()) as manager:
-        connection = await connected(await manager.access())
-        assert await to_thread.run_sync(settled, connection, wish()) == ["offer", "agreed", "consumed"]
-        assert manager.free == 0
-
-
 async def test_koala_begins() -> None:
     """Four idle processors are offered to a malleable application, which takes them."""
     async with listening(Manager(offers=4)) as manager:

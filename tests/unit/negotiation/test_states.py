@@ -46,12 +46,10 @@ from koala_adapter.negotiation.states import (
     RESENT,
     SAID,
     SENT,
-    completed,
     problem_of_closing,
     problem_of_counter,
 )
 from koala_adapter.negotiation.templates import (
-    GROW,
     MANDATORY,
     NT_ACCEPTED,
     NT_FIXED,
@@ -63,7 +61,7 @@ from koala_adapter.negotiation.templates import (
     checked,
 )
 from tests.examples import examples
-from tests.unit.negotiation.templates import CPU, MEM, published, request, templates
+from tests.unit.negotiation.templates import CPU, MEM, request, templates
 from tests.unit.negotiation.templates import PUBLISHED as PUBLISHED_TEMPLATE
 
 # -- The state machine and its rules: the tables are whole and end, and what an answer may change; deciding.
@@ -233,15 +231,6 @@ def test_what_a_counter_offer_may_change(offer: Template, counter: Template, pro
 )
 def test_what_may_be_accepted_and_committed_to(standing: Template, closing: Template, problem: str) -> None:
     assert problem_of_closing(standing, closing) == problem
-
-
-def test_a_peer_of_the_published_form_leaves_out_what_is_known() -> None:
-    where = Resource(type="CPU", quantity=4, cluster="beta", component="workers")
-    offer = request()._replace(resources=(where,))
-    answer = completed(published(accepted(offer)), offer)
-    assert problem_of_closing(offer, answer) == ""
-    assert answer.quantities() == {("CPU", "beta", "workers"): 4}
-    assert answer.direction == GROW
 
 
 # -- Connections of programs: blocking sockets, deadlines, and peers that go or err.

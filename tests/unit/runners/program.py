@@ -34,6 +34,8 @@ class Member:
     up: deque[bytes] = field(default_factory=deque)
     down: deque[bytes] = field(default_factory=deque)
     over: bool = False
+    counted: bool = False
+    """Whether the program has counted a point at which it has not looked yet for what is to be done."""
     adapted: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
     """Of each change: its number, the point, and the ranks of the members afterwards."""
     known: tuple[int, ...] = ()
@@ -58,10 +60,13 @@ class Member:
         elif process.state == "left":
             self.say(process.leave())
             self.over = True
-        else:
-            process.reached += 1
+        elif self.counted:
+            self.counted = False
             if process.attention:
                 self.say(process.stand())
+        else:
+            process.reached += 1
+            self.counted = True
 
 
 class World:

@@ -63,21 +63,6 @@ def test_the_course_of_a_negotiation(script: str, kinds: str, phase: ChangePhase
         assert stage.site.sizes("1") == [4]
 
 
-def test_a_counter_offer_to_a_counter_offer_keeps_its_round() -> None:
-    stage = played("wish 6, counter 2")
-    acceptance = stage.latest()
-    assert acceptance.round == 3
-    stage.play("restart, commit")
-    assert stage.application.state(acceptance.key) == "agreed"
-
-
-def test_an_offer_that_is_not_answered_expires() -> None:
-    stage = played("offer")
-    assert stage.latest().answer_within == 20
-    stage.play("later 30")
-    assert stage.heard[-1].state == "expired"
-
-
 def test_a_wish_that_cannot_be_granted_is_rejected_with_the_reason() -> None:
     stage = played("wish 2", processors=2)
     assert (stage.heard[-1].state, stage.heard[-1].reason) == ("rejected", "no more is free")
@@ -87,6 +72,7 @@ def test_an_offer_is_accepted_gathered_and_consumed() -> None:
     stage = played("offer")
     offer = stage.latest()
     assert (offer.quantity("CPU"), offer.direction, offer.obligation) == (3, "grow", "voluntary")
+    assert offer.answer_within == 20
     stage.say(nt.accepted(offer))
     assert stage.phase is ChangePhase.GATHERING
     assert stage.heard[-1].kind == "agreed"
@@ -181,16 +167,6 @@ def test_what_cannot_be_had_is_withdrawn_with_the_reason() -> None:
     ended = next(one for one in stage.heard if one.state == "withdrawn")
     assert ended.before == "agreed"
     assert ended.reason == f"placeholder {lost} was lost"
-
-
-def test_a_wish_is_granted_in_part_and_kept_until_it_is_answered() -> None:
-    stage = played("wish 6")
-    counter = stage.latest()
-    assert (stage.heard[-1].kind, counter.quantity("CPU"), counter.reason) == ("offer", 3, "no more is free")
-    assert stage.site.state.clusters[next(iter(stage.site.state.clusters))].offered == 3
-    stage.say(nt.accepted(counter))
-    assert stage.heard[-1].kind == "agreed"
-    assert stage.phase is ChangePhase.GATHERING
 
 
 def test_what_is_neither_processors_nor_memory_is_refused() -> None:

@@ -151,28 +151,21 @@ def test_garbage_is_answered_to_who_says_it(garbage: bytes, answer: str) -> None
     assert line.sizes.complaint(line.site.record("1").job.id).startswith("Process 1 made a wrong call: ")
 
 
-def test_a_complaint_outlives_the_job() -> None:
+def test_a_complaint_of_the_library_is_shown_and_outlives_the_job() -> None:
     line = Line()
     job_id = line.site.record("1").job.id
     for rank in (0, 1):
         line.note(rank, hello())
     line.sizes.follow([job_id])
-    line.note(0, note("error", text="done() without a change"))
+    assert line.note(0, note("error", text="leave() of a process\nthat \x1b[31mstays")) == []
     line.site.post(RankEnded(time=line.site.now, job_id=job_id, rank=0, end=BADLY))
     assert line.site.record("1").state.final
     line.sizes.follow([job_id])
-    assert line.sizes.complaint(job_id) == "Process 0 made a wrong call: done() without a change."
+    told = "Process 0 made a wrong call: leave() of a process that ?[31mstays."
+    assert line.sizes.complaint(job_id) == told
     del line.site.state.jobs[job_id]
     line.sizes.follow([job_id])
     assert not line.sizes.complaint(job_id)
-
-
-def test_a_complaint_of_the_library_is_shown() -> None:
-    line = Line()
-    line.note(0, hello())
-    assert line.note(0, note("error", text="leave() of a process\nthat \x1b[31mstays")) == []
-    told = line.sizes.complaint(line.site.record("1").job.id)
-    assert told == "Process 0 made a wrong call: leave() of a process that ?[31mstays."
 
 
 def test_a_job_that_runs_costs_nothing_while_nothing_happens() -> None:
@@ -502,25 +495,6 @@ def test_a_size_that_cannot_be_used_is_refused(sizes: str, processors: int, way_
 # What is due first, of many.
 
 
-def test_the_first_one_is_due_first_and_once() -> None:
-    deadlines: Deadlines[str] = Deadlines()
-    for key, at in (("late", 9.0), ("soon", 2.0), ("next", 5.0)):
-        deadlines.set(key, at)
-    assert deadlines.first() == 2.0
-    assert deadlines.due(5.0) == ["soon", "next"]
-    assert (deadlines.due(5.0), deadlines.first(), len(deadlines)) == ([], 9.0, 1)
-
-
-def test_another_time_takes_the_place_of_the_earlier_one() -> None:
-    deadlines: Deadlines[str] = Deadlines()
-    deadlines.set("a", 1.0)
-    deadlines.set("a", 7.0)
-    deadlines.set("b", 3.0)
-    deadlines.set("b", None)
-    assert deadlines.due(6.0) == []
-    assert deadlines.due(7.0) == ["a"]
-
-
 @given(st.lists(st.tuples(st.integers(0, 4), st.none() | st.integers(0, 9)), max_size=300))
 def test_it_is_as_a_look_at_all_would_have_it(changes: list[tuple[int, int | None]]) -> None:
     deadlines: Deadlines[int] = Deadlines()
@@ -531,7 +505,10 @@ def test_it_is_as_a_look_at_all_would_have_it(changes: list[tuple[int, int | Non
         if at is not None:
             plain[key] = at
         assert deadlines.first() == min(plain.values(), default=None)
-    assert sorted(deadlines.due(5)) == sorted(key for key, at in plain.items() if at <= 5)
+    due = deadlines.due(5)
+    assert sorted(due) == sorted(key for key, at in plain.items() if at <= 5)
+    assert [plain[key] for key in due] == sorted(plain[key] for key in due)
+    assert deadlines.due(5) == []
     assert len(deadlines) == sum(at > 5 for at in plain.values())
 
 
