@@ -16,7 +16,6 @@ from koala_adapter.config.sitefile import ClusterConfig, load_site
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm import Capabilities, Submission, load_plugins
 from koala_adapter.lrm.commands import CommandRunner
-from koala_adapter.lrm.listing import answering
 from koala_adapter.model import BatchKey, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, NodeState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.events import Event
@@ -35,12 +34,11 @@ SUBMISSION = Submission(key=KEY, count=2, script="#!/bin/sh\n", walltime=60)
 class Driven:
     """A cluster driver whose events a scheduler hears."""
 
-    def __init__(self, *, others_matter: bool = False, **settings: float | str) -> None:
+    def __init__(self, **settings: float | str) -> None:
         self.lrm = ScriptedLrm()
         self.site = Site({"a": 4})
         self.site.submit(job("1", component("x", 2, cluster="a")))
         self.core = StandInCore(self.site)
-        self.core.others_matter = others_matter
         self.heard = self.core.posted
         self.driver = ClusterDriver(self.core, config(**settings), self.lrm, CommandRunner())
 
@@ -55,6 +53,21 @@ class Driven:
         with anyio.fail_after(60):
             while not met():  # noqa: ASYNC110 - it is not announced
                 await anyio.sleep(0.01)
+
+    def lists(self, state: LrmJobState, **more: object) -> None:
+        """Have the batch system list the placeholders of the job."""
+        self.lrm.all_jobs = tuple(
+            LrmJob(
+                id=one.lrm_id or LrmJobId(""), name=one.id.batch, state=state, user="alice", processors=1,
+                array_index=number, **more,  # type: ignore[arg-type] # fields of several types
+            )
+            for number, one in enumerate(self.site.claimed("1"), start=1)
+        )  # fmt: skip
+
+    async def polls(self, count: int) -> None:
+        """Wait for so many further polls."""
+        seen = self.lrm.polls
+        await self.until(lambda: self.lrm.polls >= seen + count)
 
     async def heard_of(self, kind: type[Event]) -> Event:
         await self.until(lambda: kind in map(type, self.heard))
@@ -126,20 +139,16 @@ async def test_nothing_is_sent_to_a_cluster_that_is_out_of_reach() -> None:
 async def test_a_cancellation_that_was_not_heard_is_repeated() -> None:
     driven = Driven()
     driven.site.take_all()
+    driven.lists(LrmJobState.QUEUED)
+    ids = [job.id for job in driven.lrm.all_jobs]
     driven.site.cancel("1")
-    ids = [LrmJobId("koala-k-1:1"), LrmJobId("koala-k-1:2")]
-    driven.lrm.all_jobs = tuple(
-        LrmJob(id=id_, name=KEY, state=LrmJobState.QUEUED, user="alice", processors=1, array_index=number)
-        for number, id_ in enumerate(ids, start=1)
-    )
     driven.lrm.errors = dict.fromkeys(("cancel", "jobs"), LrmUnavailableError("gone"))
     driven.driver.cancel([*ids, LrmJobId("koala-k-0:1")])
     async with driven.running():
         await driven.until(lambda: "cancel" in driven.lrm.order)
         driven.lrm.errors = {}
         await driven.until(lambda: bool(driven.lrm.cancelled))
-        polls = driven.lrm.polls
-        await driven.until(lambda: driven.lrm.polls >= polls + 2)
+        await driven.polls(2)
     assert driven.lrm.cancelled == ids
 
 
@@ -167,48 +176,27 @@ async def test_accounting_of_a_stranger_says_nothing_of_ours(accounted: str) -> 
 
 async def test_suspensions_are_told_once() -> None:
     driven = Driven()
-    key = next(iter(driven.site.state.batches))
     driven.site.take_all()
     driven.site.hold_all("1")
-    ours = [p.lrm_id or LrmJobId("") for p in driven.site.claimed("1")]
-
-    def listing(state: LrmJobState) -> tuple[LrmJob, ...]:
-        return tuple(
-            LrmJob(id=id_, name=key, state=state, user="alice", processors=1, array_index=n)
-            for n, id_ in enumerate(ours, start=1)
-        )
-
-    driven.lrm.all_jobs = listing(LrmJobState.RUNNING)
+    driven.lists(LrmJobState.RUNNING)
     async with driven.running():
         for state in (LrmJobState.SUSPENDED, LrmJobState.RUNNING):
-            driven.lrm.all_jobs = listing(state)
-            polls = driven.lrm.polls
-            await driven.until(lambda seen=polls: driven.lrm.polls >= seen + 3)  # type: ignore[misc]
-    assert [len(one.placeholders) for one in driven.heard if isinstance(one, ev.SuspensionsSeen)] == [len(ours), 0]
+            driven.lists(state)
+            await driven.polls(3)
+    assert [len(one.placeholders) for one in driven.heard if isinstance(one, ev.SuspensionsSeen)] == [2, 0]
 
 
 @pytest.mark.parametrize("told", [True, False])
 async def test_holds_are_told_once(*, told: bool) -> None:
     driven = Driven()
     driven.lrm.capabilities = Capabilities(tells_holders=told)
-    key = next(iter(driven.site.state.batches))
     driven.site.take_all()
-    ours = [p.lrm_id for p in driven.site.claimed("1")]
-
-    def listing(state: LrmJobState) -> tuple[LrmJob, ...]:
-        held = HoldOwner.OPERATOR if state is LrmJobState.HELD else None
-        jobs = [
-            LrmJob(id=id_ or LrmJobId(""), name=key, state=state, user="alice", processors=1, array_index=n, hold=held)
-            for n, id_ in enumerate(ours, start=1)
-        ]
-        return (*jobs, replace(jobs[0], id=LrmJobId("stranger"), array_index=9))
-
-    driven.lrm.all_jobs = listing(LrmJobState.HELD)
+    driven.lists(LrmJobState.HELD, hold=HoldOwner.OPERATOR)
+    driven.lrm.all_jobs += (replace(driven.lrm.all_jobs[0], id=LrmJobId("stranger"), array_index=9),)
     async with driven.running():
         event = await driven.heard_of(ev.HoldsSeen)
-        polls = driven.lrm.polls
-        await driven.until(lambda: driven.lrm.polls >= polls + 2)
-        driven.lrm.all_jobs = listing(LrmJobState.QUEUED)
+        await driven.polls(2)
+        driven.lists(LrmJobState.QUEUED)
         await driven.until(lambda: sum(isinstance(one, ev.HoldsSeen) for one in driven.heard) > 1)
     assert isinstance(event, ev.HoldsSeen)
     assert [hold.holder for hold in event.holds] == [HoldOwner.OPERATOR if told else None] * 2
@@ -231,42 +219,17 @@ def test_placeholders_wait_for_their_reservation() -> None:
     assert [(hold.reason, hold.in_hold) for hold in told.holds] == [("for their reservation", False)]
 
 
-@pytest.mark.parametrize("capable", [True, False])
-async def test_others_that_wait_are_told_of_when_it_matters(*, capable: bool) -> None:
-    """Only then are the jobs of all users listed, and only where the plugin can."""
-    driven = Driven(others_matter=True)
-    driven.lrm.capabilities = Capabilities(tells_holders=False, tells_own_holders=True, lists_others=capable)
-    waiting = LrmJob(id=LrmJobId("7"), name="local", state=LrmJobState.QUEUED, user="bob", processors=3)
-    driven.lrm.all_jobs = (waiting,)
-    async with driven.running():
-        first = await driven.heard_of(ev.ClusterPolled)
-        if capable:  # told of when it waits at the next look, too, which is not put off
-            await driven.until(lambda: len(driven.heard) > 1)
-    told = [one.others_waiting for one in driven.heard if isinstance(one, ev.ClusterPolled)]
-    assert driven.heard[0] is first
-    assert told == ([(), (3,)] if capable else [()])
-    assert driven.lrm.prefixes == {"" if capable else "koala-k-"}
-
-
 async def test_holders_stay_known_while_all_jobs_are_listed() -> None:
     """Grid Engine tells whose holds they are for our own jobs alone."""
     driven = Driven()
     driven.lrm.capabilities = Capabilities(tells_holders=False, tells_own_holders=True)
-    key = next(iter(driven.site.state.batches))
     driven.site.take_all()
-    driven.lrm.all_jobs = tuple(
-        LrmJob(
-            id=p.lrm_id or LrmJobId(""), name=key, state=LrmJobState.HELD, user="alice", processors=1, array_index=n,
-            hold=HoldOwner.OPERATOR,
-        )
-        for n, p in enumerate(driven.site.claimed("1"), start=1)
-    )  # fmt: skip
+    driven.lists(LrmJobState.HELD, hold=HoldOwner.OPERATOR)
     async with driven.running():
         await driven.heard_of(ev.HoldsSeen)
         driven.core.others_matter = True
         await driven.until(lambda: "" in driven.lrm.prefixes)
-        polls = driven.lrm.polls
-        await driven.until(lambda: driven.lrm.polls >= polls + 2)
+        await driven.polls(2)
     assert {p.holder for p in driven.site.claimed("1")} == {HoldOwner.OPERATOR}
 
 
@@ -325,10 +288,10 @@ class Polled:
     def unavailable(self, reason: str) -> None:
         self.failures.append(reason)
 
-    async def run_until(self, polls: int, *, seconds: float = 20.0) -> None:
+    async def run_until(self, polls: int) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.poller.run)
-            with anyio.fail_after(seconds):
+            with anyio.fail_after(60):
                 while self.lrm.polls < polls:  # noqa: ASYNC110 - the number is not announced
                     await anyio.sleep(0.01)
             tasks.cancel_scope.cancel()
@@ -347,21 +310,23 @@ async def test_a_reading_counts_what_is_there() -> None:
     assert polled.lrm.order[:2] == ["jobs", "nodes"]
 
 
-async def test_others_that_wait_are_counted_when_it_matters() -> None:
-    for matters in (True, False):
-        polled = Polled(settings=config(queue="short"), others_matter=matters)
-        polled.lrm.all_nodes = (node("n1", queues=("short",)), node("n2", queues=("long",)))
-        ours = LrmJob(id=LrmJobId("1"), name="koala-k-1", state=LrmJobState.QUEUED, user="alice", processors=1)
-        own = replace(ours, id=LrmJobId("2"), name="by-hand", processors=2, queue="short")
-        namesake = replace(ours, id=LrmJobId("3"), user="bob", processors=3)
-        elsewhere = replace(ours, id=LrmJobId("4"), name="x", queue="long", processors=4)
-        polled.lrm.all_jobs = (ours, own, namesake, elsewhere)
-        await polled.run_until(2)
-        reading = polled.readings[0]
-        assert reading.others_waiting == ((2, 3) if matters else ())
-        assert reading.of_all_users == matters
-        assert reading.jobs == (ours,)
-        assert polled.lrm.prefixes == {"" if matters else "koala-k-"}
+@pytest.mark.parametrize(("matters", "capable"), [(True, True), (True, False), (False, True)])
+async def test_others_that_wait_are_counted_when_it_matters(*, matters: bool, capable: bool) -> None:
+    """Only then are the jobs of all users listed, and only where the plugin can."""
+    polled, counted = Polled(settings=config(queue="short"), others_matter=matters), matters and capable
+    polled.lrm.capabilities = Capabilities(lists_others=capable)
+    polled.lrm.all_nodes = (node("n1", queues=("short",)), node("n2", queues=("long",)))
+    ours = LrmJob(id=LrmJobId("1"), name="koala-k-1", state=LrmJobState.QUEUED, user="alice", processors=1)
+    own = replace(ours, id=LrmJobId("2"), name="by-hand", processors=2, queue="short")
+    namesake = replace(ours, id=LrmJobId("3"), user="bob", processors=3)
+    elsewhere = replace(ours, id=LrmJobId("4"), name="x", queue="long", processors=4)
+    polled.lrm.all_jobs = (ours, own, namesake, elsewhere)
+    await polled.run_until(2)
+    reading = polled.readings[0]
+    assert reading.others_waiting == ((2, 3) if counted else ())
+    assert reading.of_all_users == counted
+    assert reading.jobs == (ours,)
+    assert polled.lrm.prefixes == {"" if counted else "koala-k-"}
 
 
 async def test_only_nodes_of_the_queue_count() -> None:
@@ -402,13 +367,13 @@ async def test_an_answer_ends_the_trouble() -> None:
 async def test_a_restless_cluster_is_polled_again_at_once() -> None:
     """A job that ends soon after a poll does not wait for the pause of a cluster that is polled for hours."""
     polled = Polled(restless=True, settings=config(poll_interval=60, requests_per_minute=60))
-    await polled.run_until(3, seconds=4.0)
+    await polled.run_until(3)
 
 
 async def test_processors_that_are_waited_for_are_looked_for() -> None:
     """A running job that would grow does not wait for the end of a long pause; a cluster in trouble is left alone."""
     settings = config(poll_interval=60, requests_per_minute=60)
-    await Polled(growth_waits=True, settings=settings).run_until(3, seconds=4.0)
+    await Polled(growth_waits=True, settings=settings).run_until(3)
     failing = Polled(growth_waits=True, settings=settings)
     failing.lrm.errors["jobs"] = LrmUnavailableError("gone")
     for _ in range(2):
@@ -443,14 +408,6 @@ async def test_a_new_job_needs_no_second_look() -> None:
     assert READING_SERVES - 1 < poller._next_due - anyio.current_time() <= READING_SERVES
     poller._core = StandInCore(Site({}))
     assert poller._next_due == inf
-
-
-async def test_errors_of_an_lrm_pass_as_they_are() -> None:
-    for error in (LrmRejectedError("no"), LrmUnavailableError("later")):
-        with pytest.raises(type(error), match=error.message), answering("a"):
-            raise error
-    with pytest.raises(LrmUnavailableError, match="its plugin failed: ValueError"), answering("a"):
-        raise ValueError("defect")
 
 
 # What a judge of listings tells of others: only jobs that wait, and processors that they have, at two looks.
@@ -571,12 +528,9 @@ def test_one_batch_system_has_one_window(clusters: dict[str, ClusterConfig], tmp
     assert alpha.is_relative_to(home / ".local/state/koala/requests")
     assert alpha == window(clusters["alpha"], two) == window(clusters["again"], one)
     assert alpha != window(clusters["beta"], one)
-
-
-def test_a_batch_system_in_the_state_directory_is_its_own(clusters: dict[str, ClusterConfig], tmp_path: Path) -> None:
-    here = clusters["here"]
-    assert window(here, tmp_path / "one") == window(here, tmp_path / "one") != window(here, tmp_path / "two")
-    assert window(here, tmp_path / "one").is_relative_to(tmp_path / "one")
+    own = window(clusters["here"], one)  # a batch system that is in the state directory
+    assert own.is_relative_to(one)
+    assert own != window(clusters["here"], two)
 
 
 def test_without_a_usable_home_the_state_directory_serves(
