@@ -74,13 +74,6 @@ class Launched:
         return self.site.record("1").state
 
 
-def test_all_ranks_are_launched_where_agents_listen(tmp_path: Path) -> None:
-    launched = Launched(tmp_path)
-    assert [(who, launch.task) for who, launch in launched.orders.sent] == list(
-        zip(launched.ranks, ["1:0", "1:1"], strict=False)
-    )
-
-
 def test_an_agent_that_was_away_is_told_when_it_registers(tmp_path: Path) -> None:
     """Only what is for it, and nothing that it runs already."""
     launched = Launched(tmp_path, connected=False)
@@ -134,14 +127,13 @@ def test_an_agent_speaks_for_its_own_rank_only(tmp_path: Path) -> None:
     """Whoever has stolen one placeholder can end neither the other ranks nor other jobs."""
     launched = Launched(tmp_path)
     thief = launched.ranks[0]
-    launched.applications.ended(thief, "1:1", BAD)
     launched.applications.started(thief, "1:1")
     launched.applications.registered(thief, (TaskReport(task="1:1", running=False, end=BAD),))
-    for task in ("1:launcher:0", "2:0", "1:99", "1:-1", "nonsense", ""):
+    for task in ("1:1", "1:launcher:0", "2:0", "1:99", "1:-1", "1:../../x", "1:", "nonsense", ""):
         launched.applications.ended(thief, task, BAD)
+        assert launched.applications.output_path(thief, task) is None
     assert launched.state is JobState.LAUNCHING
     assert (launched.site.record("1").ends, launched.site.record("1").started) == ({}, set())
-    assert launched.applications.output_path(thief, "1:1") is None
 
 
 def test_the_launcher_speaks_from_the_first_placeholder_only(tmp_path: Path) -> None:
@@ -178,12 +170,18 @@ def test_what_cannot_be_sent_ends_its_job_only(tmp_path: Path) -> None:
     assert "longer than the channel takes" in outcome.detail
 
 
-def test_input_files_are_those_of_the_submission(tmp_path: Path) -> None:
-    source = tmp_path / "program"
+def with_input(directory: Path) -> tuple[Path, Job]:
+    """Return an input file, and a job of one rank that has it."""
+    source = directory / "program"
     source.write_text("before")
     source.chmod(0o755)
-    part = replace(component("x", 1, cluster="a"), input_files=(InputFile(source=str(source), target="run"),))
-    launched = Launched(tmp_path, job("1", part), connected=False)
+    file = InputFile(source=str(source), target="run")
+    return source, job("1", replace(component("x", 1, cluster="a"), input_files=(file,)))
+
+
+def test_input_files_are_those_of_the_submission(tmp_path: Path) -> None:
+    source, one = with_input(tmp_path)
+    launched = Launched(tmp_path, one, connected=False)
     source.write_text("after")
     launched.orders.connected = set(launched.ranks)
     launched.applications.registered(launched.ranks[0], ())
@@ -205,10 +203,8 @@ def test_output_of_a_component_named_as_input_files_stays(tmp_path: Path) -> Non
 
 def test_a_growth_does_not_read_input_files_again(tmp_path: Path) -> None:
     """They are those of the submission, and in memory."""
-    source = tmp_path / "program"
-    source.write_text("before")
-    part = replace(component("x", 1, cluster="a"), input_files=(InputFile(source=str(source), target="run"),))
-    launched = Launched(tmp_path, replace(job("1", part), kind=JobKind.MALLEABLE, runner=RunnerName.WORKERS))
+    _, one = with_input(tmp_path)
+    launched = Launched(tmp_path, replace(one, kind=JobKind.MALLEABLE, runner=RunnerName.WORKERS))
     for kept in (tmp_path / "jobs" / "1" / "_input").rglob("*"):
         if kept.is_file():
             kept.write_text("after")
@@ -236,10 +232,7 @@ def test_input_files_that_changed_since_they_were_looked_at_are_refused(tmp_path
 
 def test_input_files_that_are_gone_end_the_job(tmp_path: Path) -> None:
     """Somebody emptied the state directory: the job fails with the reason, and nothing else does."""
-    source = tmp_path / "program"
-    source.touch()
-    part = replace(component("x", 1, cluster="a"), input_files=(InputFile(source=str(source), target="run"),))
-    launched = Launched(tmp_path, job("1", part), connected=False)
+    launched = Launched(tmp_path, with_input(tmp_path)[1], connected=False)
     for kept in (tmp_path / "jobs" / "1" / "_input").iterdir():
         kept.unlink()
     fresh = Applications(launched.core, ResultStore(per_rank=1, per_job=1), Information(launched.core))
@@ -268,16 +261,6 @@ def test_output_stays_that_of_its_attempt_when_the_next_was_never_launched(tmp_p
     assert list((directory / "_attempts" / "2").iterdir()) == []
     assert not output.exists()
     assert not launched.applications.unwritten.trouble(site.record("1").job.id, over=False)
-
-
-@pytest.mark.parametrize(
-    ("task", "path"),
-    [("1:0", "1/x/0"), ("1:1", None), ("1:launcher", "1/launcher"), ("9:0", None), ("1:../../x", None), ("1:", None)],
-)
-def test_output_goes_where_the_rank_belongs(tmp_path: Path, task: str, path: str | None) -> None:
-    launched = Launched(tmp_path)
-    found = launched.applications.output_path(launched.ranks[0], task)
-    assert found == (None if path is None else tmp_path / "jobs" / path)
 
 
 def test_files_are_taken_from_the_rank_they_belong_to(tmp_path: Path) -> None:

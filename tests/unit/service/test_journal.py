@@ -561,10 +561,3 @@ def test_a_journal_that_cannot_be_written_for_a_while(journal: Journal) -> None:
     refusal = rejected(offer(1), "no")
     keeper.keep(JOB, 0, KOALA, refusal, build(refusal).decode())
     assert [message.sender for message in reports(journal)[0].messages] == ["application", "koala"]
-
-
-def test_a_journal_that_is_only_read(journal: Journal, tmp_path: Path) -> None:
-    said(journal, *rounds())
-    with Journal(tmp_path / "journal.sqlite", read_only=True) as second:
-        assert reports(second) == reports(journal)
-        assert rounds()[0][1].key == (APPLICATION, "0-1")

@@ -310,15 +310,6 @@ FULL = "No space left on device"
 JOB = JobId("7")
 
 
-def test_nothing_is_said_while_all_is_well() -> None:
-    output = UnwrittenOutput()
-    assert output.trouble(JOB, over=False) == ""
-    assert output.note("8:0", "out", Path("/jobs/8/c1/0.out"), FULL)
-    assert output.trouble(JOB, over=False) == ""
-    output.written("8:0", "out")
-    assert output.trouble(JobId("8"), over=False) == ""
-
-
 def test_each_file_counts_once_and_news_are_told_once() -> None:
     """A full disk meets many ranks; one file and one reason are enough to know where to look."""
     output = UnwrittenOutput()
@@ -328,15 +319,18 @@ def test_each_file_counts_once_and_news_are_told_once() -> None:
         assert not output.note(f"7:{rank}", "out", file, FULL)
         assert f"cannot be written to /jobs/7/c1/0.out{others}: {FULL}." in output.trouble(JOB, over=False)
     assert output.note("7:0", "out", Path("/jobs/7/c1/0.out"), "Permission denied")
+    assert output.trouble(JobId("8"), over=False) == ""
 
 
 def test_of_a_job_that_is_over_it_is_said_what_is_missing() -> None:
-    """Nothing is tried for ever; and what nobody asks for any more is forgotten."""
+    """Nothing is tried for ever; and what was written since, or nobody asks for any more, is forgotten."""
     output = UnwrittenOutput()
     output.note("7:launcher", "err", Path("/jobs/7/launcher.err"), FULL)
-    assert (
-        output.trouble(JOB, over=True) == f"The end of its output could not be written to /jobs/7/launcher.err: {FULL}."
-    )
+    told = f"The end of its output could not be written to /jobs/7/launcher.err: {FULL}."
+    assert output.trouble(JOB, over=True) == told
+    output.written("7:launcher", "err")
+    assert output.trouble(JOB, over=True) == ""
+    output.note("7:launcher", "err", Path("/jobs/7/launcher.err"), FULL)
     output.keep_only([JobId("8")])
     assert output.trouble(JOB, over=True) == ""
 
@@ -354,30 +348,21 @@ def test_a_log_that_cannot_be_written_loses_lines_and_nothing_else() -> None:
 # What the files of a sweep tell of the jobs that were at it one after the other.
 
 
-def test_a_job_that_stopped_tells_what_it_did_after_another_has_gone_on(tmp_path: Path) -> None:
-    """Each job tells how far the sweep was when it left; what is left to be done is told by the last one."""
+def test_each_job_at_a_sweep_tells_how_far_it_was_when_that_job_left(tmp_path: Path) -> None:
+    """Also one that never came to it; what is left to be done is told by the last one that did."""
     first = replace(job("1", component("x", 4)), sweep=Sweep(axes=()))
-    second = replace(first, id=JobId("2"), sweep=Sweep(axes=(), continues=first.id))
+    second, third = (replace(first, id=JobId(id_), sweep=Sweep(axes=(), continues=first.id)) for id_ in "23")
+    assert recorded_progress(tmp_path, first) is None
     directory = tmp_path / "1" / FOLDER
     directory.mkdir(parents=True)
     stopped = SweepProgress(total=100, done=36, failed=0, running=0, directory=str(directory))
     finished = replace(stopped, done=100)
     SweepFiles(directory).close(stopped, first.id)
+    assert recorded_progress(tmp_path, second) == stopped
     SweepFiles(directory).close(finished, second.id)
     assert recorded_progress(tmp_path, first) == stopped
-    assert recorded_progress(tmp_path, second) == finished
+    assert recorded_progress(tmp_path, second) == recorded_progress(tmp_path, third) == finished
     assert latest_progress(tmp_path, first) == latest_progress(tmp_path, second) == finished
-
-
-def test_a_job_that_never_came_to_its_sweep_tells_how_far_that_is(tmp_path: Path) -> None:
-    first = replace(job("1", component("x", 4)), sweep=Sweep(axes=()))
-    second = replace(first, id=JobId("2"), sweep=Sweep(axes=(), continues=first.id))
-    assert recorded_progress(tmp_path, first) is None
-    directory = tmp_path / "1" / FOLDER
-    directory.mkdir(parents=True)
-    stopped = SweepProgress(total=100, done=36, failed=0, running=0, directory=str(directory))
-    SweepFiles(directory).close(stopped, first.id)
-    assert recorded_progress(tmp_path, second) == stopped
 
 
 def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -458,6 +443,16 @@ class Restarted:
         with anyio.fail_after(LIVENESS):
             while (progress := self.sweeps.progress(self.job)) is None or progress.done != done:
                 await self.core.changed.wait()
+
+    async def until_ended(self) -> str:
+        """Serve until the job has ended, and return why."""
+        async with self.running():
+            with anyio.fail_after(LIVENESS):
+                while not self.reported:
+                    await anyio.lowlevel.checkpoint()
+        (end,) = self.reported
+        assert isinstance(end, RankEnded)
+        return end.end.detail
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -540,14 +535,9 @@ async def test_a_service_stops_while_results_are_read(restarted: Restarted, monk
 
 async def test_results_that_cannot_be_read_end_the_job(restarted: Restarted) -> None:
     restarted.results.write_text("nonsense\n")
-    async with restarted.running():
-        with anyio.fail_after(LIVENESS):
-            while not restarted.reported:
-                await anyio.lowlevel.checkpoint()
-    (end,) = restarted.reported
-    assert isinstance(end, RankEnded)
-    assert "the sweep cannot go on" in end.end.detail
-    assert RESULTS in end.end.detail
+    why = await restarted.until_ended()
+    assert "the sweep cannot go on" in why
+    assert RESULTS in why
 
 
 async def test_results_that_are_not_read_in_time_end_the_job(
@@ -555,11 +545,5 @@ async def test_results_that_are_not_read_in_time_end_the_job(
 ) -> None:
     reading = SlowReading(monkeypatch)
     monkeypatch.setattr(sweeps, "READING_LIMIT", 0.0)
-    async with restarted.running():
-        with anyio.fail_after(LIVENESS):
-            while not restarted.reported:
-                await anyio.lowlevel.checkpoint()
+    assert "could not be read within 0 s" in await restarted.until_ended()
     reading.allowed.set()
-    (end,) = restarted.reported
-    assert isinstance(end, RankEnded)
-    assert "could not be read within 0 s" in end.end.detail

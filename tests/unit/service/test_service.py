@@ -316,7 +316,6 @@ async def test_a_defect_in_what_comes_again_and_again_cuts_nobody_off(
                 ev.ClusterPolled(time=service.now(), cluster=ClusterName("a"), processors=9, idle=9, ours=0)
             )
             service.core.loop.post(ev.TimeReached(time=service.now()))
-            await anyio.sleep(0.1)
         assert len(service.journal.events_set_aside()) >= 6
         assert all(placeholder.silent_since is None for placeholder in service.state.placeholders.values())
         await completed(service, id_, agent)
