@@ -34,7 +34,7 @@ from benchmarks.naps import command, nap, shell_command
 from koala_adapter.model import Component, Job, JobId, JobKind, RunnerName, Sweep
 from koala_adapter.python.executor import Task, TaskServer
 from koala_adapter.service.sweepfiles import Contact, SweepFiles
-from koala_adapter.service.sweeps import RunningSweep
+from koala_adapter.service.sweeps import RunningSweep, restored_book
 from koala_adapter.tasks.connection import LENGTH, connected, received, sent
 from koala_adapter.tasks.server import TOKEN_BYTES, listening_socket
 from koala_adapter.tasks.sweep import Expansion, range_axis
@@ -404,11 +404,13 @@ async def _sweep(directory: Path, tasks: int, pullers: int) -> dict[str, float]:
     )
     files = SweepFiles(directory / "sweep")
     files.keep(job)
-    running = RunningSweep(job, files, Expansion(plan, {}), changed=lambda: over.set() if running.over else None)
-    with listening_socket(HOST) as free:
-        port = int(free.getsockname()[1])
+    expansion = Expansion(plan, {})
+    book = restored_book(job, files, expansion)
+    running = RunningSweep(job, files, expansion, book, changed=lambda: over.set() if running.over else None)
+    listening = listening_socket(HOST)
+    port = int(listening.getsockname()[1])
     certificate = load_or_create(directory / "certificate")
-    running.listen(HOST, Contact(port=port, token=TOKEN), certificate)
+    running.serve(listening, Contact(port=port, token=TOKEN), certificate)
     begun, used = time.monotonic(), time.process_time()
     with answering(port, certificate, TOKEN, "sweep", pullers):
         await over.wait()

@@ -26,7 +26,7 @@ from koala_adapter.cli.jsonshapes import shape_schema
 from koala_adapter.model import Component, Job, JobId, JobKind, RunnerName, Sweep
 from koala_adapter.python.executor import TaskServer
 from koala_adapter.service.sweepfiles import Contact, SweepFiles
-from koala_adapter.service.sweeps import PROGRAM, RunningSweep
+from koala_adapter.service.sweeps import PROGRAM, RunningSweep, restored_book
 from koala_adapter.tasks import server
 from koala_adapter.tasks.connection import connected, received, sent
 from koala_adapter.tasks.launcher import SETTINGS
@@ -77,12 +77,13 @@ class Place:
         files = SweepFiles(self.directory / "sweep")
         files.keep(self.job)
         assert self.job.sweep is not None
-        sweep = RunningSweep(self.job, files, Expansion(self.job.sweep, {}), changed=self.changed.set)
-        if not self.port:
-            with listening_socket(HOST) as found:
-                self.port = int(found.getsockname()[1])
+        expansion = Expansion(self.job.sweep, {})
+        book = restored_book(self.job, files, expansion)
+        sweep = RunningSweep(self.job, files, expansion, book, changed=self.changed.set)
+        listening = listening_socket(HOST, self.port)
+        self.port = int(listening.getsockname()[1])
         contact = Contact(port=self.port, token=TOKEN)
-        sweep.listen(HOST, contact, load_or_create(self.directory / "certificate"))
+        sweep.serve(listening, contact, load_or_create(self.directory / "certificate"))
         try:
             yield sweep
         finally:

@@ -90,14 +90,11 @@ class RunningSweep:
         job: Job,
         files: SweepFiles,
         expansion: Expansion,
+        book: Book,
         *,
         changed: Callable[[], None],
-        book: Book | None = None,
     ) -> None:
-        """``changed``: called with each finished task. ``book``: from :func:`restored_book`.
-
-        None: it is read here. Raises OSError, KoalaError.
-        """
+        """``book``: from :func:`restored_book`. ``changed``: called with each finished task. Raises OSError."""
         if job.sweep is None:
             raise AssertionError("a job with a sweep")
         self._job_id = job.id
@@ -107,7 +104,7 @@ class RunningSweep:
         self._expansion = expansion
         self._changed = changed
         self._pace = Pace()
-        self._book = restored_book(job, files, expansion) if book is None else book
+        self._book = book
         files.open()
         if job.sweep.continues is not None and job.id not in files.resumed_by:
             self._enter(0, Entry.RESUMED, {"job": job.id, "at": now()})
@@ -115,10 +112,6 @@ class RunningSweep:
         self._saved = False
 
     # ---- as the service sees it -------------------------------------------------------------------------------------
-
-    def listen(self, host: str, contact: Contact, certificate: Certificate) -> None:
-        """Listen for launchers. Raises OSError when the port is taken."""
-        self.serve(listening_socket(host, contact.port), contact, certificate)
 
     def serve(self, listening: socket, contact: Contact, certificate: Certificate) -> None:
         """Serve launchers that connect to a socket on the port of ``contact``."""
@@ -323,9 +316,8 @@ class Sweeps:
         if job.sweep is None:
             return
         first = first_job(job)
-        at_it = [
-            one.job.id for one in self._core.state.jobs.values() if not one.state.final and _first(one.job) == first
-        ]
+        unfinished = (one.job for one in self._core.state.jobs.values() if not one.state.final)
+        at_it = [one.id for one in unfinished if first_job(one) == first]
         if at_it:
             raise JobRefusedError(f"job {at_it[0]} is at this sweep", hint=f"see `koala status {at_it[0]}`")
         self.files(job).keep(job)
@@ -403,7 +395,7 @@ class Sweeps:
 
     def _start(self, opening: _Opening, expansion: Expansion, book: Book) -> None:
         """Start handing out tasks. Raises OSError, KoalaError."""
-        sweep = RunningSweep(opening.job, opening.files, expansion, changed=self._note_change, book=book)
+        sweep = RunningSweep(opening.job, opening.files, expansion, book, changed=self._note_change)
         sweep.serve(opening.listening, opening.contact, certificate.load_or_create(self._certificates))
         self._running[opening.job.id] = sweep
         self._note_change()
@@ -508,7 +500,3 @@ def _read(opening: _Opening) -> tuple[Expansion, Book]:
         raise AssertionError("a job with a sweep")
     expansion = opening.files.expansion(sweep)
     return expansion, restored_book(opening.job, opening.files, expansion)
-
-
-def _first(job: Job) -> JobId | None:
-    return None if job.sweep is None else first_job(job)

@@ -81,15 +81,12 @@ def course(kept: KeptNegotiation) -> Course | None:
 
 
 def _followed(so_far: Course, message: Message, template: nt.Template) -> Course:
-    stands = template.status in STANDING
-    return Course(
+    return replace(
+        so_far,
         status=template.status,
         sender=message.sender,
         at=message.at,
-        shrinks=so_far.shrinks,
-        mandatory=so_far.mandatory,
-        asked=so_far.asked,
-        standing=template.quantity(nt.CPU) if stands else so_far.standing,
+        standing=template.quantity(nt.CPU) if template.status in STANDING else so_far.standing,
         reason=template.reason or so_far.reason,
         first=False,
     )

@@ -90,15 +90,13 @@ class PeerListener:
         self.connections = 0
         """Applications that are connected."""
 
-    async def serve_tcp(
-        self, host: str = "127.0.0.1", port: int = 0, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Listen until cancelled; report the port once it is open. Raises ServiceRunningError when taken."""
+    async def serve_tcp(self, host: str, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Listen at any free port until cancelled; report the port once it is open. Raises ServiceRunningError."""
         try:
-            listeners = await anyio.create_tcp_listener(local_host=host, local_port=port, reuse_port=False)
+            listeners = await anyio.create_tcp_listener(local_host=host)
         except OSError as error:
-            message = f"cannot listen on {host} port {port}: {error.strerror or error}"
-            raise ServiceRunningError(message, hint="is another service there?") from error
+            message = f"programs cannot negotiate: cannot listen on {host}: {error.strerror or error}"
+            raise ServiceRunningError(message, hint="see control_center.negotiation_listen in the site file") from error
         async with listeners:
             task_status.started(listeners.extra(SocketAttribute.local_port))
             await serve_streams(listeners, self._greet)

@@ -192,10 +192,12 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
 class Manager:
     """Grants what is free, and reports what is agreed on as allocated."""
 
-    def __init__(self, free: int = 6, *, offers: int = 0, admission: Admission | None = None) -> None:
+    def __init__(
+        self, free: int = 6, *, offers: int = 0, admission: Admission | None = None, host: str = "127.0.0.1"
+    ) -> None:
         """``offers``: processors that each program is offered when it comes."""
         self.free = free
-        self.port = NegotiationPort("127.0.0.1", self)
+        self.port = NegotiationPort(host, self)
         if admission is not None:
             self.port._listener.admission = admission
         self.endpoints: dict[JobId, nt.Endpoint] = {}

@@ -89,7 +89,7 @@ async def test_strangers_at_the_negotiation_port_do_not_fill_the_log(monkeypatch
 
     with capture_logs() as logs:
         async with anyio.create_task_group() as tasks:
-            port = await tasks.start(PeerListener(converse, OneTimeTokens()).serve_tcp)
+            port = await tasks.start(PeerListener(converse, OneTimeTokens()).serve_tcp, "127.0.0.1")
             for _ in range(100):
                 async with await anyio.connect_tcp("127.0.0.1", port) as stream:
                     await stream.send_eof()
