@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from koala_adapter.config.directives import DirectivesConfig
 from koala_adapter.config.fields import Environment, Host, Seconds, WholeSeconds
+from koala_adapter.config.jobtables import ComponentTable, InputFileTable, JobTable
 from koala_adapter.config.sitefile import (
     ClusterConfig,
     ControlCenterConfig,
@@ -158,27 +159,20 @@ def test_a_file_is_read_and_named_in_refusals(tmp_path: Path) -> None:
         ("backoff = 1", r":4: clusters\[0\].backoff: unknown key, .*; it belongs in \[scheduler\]"),
         ('threshold = "1"', r':4: clusters\[0\].threshold: found "1", allowed is a whole number from 0 to 10000000'),
         ("threshold = true", r":4: clusters\[0\].threshold: found true, allowed is a whole number"),
-        ("threshold = 1.5", r":4: clusters\[0\].threshold: found 1.5, allowed is a whole number"),
         ("threshold = -1", r":4: clusters\[0\].threshold: found -1, allowed is a whole number from 0"),
         ("enabled = 1", r":4: clusters\[0\].enabled: found 1, allowed is true or false"),
         ("queue = 5", r":4: clusters\[0\].queue: found 5, allowed is a text in quotes"),
         ('queue = "a b"', r":4: clusters\[0\].queue: found .*, allowed is the name of a partition or queue"),
-        ('queue = "-x"', r":4: clusters\[0\].queue: found .*, allowed is the name of a partition or queue"),
         ("memory_mib = 0", r":4: clusters\[0\].memory_mib: found 0, allowed is a whole number from 1 to 16777216 MiB"),
-        ("requests_per_minute = 5", r"requests_per_minute: found 5, allowed is a whole number from 6 to 6000"),
         ("poll_interval = 1", r":4: clusters\[0\].poll_interval: found 1, allowed is at least 2.5 seconds"),
         ("poll_interval = nan", r"poll_interval: found nan, allowed is a number from 0.1 to 3600 seconds"),
         ('walltime_limit = "90"', r'walltime_limit: found "90", .*write "90s" for seconds or "90m"'),
         ('walltime_limit = "10:30"', r"walltime_limit: .*hours and minutes or minutes and seconds"),
         ("walltime_limit = 2020-01-01", r"walltime_limit: found 2020-01-01, allowed is a whole number"),
         ('malleability = "egz"', r'malleability: found "egz", allowed is "egs" or .*"fpsma"; did you mean "egs"\?$'),
-        ("malleability = 1", r"malleability: found 1, allowed is a text in quotes"),
-        ('approach = "pra"', r":4: clusters\[0\].approach: unknown key, .*; it belongs in \[scheduler\]"),
-        ("out_of_step = true", r":4: clusters\[0\].out_of_step: unknown key"),
         ('output_directory = "tmp"', r"output_directory: found .*, allowed is an absolute path"),
         ('control_center_address = "https://x"', r"control_center_address: .*without port or protocol"),
         ('directives = "x"', r"clusters\[0\].directives: found \"x\", allowed is a table"),
-        ('directives.drop = ["--x=1"]', r":4: clusters\[0\].directives.drop\[0\]: .*flag alone"),
         ('directives.drop = ["x"]', r":4: clusters\[0\].directives.drop\[0\]: .*flag alone"),
         ('directives.add = ["--x\\n#SBATCH"]', r":4: clusters\[0\].directives.add\[0\]: .*no line break"),
         ('directives.add = ["x"]', r":4: clusters\[0\].directives.add\[0\]: .*begins with -"),
@@ -199,10 +193,6 @@ def test_a_file_is_read_and_named_in_refusals(tmp_path: Path) -> None:
             '[clusters.settings]\nslots = "2"',
             r":5: clusters\[0\].settings.slots: found \"2\", allowed is a whole number",
         ),
-        (
-            "[clusters.settings]\nslots = true",
-            r":5: clusters\[0\].settings.slots: found true, allowed is a whole number",
-        ),
         ("[clusters.settings]\nslots = 10", r":5: clusters\[0\].settings.slots: found 10, .*from 1 to 9"),
         ('[clusters.settings]\nmode = "carefull"', r'settings.mode: .*"fast" or "careful"; did you mean "careful"'),
         ('[clusters.settings]\neither = "x"', r":5: clusters\[0\].settings.either: found \"x\""),
@@ -218,7 +208,7 @@ def test_a_file_is_read_and_named_in_refusals(tmp_path: Path) -> None:
 def test_wrong_cluster_is_refused_with_line_key_found_and_allowed(lines: str, expected: str) -> None:
     message = refusal(one_cluster(lines))
     assert len(message.splitlines()) in {1, 2}
-    assert _matches(expected, message)
+    assert re.search(expected, message), message
 
 
 @pytest.mark.parametrize(
@@ -239,13 +229,11 @@ def test_wrong_cluster_is_refused_with_line_key_found_and_allowed(lines: str, ex
         ),
         (one_cluster("enabled = false"), r"^s.toml:1: clusters: every cluster has enabled = false"),
         (one_cluster("") + "[control_center]\nport = 80", r"control_center.port: found 80, allowed is 0, or 1024"),
-        (one_cluster("") + "[control_center]\nport = 70000", r"port: found 70000, allowed .*from 0 to 65535"),
         (
             one_cluster("") + "[control_center]\nlease = 50",
             r":6: control_center.lease: .*three heartbeats \(60 seconds",
         ),
         (one_cluster("") + '[control_center]\naddress = "0.0.0.0"', r"address: .*that nodes can connect to"),
-        (one_cluster("") + "[scheduler]\nplaceholder_life = 0.5", r"placeholder_life: found 0.5, allowed .*from 1 to"),
         (one_cluster("") + "[scheduler]\nbackoff = 7200", r"scheduler: longest_backoff|longest_backoff: found 3600"),
         (one_cluster("") + '[scheduler]\nplacement = "worstfit"', r'is "worst-fit" or .*; did you mean "worst-fit"'),
         (
@@ -256,17 +244,12 @@ def test_wrong_cluster_is_refused_with_line_key_found_and_allowed(lines: str, ex
             one_cluster("") + '[scheduler]\napproach = "pwq"',
             r'^s.toml:6: scheduler.approach: found "pwq", allowed is "none" or "pra" or "pwa"; did you mean "pwa"\?$',
         ),
-        (
-            one_cluster("") + '[scheduler]\nmalleability = "folded"',
-            r'^s.toml:6: scheduler.malleability: found "folded", allowed is "egs" or .*; did you mean "folding"\?$',
-        ),
-        (one_cluster("") + "[scheduler]\nguard_scans = 0", r"guard_scans: found 0, .*number from 1 to 1000000$"),
         (one_cluster("") + '[scheduler]\nanswer_timeout = "0s"', r"answer_timeout: found .*0.*from 1 to 3600 seconds$"),
         ("schedular = 1\n" + one_cluster(""), r'^s.toml:1: schedular: unknown key, .*did you mean "scheduler"'),
     ],
 )
 def test_wrong_site_is_refused(text: str, expected: str) -> None:
-    assert _matches(expected, refusal(text))
+    assert re.search(expected, refusal(text)), refusal(text)
 
 
 def test_all_problems_are_told_at_once_in_the_order_of_the_file() -> None:
@@ -326,7 +309,10 @@ def test_shortest_poll_interval_fits_the_bound(per_minute: int) -> None:
             window.record(poll * interval + 1e-6 * poll)
 
 
-@pytest.mark.parametrize("model", [ControlCenterConfig, SchedulerConfig, ClusterConfig, SiteConfig])
+@pytest.mark.parametrize(
+    "model",
+    [SiteConfig, ControlCenterConfig, SchedulerConfig, ClusterConfig, JobTable, ComponentTable, InputFileTable],
+)
 def test_every_key_is_described(model: type[BaseModel]) -> None:
     assert all(field.description for field in model.model_fields.values())
     assert model.model_config.get("frozen")
@@ -361,10 +347,6 @@ def _load_or_refuse(text: str) -> None:
     assert all(line.startswith("s.toml") for line in refused.splitlines())
 
 
-def _matches(expected: str, message: str) -> bool:
-    return re.search(expected, message) is not None
-
-
 # -- Durations, host names and variables: what is taken, and what is refused because it has two meanings.
 
 
@@ -377,17 +359,10 @@ WHOLE_SECONDS: TypeAdapter[int] = TypeAdapter(WholeSeconds)
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("00:00:01", 1),
-        ("1:30:00", 5400),
-        ("100:00:00", 360_000),
-        ("2-00:00:10", 172_810),
-        ("90s", 90),
-        ("45m", 2700),
-        ("1h30m", 5400),
-        ("1d2h3m4s", 93_784),
-        ("0s", 0),
+        ("00:00:01", 1), ("1:30:00", 5400), ("100:00:00", 360_000), ("2-00:00:10", 172_810), ("90s", 90), ("45m", 2700),
+        ("1h30m", 5400), ("1d2h3m4s", 93_784), ("0s", 0),
     ],
-)
+)  # fmt: skip
 def test_durations(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds
     assert re.search(DURATION_PATTERN, text)
@@ -396,22 +371,8 @@ def test_durations(text: str, seconds: int) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "90",
-        "10:30",
-        "",
-        "1:60:00",
-        "1:00:60",
-        "h",
-        "30m1h",
-        "1h1h",
-        "1.5h",
-        "-5s",
-        "+5s",
-        "1 h",
-        "1H",
-        "1w",
-        "\u0661s",
-        "1h\n",
+        *("90", "10:30", "", "1:60:00", "1:00:60", "h", "30m1h", "1h1h", "1.5h", "-5s", "+5s", "1 h", "1H", "1w"),
+        *("\u0661s", "1h\n"),
     ],
 )
 def test_durations_with_two_meanings_or_none_are_refused(text: str) -> None:
@@ -465,17 +426,12 @@ def test_what_is_no_host_is_refused(host: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "1A", "A B", "A=B", "é", "KOALA_RANK", "A\n"])
 def test_names_that_no_variable_can_have_are_refused(name: str) -> None:
-    with pytest.raises(ValidationError):
-        ENVIRONMENT.validate_python({name: "x"})
+    for variables in ({name: "x"}, {"A": "a\0b"}):
+        with pytest.raises(ValidationError):
+            ENVIRONMENT.validate_python(variables)
 
 
-@pytest.mark.parametrize("name", ["BASH_FUNC_module%%", "BASH_FUNC_ml()", "my.option", "A-B"])
+@pytest.mark.parametrize("name", ["_A1", "koala", "BASH_FUNC_module%%", "BASH_FUNC_ml()", "my.option", "A-B"])
 def test_names_of_exported_functions_and_other_programs_are_taken(name: str) -> None:
     """The environment modules are shell functions, and not every program keeps to the names of a shell."""
-    assert ENVIRONMENT.validate_python({name: "x"}) == {name: "x"}
-
-
-def test_variables() -> None:
-    assert ENVIRONMENT.validate_python({"_A1": "", "koala": "x y\n"}) == {"_A1": "", "koala": "x y\n"}
-    with pytest.raises(ValidationError):
-        ENVIRONMENT.validate_python({"A": "a\0b"})
+    assert ENVIRONMENT.validate_python({name: "x y\n"}) == {name: "x y\n"}

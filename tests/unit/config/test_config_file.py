@@ -83,19 +83,6 @@ def as_nobody() -> Iterator[None]:
     os.seteuid(0)
 
 
-def test_missing_file(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "x.toml") == f"{tmp_path / 'x.toml'}: there is no such file"
-
-
-def test_directory(tmp_path: Path) -> None:
-    assert refusal(tmp_path) == f"{tmp_path}: this is a directory"
-
-
-def test_pipe_without_writer_is_refused_at_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    assert refusal(tmp_path / "pipe").endswith("this is not a regular file")
-
-
 def test_unreadable_file(tmp_path: Path, as_nobody: None) -> None:
     path = tmp_path / "secret.toml"
     if os.geteuid() != NOBODY:
@@ -103,9 +90,14 @@ def test_unreadable_file(tmp_path: Path, as_nobody: None) -> None:
     assert refusal(path) == f"{path}: you may not read this file"
 
 
-def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
+def test_paths_that_lead_to_no_file(tmp_path: Path) -> None:
+    """A pipe is refused at once, though nobody writes to it."""
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    assert refusal(tmp_path / "x.toml") == f"{tmp_path / 'x.toml'}: there is no such file"
+    assert refusal(tmp_path) == f"{tmp_path}: this is a directory"
+    assert refusal(tmp_path / "pipe").endswith("this is not a regular file")
     for path in (tmp_path / "loop", tmp_path / "file" / "x", tmp_path / "a\0b", tmp_path / ("n" * 300)):
         assert "cannot be opened" in refusal(path)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from koala_adapter.config.jobfile import check_job, job_from_dict, load_job, load_job_text
 from koala_adapter.config.jobtables import ComponentTable, InputFileTable, JobTable
@@ -141,7 +140,6 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
         (HEAD, "^j.toml: components: this key is required"),
         (HEAD + "components = []", "^j.toml:2: components: found an empty list"),
         (HEAD + '[components]\ncommand = ["a"]', r"^j.toml:2: components: found a table, .*write \[\[components\]\]"),
-        ('walltime = "90"\n' + COMPONENT, '^j.toml:1: walltime: found "90", .*"90m" for minutes'),
         ("walltime = 1.5\n" + COMPONENT, "^j.toml:1: walltime: found 1.5, allowed is a whole number from 1 to"),
         ("wall_time = 1\n" + HEAD + COMPONENT, '^j.toml:1: wall_time: unknown key, .*did you mean "walltime"'),
         ("processors = 1\n" + HEAD + COMPONENT, r"^j.toml:1: processors: unknown key, .*belongs in \[\[components\]\]"),
@@ -154,15 +152,7 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
             MALLEABLE.replace("maximum = 4", "maximum = 1"),
             r"^j.toml:7: components\[0\].maximum: found 1, .*a larger maximum.*write processors = 1 instead",
         ),
-        (
-            MALLEABLE.replace("workers", "adaptive").replace("maximum = 4", "maximum = 1"),
-            r"components\[0\].maximum: found 1, .*write processors = 1 instead",
-        ),
         (HEAD + 'kind = "malleable"\nrunner = "workers"\n' + COMPONENT, "components: no component can change its size"),
-        (
-            HEAD + 'runner = "adaptive"\n' + COMPONENT,
-            r"^j.toml:2: runner: found \"adaptive\", allowed in a malleable job",
-        ),
         (ADAPTIVE + "retire_grace = 3", r'retire_grace: allowed with runner = "workers" or "sweep" only'),
         (MALLEABLE + "point_patience = 3", r'point_patience: allowed with runner = "adaptive" only'),
         (MALLEABLE + 'launcher = "mpi"', r'launcher: found "mpi", allowed with runner = "workers" is "process"'),
@@ -182,19 +172,7 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
             "warn_before = 6\n" + HEAD + COMPONENT,
             r'^j.toml:1: warn_before: allowed with runner = "adaptive" or "workers", or with checkpoint_signal, only',
         ),
-        (
-            "warn_before = 6\n" + MALLEABLE.replace("workers", "sweep"),
-            r'j.toml:1: warn_before: allowed with runner = "adaptive" or "workers", or with checkpoint_signal, only',
-        ),
-        (
-            'checkpoint_signal = "USR1"\nwarn_before = 60\n' + HEAD + COMPONENT,
-            r"^j.toml:2: warn_before: found 60, allowed is less than walltime",
-        ),
         ('checkpoint_signal = "KILL"\n' + HEAD + COMPONENT, r'checkpoint_signal: found "KILL", allowed is "TERM"'),
-        ("checkpoint_signal = 10\n" + HEAD + COMPONENT, r'checkpoint_signal: found 10, allowed is "TERM"'),
-        ("requeue_on_walltime = 3\n" + HEAD + COMPONENT, r"^j.toml:1: requeue_on_walltime: found 3, allowed is"),
-        ("retries = -1\n" + HEAD + COMPONENT, r"^j.toml:1: retries: found -1, allowed is"),
-        ("retries = 1001\n" + HEAD + COMPONENT, r"^j.toml:1: retries: found 1001, allowed is"),
         ('retry_on = ["lost"]\n' + HEAD + COMPONENT, r"^j.toml:1: retry_on: allowed together with retries only"),
         (
             'retries = 1\nretry_on = ["lost", "ill"]\n' + HEAD + COMPONENT,
@@ -202,11 +180,8 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
         ),
         ("retries = 1\nretry_on = [0]\n" + HEAD + COMPONENT, r"retry_on\[0\]: found 0, allowed is .* from 1 to 255"),
         ("retries = 1\nretry_on = [true]\n" + HEAD + COMPONENT, r"retry_on\[0\]: found true, allowed is"),
-        ("retries = 1\nretry_on = []\n" + HEAD + COMPONENT, r"^j.toml:2: retry_on: "),
         ("retries = 1\n" + MALLEABLE, r'^j.toml:1: retries: allowed with runner = "ranks" only'),
         ('checkpoint_signal = "USR1"\n' + MALLEABLE, r'checkpoint_signal: allowed with runner = "ranks" only'),
-        ("warn_before = -1\n" + MALLEABLE, r"^j.toml:1: warn_before: found -1, allowed is"),
-        (MALLEABLE + "retire_grace = 4000", r"retire_grace: found 4000, allowed is"),
         (HEAD + COMPONENT + "retire_grace = 4", r"retire_grace: allowed in a malleable job only"),
         (
             MALLEABLE + COMPONENT + "initial = 1",
@@ -225,7 +200,6 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
             "relay = true\n" + MALLEABLE.replace("maximum = 4", "maximum = 257"),
             r"^j.toml:1: relay: the job has up to 257 ranks, allowed with relay are 256",
         ),
-        (HEAD + "priority = 5000\n" + COMPONENT, "priority: found 5000, allowed is a whole number from -1000 to 1000"),
         (HEAD + 'working_directory = "~/x"\n' + COMPONENT, "working_directory: .*an absolute path"),
         (HEAD + 'name = "a\\nb"\n' + COMPONENT, "name: .*on one line"),
         ("walltime = 01:30:00\n" + COMPONENT, r'walltime: found 01:30:00, .*; in quotes, "01:30:00", it is a duration'),
@@ -235,7 +209,6 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
             r'digits alone may mean seconds or minutes: write "10s" for seconds or "10m" for minutes',
         ),
         (HEAD + 'name = "a\\u202Eb"\n' + COMPONENT, "name: .*without invisible ones"),
-        (HEAD + 'name = "a\\u009Bb"\n' + COMPONENT, "name: .*without invisible ones"),
         (HEAD + 'environment.KOALA_RANK = "0"\n' + COMPONENT, "^j.toml:2: environment.KOALA_RANK: .*set for each rank"),
         (HEAD + "environment.N = 4\n" + COMPONENT, "^j.toml:2: environment.N: found 4, allowed is a text in quotes"),
         (HEAD + '[[components]]\ncommand = "ls -l"\nprocessors = 1', r'command: .*such as command = \["ls", "-l"\]'),
@@ -245,7 +218,6 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
         (HEAD + "[[components]]\ncommand = [1]\nprocessors = 1", r"^j.toml:3: components\[0\].command\[0\]: found 1, "),
         (HEAD + '[[components]]\ncommand = ["a"]', r"^j.toml:2: components\[0\]: the size is missing"),
         (HEAD + COMPONENT + "minimum = 1", r"^j.toml:5: components\[0\].minimum: given together with processors"),
-        (HEAD + COMPONENT.replace("1", "0"), r"processors: found 0, allowed is a whole number from 1 to 1000000"),
         (HEAD + COMPONENT + 'name = "a/b"', r"components\[0\].name: .*a letter, then letters"),
         (HEAD + COMPONENT + 'name = "c2"\n' + COMPONENT, r"^j.toml:6: components\[1\].name: \"c2\" is already"),
         (HEAD + COMPONENT + COMPONENT + 'launcher = "mpi"', r"^j.toml:8: components\[1\].launcher: .*one launcher"),
@@ -445,12 +417,6 @@ def test_examples_load(path: Path, tmp_path: Path) -> None:
     (tmp_path / "allreduce").touch()
     job = load_job(tmp_path / path.name, job_id=JobId("1"), user="u", submitted_at=0)
     assert all(component.input_files for component in job.components)
-
-
-@pytest.mark.parametrize("model", [JobTable, ComponentTable, InputFileTable])
-def test_every_key_is_described(model: type[BaseModel]) -> None:
-    assert all(field.description for field in model.model_fields.values())
-    assert model.model_config.get("extra") == "forbid"
 
 
 KEYS = st.sampled_from([*JobTable.model_fields, *ComponentTable.model_fields, *InputFileTable.model_fields, "", "é"])

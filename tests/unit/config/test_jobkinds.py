@@ -473,16 +473,6 @@ def test_setup_software_and_container_of_job_and_component() -> None:
     assert (second.setup, second.software, second.container) == (("one",), ("gromacs",), "a.sif")
 
 
-def test_site_file(some_site: SiteConfig) -> None:
-    """What a cluster has is known to the scheduler by its names."""
-    alpha, beta, _ = some_site.clusters
-    assert alpha.setup == ("source /etc/profile",)
-    assert alpha.software == {"gromacs": ("module load GROMACS",), "lammps/2024": ()}
-    assert alpha.parameters.software == ("gromacs", "lammps/2024")
-    assert (alpha.parameters.container_runtime, beta.parameters.container_runtime) == ("apptainer", "podman")
-    assert some_site.clusters[2].parameters.container_runtime == ""
-
-
 WORDS = '"all", or a list of names and patterns of variables, such as ["PYTHONPATH", "CONDA_*"]'
 LINE = 'a line of a shell of at most 1000 characters, such as "module load gcc/12"'
 
