@@ -96,7 +96,6 @@ class Display:
         return self
 
     def _new_live(self) -> Live:
-
         return Live(console=self._console, refresh_per_second=8, transient=True, redirect_stdout=False)
 
     def __exit__(self, *_: object) -> None:

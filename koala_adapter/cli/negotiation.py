@@ -80,7 +80,6 @@ def negotiations(session: Session, number: int | None, job_id: str, limit: int, 
 
 
 def _table(found: Sequence[NegotiationReport]) -> FittingTable:
-
     table = FittingTable()
     for heading in ("id", "job", "process", "began", "state"):
         table.add_column(heading, no_wrap=True)

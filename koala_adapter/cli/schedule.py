@@ -531,8 +531,6 @@ def schedule(
         if name is not None:
             raise click.UsageError("--give-back names the cluster itself: give it or --cluster")
         config = session.site.cluster(given_back)
-        prepare_directory(session.directory)
-        prepare_directory(session.directory / "schedule")
         give_queue_back(session, config, schedule_directory(session, given_back), RECORD, as_json=as_json)
         return
     if name is None:
@@ -566,8 +564,6 @@ def schedule(
         metrics_port=metrics_port,
         ask_socket=ask_socket,
     )
-    prepare_directory(session.directory)
-    prepare_directory(session.directory / "schedule")
     directory = schedule_directory(session, name)
     if shadow:
         # It acts on nothing, so that it may run beside the one that does.
@@ -580,7 +576,9 @@ def schedule(
 
 
 def schedule_directory(session: Session, cluster: str) -> Path:
-    """Return where the scheduler of a cluster keeps its record and its socket."""
+    """Return where the scheduler of a cluster keeps its record and its socket; the directory above is there then."""
+    prepare_directory(session.directory)
+    prepare_directory(session.directory / "schedule")
     return session.directory / "schedule" / cluster
 
 

@@ -144,7 +144,6 @@ def _search(session: Session, sites: tuple[RemoteSiteConfig, ...]) -> Found:
 
 
 def _where(session: Session, output: Path | None) -> Path:
-
     named = output or session.site_option
     if named is None and os.environ.get(SITE_VARIABLE):
         named = Path(os.environ[SITE_VARIABLE])
@@ -353,7 +352,6 @@ def reap(session: Session, dry_run: bool, all_instances: bool, yes: bool, timeou
 
 
 def _owned(session: Session) -> Owned:
-
     record = read_record(session.directory, session.policies)
     return Owned(instance=record.instance, placeholders=record.scheduler.state.placeholders)
 
@@ -369,9 +367,13 @@ def _confirm(found: list[Leftover], *, yes: bool) -> None:
     click.confirm(text, abort=True, err=True)
 
 
-def _show_leftovers(session: Session, reaper: Reaper, *, dry_run: bool) -> None:
+def _show_trouble(session: Session, reaper: Reaper) -> None:
     for cluster, trouble in reaper.trouble.items():
         session.progress.print(f"[red]{escape(cluster)}:[/] {escape(trouble)}", soft_wrap=True)
+
+
+def _show_leftovers(session: Session, reaper: Reaper, *, dry_run: bool) -> None:
+    _show_trouble(session, reaper)
     if not reaper.found:
         if not reaper.trouble:
             session.console.print("no placeholder is without an owner")
@@ -389,8 +391,7 @@ def _show_leftovers(session: Session, reaper: Reaper, *, dry_run: bool) -> None:
 
 
 def _show_end(session: Session, reaper: Reaper) -> None:
-    for cluster, trouble in reaper.trouble.items():
-        session.progress.print(f"[red]{escape(cluster)}:[/] {escape(trouble)}", soft_wrap=True)
+    _show_trouble(session, reaper)
     if reaper.stayed:
         names = ", ".join(f"{one.cluster} {one.id}" for one in reaper.stayed)
         session.console.print(f"[red]{len(reaper.stayed)} are still there:[/] {escape(names)}", soft_wrap=True)
@@ -399,7 +400,6 @@ def _show_end(session: Session, reaper: Reaper) -> None:
 
 
 def _to_json(reaper: Reaper, *, dry_run: bool) -> dict[str, object]:
-
     leftovers = TypeAdapter(list[Leftover])
     return {
         "dry_run": dry_run,

@@ -222,7 +222,6 @@ def serve(
         stack.enter_context(ownership(directory, f"koala wiki serve {what}", way_out=way_out))
         if config is not None:
             # One owner of the order at a time: `koala schedule` takes the same directory.
-            prepare_directory(session.directory / "schedule")
             order = schedule_directory(session, config.name)
             stack.enter_context(ownership(order, f"koala wiki serve {what}", way_out=way_out))
         anyio.run(_serve, session, config, directory, key, options, metrics_port)

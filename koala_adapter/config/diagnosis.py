@@ -109,7 +109,7 @@ def not_among(word: str, allowed: Iterable[str], *, what: str) -> str:
 class Problems:
     """Collects what is wrong with one document; ``refuse`` ends in one error that says it all."""
 
-    def __init__(self, document: Document, *, hint: str = "") -> None:
+    def __init__(self, document: Document, *, hint: str) -> None:
         """``hint``: where the reader finds more."""
         self._document = document
         self._hint = hint
@@ -124,22 +124,22 @@ class Problems:
         for path, text in problems:
             self.add(path, text)
 
-    def validated(self, model: type[ModelT], data: object, *, at: KeyPath = ()) -> ModelT | None:
-        """Return ``data`` as an instance of ``model``; None, with the problems noted, when it is not one.
-
-        ``at`` is where ``data`` stands in the document.
-        """
+    def validated(self, model: type[ModelT], data: object) -> ModelT | None:
+        """Return the document's ``data`` as an instance of ``model``, or None with the problems noted."""
         try:
             return model.model_validate(data)
         except ValidationError as error:
             for problem in describe(error, model, data) + _deeper(error, model, data):
-                self.add((*at, *problem.path), problem.text)
+                self.add(problem.path, problem.text)
         except RecursionError:
-            self.add(at, "nested too deeply")
+            self.add((), "nested too deeply")
         return None
 
-    def validated_strictly(self, model: type[ModelT], data: Mapping[str, object], *, at: KeyPath = ()) -> ModelT | None:
-        """As ``validated``, for models of others: by the types of TOML, so that "4" is no number and true is no 1."""
+    def validated_strictly(self, model: type[ModelT], data: Mapping[str, object], *, at: KeyPath) -> ModelT | None:
+        """As ``validated``, for models of others: by the types of TOML, so that "4" is no number and true is no 1.
+
+        ``at`` is where ``data`` stands in the document.
+        """
         try:
             return model.model_validate_json(json.dumps(data, default=str), strict=True)
         except ValidationError as error:

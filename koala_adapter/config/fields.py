@@ -10,7 +10,6 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-import signal
 from enum import StrEnum
 from fractions import Fraction
 from functools import partial
@@ -288,8 +287,6 @@ OutputPattern = Annotated[str, AfterValidator(_pattern)]
 # -- Signals, sizes and resizing of malleable jobs -----------------------------------------------------------
 
 LONGEST_GRACE = 3600
-
-_SIGNALS = {one.name.removeprefix("SIG"): one for one in signal.Signals}
 
 LONGEST_POINT_PATIENCE = 86_400
 

@@ -8,6 +8,7 @@ job file as a whole. A ``Job`` as a plain dictionary, for the service's socket a
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,17 +17,9 @@ from pydantic import ValidationError
 
 from koala_adapter.config.diagnosis import Problems, not_among
 from koala_adapter.config.exported import exported, unfit
-from koala_adapter.config.fields import (
-    _SIGNALS,
-    MpiResizeWanted,
-    after_of,
-)
+from koala_adapter.config.fields import MpiResizeWanted, after_of
 from koala_adapter.config.inputfiles import collect_input_files
-from koala_adapter.config.jobtables import (
-    ComponentTable,
-    JobHeader,
-    JobTable,
-)
+from koala_adapter.config.jobtables import ComponentTable, JobHeader, JobTable
 from koala_adapter.config.slottable import slots_of, unknown_clusters
 from koala_adapter.config.sweeps import OF_ARRAY, array_problems, launchers, sweep_of, sweep_problems, within_tasks
 from koala_adapter.config.tomlfile import Document, parse_document, printable, read_text, show_duration
@@ -83,7 +76,7 @@ _OF_RANKS = {"checkpoint_signal", "requeue_on_walltime", "retries", "retry_on"}
 
 def signal_number(name: str) -> int:
     """Return the number of a signal that a job file names."""
-    return int(_SIGNALS[name])
+    return int(signal.Signals[f"SIG{name}"])
 
 
 def malleability_problems(
@@ -92,7 +85,8 @@ def malleability_problems(
     """Yield what does not fit together, by the place in the file."""
     malleable = header.kind.varies
     if malleable and header.runner is RunnerName.RANKS:
-        text = f"allowed in {with_article(header.kind)} job is {_runners(header.kind)}: it says how its size can change"
+        article = "an" if header.kind is JobKind.EVOLVING else "a"
+        text = f"allowed in {article} {header.kind} job is {_runners(header.kind)}: it says how its size can change"
         yield ("runner",), text
     if header.kind is JobKind.EVOLVING and header.runner is RunnerName.SWEEP:
         yield ("runner",), f'found "sweep", allowed in an evolving job is {_runners(header.kind)}'
@@ -108,11 +102,6 @@ def malleability_problems(
     yield from _relay_problems(header, components)
     for index, component in components:
         yield from _malleable_component_problems(header, index, component)
-
-
-def with_article(kind: JobKind) -> str:
-    """Return a kind of job with its article."""
-    return f"an {kind}" if kind is JobKind.EVOLVING else f"a {kind}"
 
 
 def _runners(kind: JobKind) -> str:

@@ -31,7 +31,6 @@ from koala_adapter.config.fields import (
     WebAddress,
     Whole,
 )
-from koala_adapter.config.locations import state_directory
 from koala_adapter.config.parameterkeys import values_of, with_parameters
 from koala_adapter.config.tomlfile import parse_document, read_document
 from koala_adapter.errors import ConfigurationError
@@ -46,20 +45,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.config.tomlfile import Document
     from koala_adapter.lrm import PluginDefinition
-
-__all__ = [
-    "ClusterConfig",
-    "ControlCenterConfig",
-    "NoSettings",
-    "RemoteSiteConfig",
-    "SchedulerConfig",
-    "SiteConfig",
-    "load_site",
-    "load_site_text",
-    "shortest_poll_interval",
-    "state_directory",
-]
-
 
 # -- The tables ----------------------------------------------------------------------------------------------
 # docs/site-file.md and docs/site.schema.json are made from these models.

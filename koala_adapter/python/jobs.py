@@ -115,11 +115,11 @@ def mimebundle(report: JobReport) -> dict[str, str]:
 
 def as_html(report: JobReport) -> str:
     """Return a job as a table."""
-    head = f"job <b>{_escaped(report.id)}</b> {_escaped(report.name)}: <b>{_escaped(report.state.value)}</b>"
+    head = f"job <b>{escape(report.id)}</b> {escape(report.name)}: <b>{escape(report.state.value)}</b>"
     said = report.explanation if report.outcome is None else report.outcome.detail
     titles = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
     rows = "".join(_row(report, component) for component in report.components)
-    note = f"<div>{_escaped(said)}</div>" if said else ""
+    note = f"<div>{escape(said)}</div>" if said else ""
     return f"<div>{head}</div><table><tr>{titles}</tr>{rows}</table>{note}"
 
 
@@ -127,7 +127,7 @@ def _row(report: JobReport, component: ComponentReport) -> str:
     held = component.processors if report.finished_at and report.launched_at is not None else component.held
     bar = f'<progress max="{component.processors}" value="{held}"></progress> {held} of {component.processors}'
     hosts = ", ".join(component.hosts[:MOST_HOSTS]) + (" …" if len(component.hosts) > MOST_HOSTS else "")
-    cells = (_escaped(component.name), _escaped(component.cluster or "-"), bar, _escaped(hosts))
+    cells = (escape(component.name), escape(component.cluster or "-"), bar, escape(hosts))
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
@@ -159,14 +159,8 @@ def in_notebook() -> bool:
 
 
 def _begun(bundle: dict[str, str]) -> Shown:
-
     shown: Shown = import_module("IPython.display").display(bundle, raw=True, display_id=True)
     return shown
-
-
-def _escaped(text: str) -> str:
-
-    return escape(text)
 
 
 # -- Result and output of a job ------------------------------------------------------------------------------
