@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of jobs, for tests of those who read them."""
+"""Reports of jobs and clusters, for tests of those who read them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 from koala_adapter.api.statedirectory import JOURNAL_NAME, prepare_directory
 from koala_adapter.outcome import JobState
-from koala_adapter.report.values import JobReport
+from koala_adapter.report.sitevalues import ClusterReport
+from koala_adapter.report.values import ComponentReport, JobReport
 from koala_adapter.service.journal import Journal
 
 _WAITING = JobReport(
@@ -35,9 +36,48 @@ _WAITING = JobReport(
     output_directory="",
 )
 
+_COMPONENT = ComponentReport(
+    name="worker",
+    command=("x",),
+    cluster="alpha",
+    processors=1,
+    held=0,
+    queued=0,
+    lrm_ids=(),
+    hosts=(),
+    first_rank=None,
+    waited=None,
+)
+_CLUSTER = ClusterReport(
+    name="alpha",
+    plugin="local",
+    lrm="local",
+    closed=None,
+    processors=16,
+    idle=4,
+    others=2,
+    threshold=0,
+    placeholders=10,
+    placeholders_queued=0,
+    available=4,
+    polled_at=0.0,
+    requests=100,
+    largest_requests_per_minute=40,
+    requests_per_minute=60,
+    requests_last_minute=12,
+)
+
 
 def job_report(**changes: Any) -> JobReport:  # noqa: ANN401 - whatever fields there are
     return replace(_WAITING, **changes)
+
+
+def component_report(**changes: Any) -> ComponentReport:  # noqa: ANN401 - whatever fields there are
+    return replace(_COMPONENT, **changes)
+
+
+def cluster_report(**changes: Any) -> ClusterReport:  # noqa: ANN401 - whatever fields there are
+    return replace(_CLUSTER, **changes)
 
 
 def keep_reports(directory: Path, reports: Iterable[JobReport]) -> None:

@@ -27,11 +27,9 @@ from koala_adapter.report.sitevalues import (
     NodeConnection,
     PlannedComponent,
 )
-from koala_adapter.report.values import ComponentReport, JobReport
 from koala_adapter.service.clusters import ClusterReading
 from koala_adapter.sitesetup.checks import Place
-from tests.unit.api.jobreports import job_report
-from tests.unit.cli.test_display import cluster as reported
+from tests.unit.api.jobreports import cluster_report, component_report, job_report
 from tests.unit.scheduler.scheduler_site import Site
 from tests.unit.service.scripted_lrm import config, node
 from tests.vanishing import vanish_when_read
@@ -286,31 +284,12 @@ def test_the_next_attempt_may_begin_while_a_reader_is_slow(tmp_path: Path) -> No
     assert b"".join(pieces) == b"a/0: first\na/1: first\na/1: second\na/0: second\n"
 
 
-def test_marks_go_by_the_processes_of_the_job(tmp_path: Path) -> None:
+def test_marks_go_by_the_processes_of_the_job() -> None:
     """How many there are is known of the job, pieces of a component together; files that are there do not count."""
-    left, right = component_report("left", 1), component_report("right", 2)
-    report = job_report_of(tmp_path, left, right, component_report("right", 1))
+    parts = [component_report(name=name, processors=size) for name, size in (("left", 1), ("right", 2), ("right", 1))]
+    report = job_report(components=tuple(parts))
     assert (report.processes(), report.processes("right"), report.processes("left")) == (4, 3, 1)
     assert (report.processes(rank=0), report.processes(rank=2), report.processes("right", 1)) == (2, 1, 1)
-
-
-def component_report(name: str, processors: int) -> ComponentReport:
-    return ComponentReport(
-        name=name,
-        command=("true",),
-        cluster="alpha",
-        processors=processors,
-        held=0,
-        queued=0,
-        lrm_ids=(),
-        hosts=(),
-        first_rank=None,
-        waited=None,
-    )
-
-
-def job_report_of(directory: Path, *components: ComponentReport) -> JobReport:
-    return job_report(components=components, reported_at=1.0, output_directory=str(directory))
 
 
 def answer(directory: Path, reading: ClusterReading, processors: int = 4) -> ClusterReport:
@@ -377,9 +356,9 @@ def test_what_is_known_of_the_network_is_a_line_for_each_cluster() -> None:
     lines = printed(
         network_table(
             [
-                replace(reported("far"), network=far, files=files),
-                replace(reported("near"), files=unread),
-                replace(reported("b"), files=replace(unread, trouble="")),
+                cluster_report(name="far", network=far, files=files),
+                cluster_report(name="near", files=unread),
+                cluster_report(name="b", files=replace(unread, trouble="")),
             ],
             1000.0,
         )

@@ -60,10 +60,10 @@ from koala_adapter.errors import EXIT_CANCELLED, EXIT_REFUSED, KoalaError
 from koala_adapter.lrm import load_plugins
 from koala_adapter.model import ClusterName, EndReason, InputFile, JobId
 from koala_adapter.outcome import JobOutcome, JobState, TaskUsage
-from koala_adapter.report.sitevalues import ClusterReport, PlannedComponent, PlanReport, SampleSubmission
+from koala_adapter.report.sitevalues import PlannedComponent, PlanReport, SampleSubmission
 from koala_adapter.report.values import ComponentReport, JobReport, RankUsage, SizeChangeReport, UsageReport
 from koala_adapter.slots import PLAIN, Slot
-from tests.unit.api.jobreports import job_report
+from tests.unit.api.jobreports import cluster_report, component_report, job_report
 from tests.unit.scheduler.scheduler_site import component as watching_component
 from tests.unit.scheduler.scheduler_site import job
 from tests.unit.service.test_service import Served
@@ -71,40 +71,8 @@ from tests.unit.service.test_service import Served
 # What ``koala top`` shows of what is reported, on terminals of many sizes.
 
 
-def cluster(name: str = "alpha", *, idle: int = 4, others: int = 2, ours: int = 10) -> ClusterReport:
-    return ClusterReport(
-        name=name,
-        plugin="local",
-        lrm="local",
-        closed=None,
-        processors=16,
-        idle=idle,
-        others=others,
-        threshold=0,
-        placeholders=ours,
-        placeholders_queued=0,
-        available=idle,
-        polled_at=0.0,
-        requests=100,
-        largest_requests_per_minute=40,
-        requests_per_minute=60,
-        requests_last_minute=12,
-    )
-
-
-def component(processors: int, *, on: str = "alpha", held: int | None = None) -> ComponentReport:
-    return ComponentReport(
-        name="worker",
-        command=("x",),
-        cluster=ClusterName(on),
-        processors=processors,
-        held=processors if held is None else held,
-        queued=0,
-        lrm_ids=(),
-        hosts=(),
-        first_rank=0,
-        waited=1.0,
-    )
+def component(processors: int, *, on: str = "alpha") -> ComponentReport:
+    return component_report(cluster=ClusterName(on), processors=processors, held=processors, first_rank=0, waited=1.0)
 
 
 def running(number: int, processors: int, *changes: tuple[float, int, int]) -> JobReport:
@@ -136,42 +104,45 @@ ENDED = job_report(
     components=(component(8),),
     outcome=JobOutcome(state=JobState.FAILED, reason=EndReason.EXITED, exit_code=3),
 )
-BUSY = Snapshot(at=200.0, clusters=(cluster(),), jobs=(ENDED, running(1, 4), running(12, 6, (150.0, 2, 6))))
+BUSY = Snapshot(at=200.0, clusters=(cluster_report(),), jobs=(ENDED, running(1, 4), running(12, 6, (150.0, 2, 6))))
 
 
 def lines(snapshot: Snapshot, view: View | None = None, *, width: int = 100, height: int = 30) -> list[str]:
     return [line.plain for line in screen(snapshot, view or View(), width=width, height=height)]
 
 
-def test_a_bar_is_divided_by_job() -> None:
-    bar = next(line for line in lines(BUSY, width=140) if line.startswith("alpha")).split()[1]
-    assert bar == "1" * 12 + "2" * 18 + "▒" * 6 + "░" * 12
+@pytest.mark.parametrize(
+    ("held", "size", "bar", "numbers"),
+    [
+        pytest.param(10, (2, 6), "1" * 12 + "2" * 18 + "▒" * 6 + "░" * 12, "4 idle, 10 ours, 2 others", id="as it is"),
+        pytest.param(
+            10, (6, 2), "1" * 12 + "2" * 6 + "▓" * 12 + "▒" * 6 + "░" * 12, "4 idle, 10 ours (4 changing), 2 others",
+            id="what a job has given up is neither its own nor idle before the batch system has it back",
+        ),
+        pytest.param(
+            12, (6, 8), "1" * 12 + "2" * 24 + "▒" * 6 + "░" * 6, "2 idle, 12 ours, 2 others",
+            id="what was taken since the last look is not idle",
+        ),
+    ],
+)  # fmt: skip
+def test_bar_and_numbers_of_a_cluster_have_the_same_figures(
+    held: int, size: tuple[int, int], bar: str, numbers: str
+) -> None:
+    """Both are divided by job, and add up to no more than there is."""
+    jobs = (running(1, 4), running(12, size[1], (150.0, *size)))
+    busy = replace(BUSY, clusters=(cluster_report(placeholders=held),), jobs=jobs)
+    name, *shown = next(line for line in lines(busy, width=140) if line.startswith("alpha")).split(maxsplit=2)
+    assert (name, shown) == ("alpha", [bar, f"{numbers}, 12/60 req/min"])
 
 
 @pytest.mark.parametrize("closed", [None, "out of reach: no answer"])
 def test_a_cluster_that_waits_for_the_bound_of_requests_says_so(closed: str | None) -> None:
-    waits = replace(cluster(), closed=closed, asked_again_in=12.4)
+    waits = cluster_report(closed=closed, asked_again_in=12.4)
     for report, told in (waits, True), (replace(waits, asked_again_in=0.005), False):
         assert ("asked again in 12 s" in "\n".join(shown(clusters_table([report], 10.0), 200))) == told
         if closed is None:
             text = lines(Snapshot(at=200.0, clusters=(report,), jobs=()), width=140)
             assert ("asked again in 12 s" in "\n".join(text)) == told
-
-
-def test_bar_and_numbers_have_the_same_figures_after_a_shrink() -> None:
-    """What a job has given up is neither its own nor idle before the batch system has it back, in both of them."""
-    shrunk = replace(BUSY, jobs=(running(1, 4), running(12, 2, (150.0, 6, 2))))
-    name, bar, numbers = next(line for line in lines(shrunk, width=140) if line.startswith("alpha")).split(maxsplit=2)
-    assert (name, bar) == ("alpha", "1" * 12 + "2" * 6 + "▓" * 12 + "▒" * 6 + "░" * 12)
-    assert numbers == "4 idle, 10 ours (4 changing), 2 others, 12/60 req/min"
-
-
-def test_what_was_taken_since_the_last_look_is_not_idle() -> None:
-    """Ours are known at once, what is idle is not; both together are no more than there is."""
-    grown = replace(BUSY, clusters=(cluster(ours=12),), jobs=(running(1, 4), running(12, 8, (150.0, 6, 8))))
-    _, bar, numbers = next(line for line in lines(grown, width=140) if line.startswith("alpha")).split(maxsplit=2)
-    assert bar == "1" * 12 + "2" * 24 + "▒" * 6 + "░" * 6
-    assert numbers.startswith("2 idle, 12 ours, 2 others")
 
 
 def test_jobs_that_run_come_first_and_show_how_far_they_are() -> None:
@@ -202,7 +173,7 @@ def test_nothing_is_wider_or_higher_than_the_screen(width: int, height: int) -> 
     """Nor is anything that matters lost at 60 columns: numbers of clusters, state, size and progress of jobs, keys."""
     jobs = tuple(running(number, 1, (150.0, 0, 1)) for number in range(1, 41))
     text = lines(
-        Snapshot(at=200.0, clusters=(cluster(), cluster("a-very-long-name")), jobs=jobs),
+        Snapshot(at=200.0, clusters=(cluster_report(), cluster_report(name="a-very-long-name")), jobs=jobs),
         View(chosen="1", heading="WHY", text=("because",) * 50),
         width=width,
         height=height,
@@ -217,7 +188,7 @@ def test_nothing_is_wider_or_higher_than_the_screen(width: int, height: int) -> 
 
 
 def test_a_cluster_that_is_closed_says_why() -> None:
-    closed = Snapshot(at=0.0, clusters=(replace(cluster(), closed="out of reach: no"),))
+    closed = Snapshot(at=0.0, clusters=(cluster_report(closed="out of reach: no"),))
     assert "alpha        out of reach: no" in lines(closed)
     assert "no jobs" in lines(closed)
 
@@ -400,8 +371,8 @@ JOB = replace(
     components=(component(8, on="delft-das5"), component(4, on="amsterdam-uva")),
 )
 CLUSTERS = (
-    replace(cluster("delft-das5"), plugin="slurm", lrm="slurm 22.05.8", placeholders_queued=12),
-    replace(cluster("amsterdam-uva"), closed=CLOSED),
+    cluster_report(name="delft-das5", plugin="slurm", lrm="slurm 22.05.8", placeholders_queued=12),
+    cluster_report(name="amsterdam-uva", closed=CLOSED),
 )
 PLANNED = PlannedComponent(component="simulation", cluster="amsterdam-uva", processors=1000, idle=10)
 

@@ -25,26 +25,14 @@ from koala_adapter.report.jobspage import Jobs, write_jobs
 from koala_adapter.report.markup import Markup, isolated, tag
 from koala_adapter.report.page import Heading
 from koala_adapter.report.selection import JobSelection, latest_of
-from koala_adapter.report.sitevalues import ClusterReport
 from koala_adapter.report.timeaxis import Period, duration, zone_name
 from koala_adapter.report.values import AttemptReport, ComponentReport, JobReport, SizeChangeReport
 from koala_adapter.report.views import cluster_cards, style
-from tests.unit.api.jobreports import job_report
+from tests.unit.api.jobreports import cluster_report, component_report, job_report
 
 # -- Which jobs a listing has.
 
-PART = ComponentReport(
-    name="main",
-    command=("./simulate", "--Steps", "9"),
-    cluster="alpha",
-    processors=4,
-    held=0,
-    queued=0,
-    lrm_ids=("4711",),
-    hosts=("node7",),
-    first_rank=0,
-    waited=None,
-)
+PART = component_report(command=("./simulate", "--Steps", "9"), lrm_ids=("4711",), hosts=("node7",))
 OUTCOME = JobOutcome(state=JobState.LOST, reason=EndReason.NODE_LOST, exit_code=242, detail="node7 went away")
 ENDED = job_report(
     id="12",
@@ -129,19 +117,8 @@ def test_the_selection_survives_the_wire() -> None:
 # -- When jobs waited for processors and used them, as their reports tell.
 
 
-def component(name: str, cluster: str | None, processors: int, waited: float | None = 5.0) -> ComponentReport:
-    return ComponentReport(
-        name=name,
-        command=("x",),
-        cluster=cluster,
-        processors=processors,
-        held=0,
-        queued=0 if waited is None else processors,
-        lrm_ids=(),
-        hosts=(),
-        first_rank=0,
-        waited=waited,
-    )
+def component(name: str, cluster: str | None, processors: int, waited: float = 5.0) -> ComponentReport:
+    return component_report(name=name, cluster=cluster, processors=processors, queued=processors, waited=waited)
 
 
 def change(at: float, cluster: str, before: int, after: int, waited: float = 0.0) -> SizeChangeReport:
@@ -368,10 +345,9 @@ def test_states_are_told_apart_without_colours(tmp_path: Path) -> None:
 
 def test_a_cluster_has_what_is_idle_ours_and_of_others() -> None:
     """They add up to its processors, down ones among them; and it says why it is closed."""
-    report = ClusterReport(
-        name="a", plugin="slurm", lrm="slurm 25.11", closed="<b>drained</b>", processors=20, idle=5, others=8,
-        threshold=0, placeholders=6, placeholders_queued=2, available=5, polled_at=60.0, requests=1,
-        largest_requests_per_minute=1, requests_per_minute=60, down=3, gpus=4, gpus_idle=1,
+    report = cluster_report(
+        lrm="slurm 25.11", closed="<b>drained</b>", processors=20, idle=5, others=8, placeholders=6,
+        placeholders_queued=2, polled_at=60.0, down=3, gpus=4, gpus_idle=1,
     )  # fmt: skip
     (card,) = html.fromstring(cluster_cards([report], UTC)).xpath("//li")
     assert [one.text_content() for one in card.xpath("p")] == [
