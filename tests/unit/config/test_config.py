@@ -123,10 +123,7 @@ def test_values_arrive_as_written() -> None:
         ('gpus = "-l gpu=1"', 's.toml:5: clusters[0].map.gpus: found "-l gpu=1", allowed is arguments with {n} '),
         ('gpus = "gpu={n}"', 's.toml:5: clusters[0].map.gpus: found "gpu={n}", allowed is arguments that begin '),
         ("gpus = 2", "s.toml:5: clusters[0].map.gpus: found 2, allowed is a text in quotes"),
-        (
-            'exclusive = "-l e={n}"',
-            's.toml:5: clusters[0].map.exclusive: found "-l e={n}", allowed is arguments without',
-        ),
+        ('exclusive = "-l e={n}"', 's.toml:5: clusters[0].map.exclusive: found "-l e={n}", allowed is arguments w'),
     ],
 )
 def test_a_map_is_checked(line: str, problem: str) -> None:
@@ -150,65 +147,49 @@ def test_a_file_is_read_and_named_in_refusals(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "expected"),
+    ("lines", "said"),
     [
-        (
-            "treshold = 1",
-            r':4: clusters\[0\].treshold: unknown key, allowed is name, plugin, .*did you mean "threshold"',
-        ),
-        ("backoff = 1", r":4: clusters\[0\].backoff: unknown key, .*; it belongs in \[scheduler\]"),
-        ('threshold = "1"', r':4: clusters\[0\].threshold: found "1", allowed is a whole number from 0 to 10000000'),
-        ("threshold = true", r":4: clusters\[0\].threshold: found true, allowed is a whole number"),
-        ("threshold = -1", r":4: clusters\[0\].threshold: found -1, allowed is a whole number from 0"),
-        ("enabled = 1", r":4: clusters\[0\].enabled: found 1, allowed is true or false"),
-        ("queue = 5", r":4: clusters\[0\].queue: found 5, allowed is a text in quotes"),
-        ('queue = "a b"', r":4: clusters\[0\].queue: found .*, allowed is the name of a partition or queue"),
-        ("memory_mib = 0", r":4: clusters\[0\].memory_mib: found 0, allowed is a whole number from 1 to 16777216 MiB"),
-        ("poll_interval = 1", r":4: clusters\[0\].poll_interval: found 1, allowed is at least 2.5 seconds"),
-        ("poll_interval = nan", r"poll_interval: found nan, allowed is a number from 0.1 to 3600 seconds"),
-        ('walltime_limit = "90"', r'walltime_limit: found "90", .*write "90s" for seconds or "90m"'),
-        ('walltime_limit = "10:30"', r"walltime_limit: .*hours and minutes or minutes and seconds"),
-        ("walltime_limit = 2020-01-01", r"walltime_limit: found 2020-01-01, allowed is a whole number"),
+        ("treshold = 1", 'treshold: unknown key, allowed is name, plugin, .*did you mean "threshold"'),
+        ("backoff = 1", r"backoff: unknown key, .*; it belongs in \[scheduler\]"),
+        ('threshold = "1"', 'threshold: found "1", allowed is a whole number from 0 to 10000000'),
+        ("threshold = true", "threshold: found true, allowed is a whole number"),
+        ("threshold = -1", "threshold: found -1, allowed is a whole number from 0"),
+        ("enabled = 1", "enabled: found 1, allowed is true or false"),
+        ("queue = 5", "queue: found 5, allowed is a text in quotes"),
+        ('queue = "a b"', "queue: found .*, allowed is the name of a partition or queue"),
+        ("memory_mib = 0", "memory_mib: found 0, allowed is a whole number from 1 to 16777216 MiB"),
+        ("poll_interval = 1", "poll_interval: found 1, allowed is at least 2.5 seconds"),
+        ("poll_interval = nan", "poll_interval: found nan, allowed is a number from 0.1 to 3600 seconds"),
+        ('walltime_limit = "90"', 'walltime_limit: found "90", .*write "90s" for seconds or "90m"'),
+        ('walltime_limit = "10:30"', "walltime_limit: .*hours and minutes or minutes and seconds"),
+        ("walltime_limit = 2020-01-01", "walltime_limit: found 2020-01-01, allowed is a whole number"),
         ('malleability = "egz"', r'malleability: found "egz", allowed is "egs" or .*"fpsma"; did you mean "egs"\?$'),
-        ('output_directory = "tmp"', r"output_directory: found .*, allowed is an absolute path"),
-        ('control_center_address = "https://x"', r"control_center_address: .*without port or protocol"),
-        ('directives = "x"', r"clusters\[0\].directives: found \"x\", allowed is a table"),
-        ('directives.drop = ["x"]', r":4: clusters\[0\].directives.drop\[0\]: .*flag alone"),
-        ('directives.add = ["--x\\n#SBATCH"]', r":4: clusters\[0\].directives.add\[0\]: .*no line break"),
-        ('directives.add = ["x"]', r":4: clusters\[0\].directives.add\[0\]: .*begins with -"),
-        (
-            'directives = {drop = ["-a"], rename = {-a = "-b"}}',
-            r":4: clusters\[0\].directives.rename.-a: .*also dropped",
-        ),
-        ('settings = "x"', r":4: clusters\[0\].settings: found \"x\", allowed is a table"),
-        ('partition = "main"', r':4: clusters\[0\].partition: unknown key; a partition is called "queue" here'),
-        (
-            '[clusters.settings]\nqueue = "x"',
-            r":5: clusters\[0\].settings.queue: unknown key, allowed is queue one level",
-        ),
-        ('[clusters.settings]\npartition = "x"', r":5: .*partition: unknown key, allowed is queue one level up"),
-        ("[clusters.settings]\nconv = 1", r':5: clusters\[0\].settings.conv: unknown key, .*did you mean "conf"'),
-        ("[clusters.settings]\nconf = 1", r":5: clusters\[0\].settings.conf: found 1, allowed is a text in quotes"),
-        (
-            '[clusters.settings]\nslots = "2"',
-            r":5: clusters\[0\].settings.slots: found \"2\", allowed is a whole number",
-        ),
-        ("[clusters.settings]\nslots = 10", r":5: clusters\[0\].settings.slots: found 10, .*from 1 to 9"),
-        ('[clusters.settings]\nmode = "carefull"', r'settings.mode: .*"fast" or "careful"; did you mean "careful"'),
-        ('[clusters.settings]\neither = "x"', r":5: clusters\[0\].settings.either: found \"x\""),
-        (
-            '[clusters.settings]\nword = "absolute"',
-            r':5: clusters\[0\].settings.word: found "absolute", allowed is a path',
-        ),
-        ('[clusters.settings]\nword = "unknown"', r':5: clusters\[0\].settings.word: found "unknown": nobody knows'),
-        ('[clusters.settings]\nslots = 2\nmode = "careful"', r":4: clusters\[0\].settings: give slots or mode, not"),
-        ("[clusters.settings]\nnames = [1]", r":5: clusters\[0\].settings.names\[0\]: found 1, allowed is a text"),
+        ('output_directory = "tmp"', "output_directory: found .*, allowed is an absolute path"),
+        ('control_center_address = "https://x"', "control_center_address: .*without port or protocol"),
+        ('directives = "x"', 'directives: found "x", allowed is a table'),
+        ('directives.drop = ["x"]', r"directives.drop\[0\]: .*flag alone"),
+        ('directives.add = ["--x\\n#SBATCH"]', r"directives.add\[0\]: .*no line break"),
+        ('directives.add = ["x"]', r"directives.add\[0\]: .*begins with -"),
+        ('directives = {drop = ["-a"], rename = {-a = "-b"}}', "directives.rename.-a: .*also dropped"),
+        ('settings = "x"', 'settings: found "x", allowed is a table'),
+        ('partition = "main"', 'partition: unknown key; a partition is called "queue" here'),
+        ('[clusters.settings]\nqueue = "x"', "settings.queue: unknown key, allowed is queue one level"),
+        ('[clusters.settings]\npartition = "x"', "settings.partition: unknown key, allowed is queue one level up"),
+        ("[clusters.settings]\nconv = 1", 'settings.conv: unknown key, .*did you mean "conf"'),
+        ("[clusters.settings]\nconf = 1", "settings.conf: found 1, allowed is a text in quotes"),
+        ('[clusters.settings]\nslots = "2"', 'settings.slots: found "2", allowed is a whole number'),
+        ("[clusters.settings]\nslots = 10", "settings.slots: found 10, .*from 1 to 9"),
+        ('[clusters.settings]\nmode = "carefull"', 'settings.mode: .*"fast" or "careful"; did you mean "careful"'),
+        ('[clusters.settings]\neither = "x"', 'settings.either: found "x"'),
+        ('[clusters.settings]\nword = "absolute"', 'settings.word: found "absolute", allowed is a path'),
+        ('[clusters.settings]\nword = "unknown"', 'settings.word: found "unknown": nobody knows'),
+        ("[clusters.settings]\nnames = [1]", r"settings.names\[0\]: found 1, allowed is a text"),
     ],
 )
-def test_wrong_cluster_is_refused_with_line_key_found_and_allowed(lines: str, expected: str) -> None:
+def test_wrong_cluster_is_refused_with_line_key_found_and_allowed(lines: str, said: str) -> None:
     message = refusal(one_cluster(lines))
     assert len(message.splitlines()) in {1, 2}
-    assert re.search(expected, message), message
+    assert re.search(rf"^s.toml:{4 + lines.count(chr(10))}: clusters\[0\].{said}", message, re.MULTILINE), message
 
 
 @pytest.mark.parametrize(
@@ -223,28 +204,23 @@ def test_wrong_cluster_is_refused_with_line_key_found_and_allowed(lines: str, ex
         ('[[clusters]]\nplugin = "sge"', r"^s.toml:1: clusters\[0\].name: this key is required"),
         ('[[clusters]]\nname = "1 a"\nplugin = "sge"', r"clusters\[0\].name: .*a letter, then letters, digits"),
         ('[[clusters]]\nname = "a"\nplugin = "slrum"', r'found "slrum", .*"local", .*did you mean "slurm"'),
-        (
-            one_cluster("") + one_cluster(""),
-            r"^s.toml:6: clusters\[1\].name: found \"alpha\", the name of clusters\[0\]",
-        ),
+        (one_cluster("") + one_cluster(""), r"^s.toml:6: clusters\[1\].name: found \"alpha\", the name of"),
         (one_cluster("enabled = false"), r"^s.toml:1: clusters: every cluster has enabled = false"),
         (one_cluster("") + "[control_center]\nport = 80", r"control_center.port: found 80, allowed is 0, or 1024"),
-        (
-            one_cluster("") + "[control_center]\nlease = 50",
-            r":6: control_center.lease: .*three heartbeats \(60 seconds",
-        ),
+        (one_cluster("") + "[control_center]\nlease = 50", r":6: control_center.lease: .*three heartbeats \(60"),
         (one_cluster("") + '[control_center]\naddress = "0.0.0.0"', r"address: .*that nodes can connect to"),
         (one_cluster("") + "[scheduler]\nbackoff = 7200", r"scheduler: longest_backoff|longest_backoff: found 3600"),
         (one_cluster("") + '[scheduler]\nplacement = "worstfit"', r'is "worst-fit" or .*; did you mean "worst-fit"'),
-        (
-            one_cluster("") + "[scheduler]\nlease = 50",
-            r":6: scheduler.lease: unknown key, .*finished_kept; it belongs in \[control_center\]$",
-        ),
+        (one_cluster("") + "[scheduler]\nlease = 50", r":6: scheduler.lease: .*; it belongs in \[control_center\]$"),
         (
             one_cluster("") + '[scheduler]\napproach = "pwq"',
             r'^s.toml:6: scheduler.approach: found "pwq", allowed is "none" or "pra" or "pwa"; did you mean "pwa"\?$',
         ),
         (one_cluster("") + '[scheduler]\nanswer_timeout = "0s"', r"answer_timeout: found .*0.*from 1 to 3600 seconds$"),
+        (
+            one_cluster('[clusters.settings]\nslots = 2\nmode = "careful"'),
+            r"^s.toml:4: clusters\[0\].settings: give slots or mode, not both",
+        ),
         ("schedular = 1\n" + one_cluster(""), r'^s.toml:1: schedular: unknown key, .*did you mean "scheduler"'),
     ],
 )

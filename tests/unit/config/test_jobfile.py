@@ -148,10 +148,7 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
         (EVOLVING.replace('runner = "adaptive"\n', ""), '^j.toml: runner: allowed in an evolving job is "workers" or'),
         (EVOLVING.replace('"adaptive"', '"sweep"'), 'runner: found "sweep", allowed in an evolving job is'),
         (HEAD + 'runner = "workers"\n' + COMPONENT, r"^j.toml:2: runner: .*allowed in a malleable job only"),
-        (
-            MALLEABLE.replace("maximum = 4", "maximum = 1"),
-            r"^j.toml:7: components\[0\].maximum: found 1, .*a larger maximum.*write processors = 1 instead",
-        ),
+        (MALLEABLE.replace("maximum = 4", "maximum = 1"), "^j.toml:7: .*write processors = 1 instead"),
         (HEAD + 'kind = "malleable"\nrunner = "workers"\n' + COMPONENT, "components: no component can change its size"),
         (ADAPTIVE + "retire_grace = 3", r'retire_grace: allowed with runner = "workers" or "sweep" only'),
         (MALLEABLE + "point_patience = 3", r'point_patience: allowed with runner = "adaptive" only'),
@@ -159,15 +156,9 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
         (MALLEABLE + "initial = 9", r"initial: found 9, allowed is from minimum \(1\) to maximum \(4\)"),
         (MALLEABLE + 'sizes = "odd"', r'sizes: found "odd", allowed is "any", "power-of-two" or "multiple-of-N"'),
         (MALLEABLE + 'retire_signal = "STOP"', r'retire_signal: found "STOP", allowed is "TERM", "INT"'),
-        (
-            MALLEABLE + 'retire_signal = "INT"\nretire_command = ["a"]',
-            "retire_signal: given together with retire_command",
-        ),
+        (MALLEABLE + 'retire_signal = "INT"\nretire_command = ["a"]', "given together with retire_command"),
         (MALLEABLE + 'retire_command = [""]', r"retire_command: .*first text is the name or path of a program"),
-        (
-            "warn_before = 60\n" + MALLEABLE,
-            r"^j.toml:1: warn_before: found 60, allowed is less than walltime \(60 s\)",
-        ),
+        ("warn_before = 60\n" + MALLEABLE, r"^j.toml:1: warn_before: found 60, allowed is less than walltime"),
         (
             "warn_before = 6\n" + HEAD + COMPONENT,
             r'^j.toml:1: warn_before: allowed with runner = "adaptive" or "workers", or with checkpoint_signal, only',
@@ -183,10 +174,7 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
         ("retries = 1\n" + MALLEABLE, r'^j.toml:1: retries: allowed with runner = "ranks" only'),
         ('checkpoint_signal = "USR1"\n' + MALLEABLE, r'checkpoint_signal: allowed with runner = "ranks" only'),
         (HEAD + COMPONENT + "retire_grace = 4", r"retire_grace: allowed in a malleable job only"),
-        (
-            MALLEABLE + COMPONENT + "initial = 1",
-            r"components\[1\].initial: allowed in a component with minimum and maximum",
-        ),
+        (MALLEABLE + COMPONENT + "initial = 1", r"components\[1\].initial: allowed in a component with"),
         (HEAD + "kind = 1\n" + COMPONENT, 'kind: found 1, allowed is "rigid" or "moldable" or "malleable"'),
         (HEAD + 'placement = "best-fit"\n' + COMPONENT, 'placement: .*allowed is "worst-fit"'),
         (
@@ -196,10 +184,7 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
         ('relay = true\nlauncher = "mpi"\n' + HEAD + COMPONENT, r'^j.toml:1: relay: allowed without launcher = "mpi"'),
         ("host_ports = [80]\n" + MALLEABLE.replace("workers", "sweep"), r"j.toml:1: host_ports: allowed without"),
         ("host_ports = [0]\n" + HEAD + COMPONENT, r"^j.toml:1: host_ports\[0\]: found 0, allowed is"),
-        (
-            "relay = true\n" + MALLEABLE.replace("maximum = 4", "maximum = 257"),
-            r"^j.toml:1: relay: the job has up to 257 ranks, allowed with relay are 256",
-        ),
+        ("relay = true\n" + MALLEABLE.replace("maximum = 4", "maximum = 257"), "^j.toml:1: relay: .*257 ranks"),
         (HEAD + 'working_directory = "~/x"\n' + COMPONENT, "working_directory: .*an absolute path"),
         (HEAD + 'name = "a\\nb"\n' + COMPONENT, "name: .*on one line"),
         ("walltime = 01:30:00\n" + COMPONENT, r'walltime: found 01:30:00, .*; in quotes, "01:30:00", it is a duration'),
@@ -225,10 +210,7 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
             HEAD + '[[components]]\ncommand = ["a"]\nminimum = 1\nmaximum = 2',
             r"^j.toml:4: components\[0\].minimum: allowed in a moldable or malleable job only",
         ),
-        (
-            HEAD + 'kind = "moldable"\n[[components]]\ncommand = ["a"]\nminimum = 3\nmaximum = 2',
-            r"^j.toml:6: components\[0\].maximum: found 2, allowed is at least minimum \(3\)",
-        ),
+        (MALLEABLE.replace("minimum = 1", "minimum = 5"), r"^j.toml:7: .*maximum: found 4, .* at least minimum \(5\)"),
     ],
 )
 def test_wrong_jobs_are_refused(text: str, expected: str) -> None:
@@ -295,20 +277,11 @@ def test_input_files(tmp_path: Path) -> None:
         ('["a", "sub/a"]', r"input_files\[1\]: another input file is already called \"a\""),
         ('[{ source = "a", target = "../a" }]', r"input_files\[0\].target: .*without \.\."),
         ('[{ source = "a", target = "/a" }]', r"input_files\[0\].target: .*relative"),
-        (
-            '[{ source = "a", target = "d" }, { source = "a", target = "./d//e" }]',
-            r'input_files\[1\]: found "d/e", but',
-        ),
-        (
-            '[{ source = "a", target = "d/e/f" }, { source = "a", target = "d" }]',
-            r"input_files\[0\]: .*input_files\[1\] is called",
-        ),
+        ('[{ source = "a", target = "d" }, { source = "a", target = "./d//e" }]', r'files\[1\]: found "d/e", but'),
+        ('[{ source = "a", target = "d/e/f" }, { source = "a", target = "d" }]', r"files\[0\]: .*\[1\] is called"),
         (f'[{{ source = "a", target = "d/{"n" * 256}" }}]', r"input_files\[0\].target: found .*at most 255 bytes"),
         (f'[{{ source = "a", target = "{"é" * 128}" }}]', r"input_files\[0\].target: found .*at most 255 bytes"),
-        (
-            f'[{{ source = "a", target = "{"d/" * 1950}x" }}]',
-            r"input_files\[0\].target: .*a path of at most 3839 bytes",
-        ),
+        (f'[{{ source = "a", target = "{"d/" * 1950}x" }}]', r"input_files\[0\].target: .*at most 3839 bytes"),
         ('[{ source = "a", target = "a/" }]', r"input_files\[0\].target: .*with a file name"),
         ('[{ source = "a", targt = "b" }]', r'input_files\[0\].targt: unknown key, .*did you mean "target"'),
         ('[{ target = "b" }]', r"input_files\[0\].source: this key is required"),
@@ -561,10 +534,7 @@ GPUS_ALLOWED = 'allowed is a whole number from 0 to 1024, or a kind and a number
         ("queue = 3", 'queue: found 3, allowed is a name in quotes, or a table by cluster, such as { alpha = "long" }'),
         ('queue = "a b"', 'queue: found "a b", allowed is the name of a partition or queue, without spaces'),
         ('account = { alpha = "" }', 'account.alpha: found "", allowed is one word of letters'),
-        (
-            'qos = { alpa = "x" }',
-            'qos.alpa: found "alpa", allowed is a cluster of the site: "alpha", "beta", "gamma"; did',
-        ),
+        ('qos = { alpa = "x" }', 'qos.alpa: found "alpa", allowed is a cluster of the site: "alpha", "beta", "gamma"'),
         ('directives = { alpha = ["x"] }', 'directives.alpha[0]: found "x", allowed is an argument that begins with -'),
         ('directives = { d = ["-x"] }', 'directives.d: found "d", allowed is a cluster of the site: "alpha", "beta"'),
         ('directives = ["-x"]', "directives: found a list of 1, allowed is a table"),
@@ -591,18 +561,9 @@ def test_ranks_that_share_a_slot() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (
-            HEAD + COMPONENT + "ranks_per_slot = 3",
-            "j.toml:4: components[0].processors: found 1, allowed is a multiple of",
-        ),
-        (
-            MALLEABLE + "ranks_per_slot = 2",
-            'components[0].ranks_per_slot: allowed with runner = "ranks" only: a job that',
-        ),
-        (
-            ADAPTIVE + "ranks_per_slot = 2",
-            'components[0].ranks_per_slot: allowed with runner = "ranks" only: a job that',
-        ),
+        (HEAD + COMPONENT + "ranks_per_slot = 3", "j.toml:4: components[0].processors: found 1, allowed is a multiple"),
+        (MALLEABLE + "ranks_per_slot = 2", 'components[0].ranks_per_slot: allowed with runner = "ranks" only'),
+        (ADAPTIVE + "ranks_per_slot = 2", 'components[0].ranks_per_slot: allowed with runner = "ranks" only'),
     ],
 )
 def test_ranks_that_cannot_share_a_slot(text: str, said: str) -> None:

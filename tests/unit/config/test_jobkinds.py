@@ -146,20 +146,11 @@ INDICES = 'allowed is numbers and ranges, such as "1-100"'
         ('array = "1-5:0"\n' + ARRAY, f'job:2: array: found "1-5:0", {INDICES}'),
         ('array = "0-1000000"\n' + ARRAY, "allowed is at most 1,000,000 indices in one range, or 10,000"),
         ('array = "0-9999,20000"\n' + ARRAY, "allowed is at most 1,000,000 indices in one range, or 10,000"),
-        (
-            'array = "1-5"\nkind = "moldable"\n' + ARRAY,
-            "job:3: kind: given together with array: allowed is one",
-        ),
+        ('array = "1-5"\nkind = "moldable"\n' + ARRAY, "job:3: kind: given together with array: allowed is one"),
         ('array = "1-5"\n' + ARRAY + SWEEP, "job:6: sweep: given together with array: allowed is one"),
         ('array = "1-5"\n' + ARRAY + ARRAY, "job:3: components: found 2, allowed with array is one: each task is"),
-        (
-            'array = "1-5"\n' + ARRAY.replace("1\n", "2\n"),
-            "components[0].processors: found 2, allowed with array is 1",
-        ),
-        (
-            'array = "1-5"\nlauncher = "mpi"\n' + ARRAY,
-            'components[0].launcher: found "mpi", allowed with runner',
-        ),
+        ('array = "1-5"\n' + ARRAY.replace("1\n", "2\n"), "components[0].processors: found 2, allowed with array is 1"),
+        ('array = "1-5"\nlauncher = "mpi"\n' + ARRAY, 'components[0].launcher: found "mpi", allowed with runner'),
         ('array = "1-5"\nretry_on = ["lost"]\n' + ARRAY, 'job:3: retry_on: allowed with runner = "ranks" only'),
         ('array = "1-5"\n' + ARRAY + 'output_files = ["x"]', "components[0].output_files: not with array: what a task"),
     ],
@@ -246,20 +237,11 @@ def test_all_clusters_can_spawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            HEAD + 'mpi_resize = "spawn"\n' + MPIRESIZE_COMPONENT,
-            r"j.toml:5: mpi_resize: found \"spawn\", which the MPI of silent",
-        ),
-        (
-            HEAD + MPIRESIZE_COMPONENT,
-            r"working_directory: missing: .* \(by the site file, the MPI of silent cannot spawn\)",
-        ),
+        (HEAD + 'mpi_resize = "spawn"\n' + MPIRESIZE_COMPONENT, "j.toml:5: mpi_resize: .* the MPI of silent"),
+        (HEAD + MPIRESIZE_COMPONENT, r"working_directory: missing: .* the MPI of silent cannot spawn\)"),
         (HEAD + 'mpi_resize = "restart"\n' + MPIRESIZE_COMPONENT, "working_directory: missing"),
         (HEAD + SHARED + MPIRESIZE_COMPONENT + MPIRESIZE_COMPONENT, "components: allowed .* is one component"),
-        (
-            HEAD.replace('launcher = "mpi"', 'mpi_resize = "restart"') + MPIRESIZE_COMPONENT,
-            "mpi_resize: allowed with .* launcher = .mpi. only",
-        ),
+        (HEAD.replace('launcher = "mpi"', 'mpi_resize = "restart"') + MPIRESIZE_COMPONENT, "allowed .* .mpi. only"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path: Path, text: str, expected: str) -> None:
@@ -485,21 +467,12 @@ LINE = 'a line of a shell of at most 1000 characters, such as "module load gcc/1
         ('export = ["*"]', f"export: found a list of 1, allowed is {WORDS}"),
         ('export = ["A=1"]', f"export: found a list of 1, allowed is {WORDS}"),
         ('export = ["A", "KOALA_X"]', "allowed is names other than KOALA_X: koala sets those that begin with KOALA_"),
-        (
-            'export = ["SLURM_*"]',
-            "allowed is names in full in the place of SLURM_*: patterns leave these variables out",
-        ),
+        ('export = ["SLURM_*"]', "allowed is names in full in the place of SLURM_*: patterns"),
         ('setup = "module load gcc"', 'setup: found "module load gcc", allowed is a list'),
         ('setup = [""]', f'setup[0]: found "", allowed is {LINE}'),
         (f'setup = ["{"x" * 1001}"]', f"allowed is {LINE}"),
-        (
-            'software = ["a b"]',
-            'software[0]: found "a b", allowed is a letter or digit, then letters, digits, _ . + / or -',
-        ),
-        (
-            'container = "--bind=/"',
-            'container: found "--bind=/", allowed is an image as the container runtime names it',
-        ),
+        ('software = ["a b"]', 'software[0]: found "a b", allowed is a letter or digit'),
+        ('container = "--bind=/"', 'container: found "--bind=/", allowed is an image'),
         ('container = ""', 'container: found "", allowed is an image as the container runtime names it'),
     ],
 )
@@ -530,11 +503,7 @@ LACKS = "its software in the site file does not include"
     [
         ('software = ["gromacs"]', "", None),
         ('software = ["gromacs"]', 'cluster = "alpha"\ncontainer = "x"', None),
-        (
-            "",
-            'software = ["gromacs"]\ncluster = "beta"',
-            f"5: components[0].software: found gromacs, {WHAT} (beta: {LACKS}",
-        ),
+        ("", 'software = ["gromacs"]\ncluster = "beta"', f"5: components[0].software: found gromacs, {WHAT} (beta:"),
         (
             'software = ["gromacs"]',
             'software = ["cp2k"]',
