@@ -25,7 +25,7 @@ from pydantic import BaseModel, TypeAdapter
 from koala_adapter.config import locations
 from koala_adapter.config.directives import DirectivesConfig
 from koala_adapter.config.locations import locate_site_file, no_site_file, state_directory
-from koala_adapter.config.parameterkeys import Kind, settings_of, values_of
+from koala_adapter.config.parameterkeys import Kind, settings_of
 from koala_adapter.config.schema import job_schema, site_schema
 from koala_adapter.config.sitefile import (
     ClusterConfig,
@@ -255,11 +255,16 @@ def made(path: Path) -> Path:
 
 
 def test_the_nearest_site_file_is_taken(home: Path, tmp_path: Path) -> None:
+    """Where there is none, a refusal lists the places. A relative base directory is ignored, as XDG asks."""
     environment = {"HOME": str(home)}
+    assert locate_site_file(None, environment) is None
+    for place in ("$KOALA_SITE", str(home / ".config" / "koala" / "site.toml"), str(tmp_path / "etc" / "site.toml")):
+        assert place in no_site_file(environment)
     expected = made(tmp_path / "etc" / "site.toml")
     assert locate_site_file(None, environment) == expected
     expected = made(home / ".config" / "koala" / "site.toml")
     assert locate_site_file(None, environment) == expected
+    assert locate_site_file(None, {**environment, "XDG_CONFIG_HOME": "x"}) == expected
     environment["XDG_CONFIG_HOME"] = str(tmp_path / "xdg")
     expected = made(tmp_path / "xdg" / "koala" / "site.toml")
     assert locate_site_file(None, environment) == expected
@@ -277,25 +282,10 @@ def test_a_named_file_that_is_missing_is_not_replaced_by_another(home: Path, tmp
         locate_site_file(None, {"HOME": str(home), "KOALA_SITE": str(missing)})
 
 
-def test_no_site_file_at_all(home: Path, tmp_path: Path) -> None:
-    """None is taken; a refusal lists the places."""
-    environment = {"HOME": str(home)}
-    assert locate_site_file(None, environment) is None
-    for place in ("$KOALA_SITE", str(home / ".config" / "koala" / "site.toml"), str(tmp_path / "etc" / "site.toml")):
-        assert place in no_site_file(environment)
-
-
-def test_relative_base_directories_are_ignored(home: Path) -> None:
-    """As the XDG Base Directory Specification asks."""
-    environment = {"HOME": str(home), "XDG_CONFIG_HOME": "x", "XDG_STATE_HOME": "y"}
-    expected = made(home / ".config" / "koala" / "site.toml")
-    assert locate_site_file(None, environment) == expected
-    assert state_directory(None, environment) == home / ".local" / "state" / "koala"
-
-
 def test_state_directory(home: Path) -> None:
     environment = {"HOME": str(home)}
-    assert state_directory(None, environment) == home / ".local" / "state" / "koala"
+    for given in (environment, {**environment, "XDG_STATE_HOME": "relative"}):
+        assert state_directory(None, given) == home / ".local" / "state" / "koala"
     environment["XDG_STATE_HOME"] = "/xdg"
     assert state_directory(None, environment) == Path("/xdg/koala")
     environment["KOALA_STATE"] = "relative"
@@ -444,7 +434,7 @@ def test_docs_are_current() -> None:
 
 
 def test_schemas_name_every_key(ours: dict[str, PluginDefinition]) -> None:
-    """The schemas hold the keys of the models, and the settings of each plugin."""
+    """The schemas hold the keys of the models, and the settings of each plugin; all that they refer to is there."""
     site = json.loads(json.dumps(site_schema(ours)))
     assert set(site["$defs"]["ClusterConfig"]["properties"]) == set(ClusterConfig.model_fields)
     rules = {rule["if"]["properties"]["plugin"]["const"] for rule in site["$defs"]["ClusterConfig"]["allOf"]}
@@ -453,14 +443,9 @@ def test_schemas_name_every_key(ours: dict[str, PluginDefinition]) -> None:
     job = json.loads(json.dumps(job_schema()))
     assert set(job["required"]) == {"walltime", "components"}
     assert {"type": "string"} in job["$defs"]["ComponentTable"]["properties"]["input_files"]["items"]["anyOf"]
-
-
-def test_schemas_have_no_loose_ends(ours: dict[str, PluginDefinition]) -> None:
-    for schema in (site_schema(ours), job_schema()):
-        definitions = schema["$defs"]
-        assert isinstance(definitions, dict)
-        for name in re.findall(r'"#/\$defs/([^"]+)"', json.dumps(schema)):
-            assert name in definitions
+    for schema in (site, job):
+        named = set(re.findall(r'"#/\$defs/([^"]+)"', json.dumps(schema)))
+        assert named - set(schema["$defs"]) == set()
 
 
 # What a site file says reaches the scheduler, so that the journal holds it; all that steers it can be said there.
@@ -556,11 +541,6 @@ def test_a_site_that_says_nothing_has_the_defaults_of_the_scheduler() -> None:
         clusters=(ClusterConfig(name="alpha", plugin="local"), ClusterConfig(name="b", plugin="local", enabled=False))
     )
     assert configuration(site, "k", 5.0, {}) == Configured(time=5.0, parameters=Parameters(), clusters=(ALPHA,))
-
-
-def test_tables_without_parameters_set_none() -> None:
-    assert values_of(Parameters, NoSettings()) == {}
-    assert values_of(ClusterParameters, SchedulerConfig()) == {"malleability_policy": "egs-repeated"}
 
 
 def test_what_steered_an_earlier_version_is_read_as_it_was_written() -> None:

@@ -15,11 +15,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from koala_adapter.config.exported import exported, stays_behind
 from koala_adapter.config.fields import OutputPattern
-from koala_adapter.config.jobfile import check_job, explained, load_job, load_job_text
+from koala_adapter.config.jobfile import check_job, explained, load_job_text
 from koala_adapter.config.sitefile import NoSettings, SiteConfig, load_site_text
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.lrm import load_plugins
-from koala_adapter.model import Job, JobId, JobKind, MpiResize, RunnerName
+from koala_adapter.model import Job, JobKind, MpiResize, RunnerName
 from koala_adapter.tasks.sweep import Expansion, filled
 from koala_adapter.vjm.agent.results import NamePattern, Patterns
 from tests.unit.config.toml_text import plugin
@@ -32,9 +32,9 @@ COMPONENT = '[[components]]\ncommand = ["p", "{a}", "{b}"]\nminimum = 1\nmaximum
 SWEEP = '[sweep.parameters]\na = "1..3"\nb = ["x", "y"]\n'
 
 
-def load(text: str, directory: Path) -> Job:
-    """Read a job file."""
-    return load_job_text(text, directory=directory, job_id=JobId("1"), user="u", submitted_at=0.0)
+def load(text: str, directory: Path = Path("/"), where: SiteConfig | None = None) -> Job:
+    """Read a job file, and check it against a site."""
+    return load_job_text(text, directory=directory, user="u", site=where)
 
 
 def commands(job: Job) -> list[list[str]]:
@@ -117,21 +117,15 @@ ARRAY = '[[components]]\ncommand = ["p"]\nprocessors = 1\n'
     ],
 )
 def test_an_array_is_a_sweep_of_its_indices(array: str, indices: list[str] | None, most: int, tmp_path: Path) -> None:
-    job = load(f'walltime = 60\narray = "{array}"\n{ARRAY}', tmp_path)
-    assert (job.kind, job.runner) == (JobKind.MALLEABLE, RunnerName.SWEEP)
+    """The tasks are tried again, and not the job as a whole."""
+    job = load(f'walltime = 60\narray = "{array}"\nretries = 4\n{ARRAY}', tmp_path)
+    assert (job.kind, job.runner, job.retries) == (JobKind.MALLEABLE, RunnerName.SWEEP, 0)
     (component,) = job.components
     assert (component.minimum, component.maximum, component.flexible) == (1, most, True)
     assert job.sweep is not None
-    assert job.sweep.is_array
+    assert (job.sweep.is_array, job.sweep.repeats) == (True, 4)
     tasks = Expansion(job.sweep, {})
     assert (indices is None and len(tasks) == 10**6) or [tasks.row(n)["index"] for n in range(len(tasks))] == indices
-
-
-def test_tasks_of_an_array_are_tried_again(tmp_path: Path) -> None:
-    """The tasks, and not the job as a whole."""
-    job = load(f'walltime = 60\narray = "1-3"\nretries = 4\n{ARRAY}', tmp_path)
-    assert job.sweep is not None
-    assert (job.sweep.repeats, job.retries) == (4, 0)
 
 
 INDICES = 'allowed is numbers and ranges, such as "1-100"'
@@ -203,12 +197,6 @@ def site(**methods: str) -> SiteConfig:
     return load_site_text("".join(tables), source="site.toml", plugins=load_plugins())
 
 
-def job(tmp_path: Path, text: str, where: SiteConfig | None) -> Job:
-    path = tmp_path / "j.toml"
-    path.write_text(text, encoding="utf-8")
-    return load_job(path, job_id=JobId("1"), user="u", submitted_at=0, site=where)
-
-
 @pytest.mark.parametrize(
     ("wanted", "pinned", "method"),
     [
@@ -220,33 +208,30 @@ def job(tmp_path: Path, text: str, where: SiteConfig | None) -> Job:
         ('mpi_resize = "restart"\n', 'cluster = "able"\n', MpiResize.RESTART),
     ],
 )
-def test_the_weakest_cluster_decides(tmp_path: Path, wanted: str, pinned: str, method: MpiResize) -> None:
+def test_the_weakest_cluster_decides(wanted: str, pinned: str, method: MpiResize) -> None:
     """Of those on which it may run; one of which the site file says nothing cannot spawn."""
     where = site(able="spawn", silent="")
-    found = job(tmp_path, HEAD + SHARED + wanted + MPIRESIZE_COMPONENT + pinned, where)
+    found = load(HEAD + SHARED + wanted + MPIRESIZE_COMPONENT + pinned, where=where)
     assert found.mpi_resize is method
     said = explained(found, where)
     assert ("spawned" in said) == (method is MpiResize.SPAWN)
     assert ("silent cannot spawn" in said) == (method is MpiResize.RESTART and "able" not in pinned)
-
-
-def test_all_clusters_can_spawn(tmp_path: Path) -> None:
-    assert job(tmp_path, HEAD + MPIRESIZE_COMPONENT, site(a="spawn", b="spawn")).mpi_resize is MpiResize.SPAWN
+    assert load(HEAD + MPIRESIZE_COMPONENT, where=site(a="spawn", b="spawn")).mpi_resize is MpiResize.SPAWN
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (HEAD + 'mpi_resize = "spawn"\n' + MPIRESIZE_COMPONENT, "j.toml:5: mpi_resize: .* the MPI of silent"),
+        (HEAD + 'mpi_resize = "spawn"\n' + MPIRESIZE_COMPONENT, "job:5: mpi_resize: .* the MPI of silent"),
         (HEAD + MPIRESIZE_COMPONENT, r"working_directory: missing: .* the MPI of silent cannot spawn\)"),
         (HEAD + 'mpi_resize = "restart"\n' + MPIRESIZE_COMPONENT, "working_directory: missing"),
         (HEAD + SHARED + MPIRESIZE_COMPONENT + MPIRESIZE_COMPONENT, "components: allowed .* is one component"),
         (HEAD.replace('launcher = "mpi"', 'mpi_resize = "restart"') + MPIRESIZE_COMPONENT, "allowed .* .mpi. only"),
     ],
 )
-def test_what_does_not_fit_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+def test_what_does_not_fit_is_refused(text: str, expected: str) -> None:
     with pytest.raises(ConfigurationError, match=expected):
-        job(tmp_path, text, site(able="spawn", silent="restart"))
+        load(text, where=site(able="spawn", silent="restart"))
 
 
 # -- Patterns of output files: what a job file may say, and what the agent takes them for.
@@ -360,13 +345,9 @@ def some_site() -> SiteConfig:
     return load_site_text(SITE_TEXT, {"fake": plugin("fake", NoSettings)})
 
 
-def described(text: str, some_site: SiteConfig | None = None) -> Job:
-    return load_job_text(text, user="u", directory=Path("/"), site=some_site)
-
-
 def refusal(text: str, some_site: SiteConfig | None = None) -> str:
     with pytest.raises(ConfigurationError) as caught:
-        described(text, some_site)
+        load(text, where=some_site)
     return caught.value.message
 
 
@@ -434,10 +415,10 @@ def test_exported_variables_are_read_at_submission(monkeypatch: pytest.MonkeyPat
     text = (
         f'{WALLTIME}export = ["A", "B"]\nenvironment = {{ B = "file", C_1 = "file" }}\n{ONE_PROCESS}export = ["C_*"]\n'
     )
-    found = described(text + 'environment = { C_2 = "own" }\n' + ONE_PROCESS)
+    found = load(text + 'environment = { C_2 = "own" }\n' + ONE_PROCESS)
     assert dict(found.environment) == {"A": "here", "B": "file", "C_1": "file"}
     assert [dict(one.environment) for one in found.components] == [{"C_2": "own"}, {}]
-    everything = dict(described(f'{WALLTIME}export = "all"\n{ONE_PROCESS}').environment)
+    everything = dict(load(f'{WALLTIME}export = "all"\n{ONE_PROCESS}').environment)
     assert {"A", "B", "C_1", "C_2", "PATH"} <= everything.keys()
     assert not [name for name in everything if stays_behind(name)]
 
@@ -446,7 +427,7 @@ def test_setup_software_and_container_of_job_and_component() -> None:
     """Lines and software add up, in this order; of images the nearer one counts."""
     keys = 'setup = ["one"]\nsoftware = ["gromacs"]\ncontainer = "a.sif"\n'
     own = 'setup = ["two\\nlines"]\nsoftware = ["cp2k", "gromacs"]\ncontainer = "docker://b"\n'
-    first, second = described(WALLTIME + keys + ONE_PROCESS + own + ONE_PROCESS).components
+    first, second = load(WALLTIME + keys + ONE_PROCESS + own + ONE_PROCESS).components
     assert (first.setup, first.software, first.container) == (
         ("one", "two\nlines"),
         ("gromacs", "cp2k"),
@@ -491,7 +472,7 @@ def test_a_variable_that_is_no_text_is_refused_where_it_is_named(monkeypatch: py
     monkeypatch.setenv("BYTES", "\udcff")
     message = refusal(f'{WALLTIME}export = ["BYT*"]\n{ONE_PROCESS}')
     assert message == "job:2: export: the value of BYTES is not UTF-8: allowed is a list without it"
-    assert "BYTES" not in dict(described(f'{WALLTIME}export = "all"\n{ONE_PROCESS}').environment)
+    assert "BYTES" not in dict(load(f'{WALLTIME}export = "all"\n{ONE_PROCESS}').environment)
 
 
 WHAT = "allowed is what one cluster has all of"
@@ -523,11 +504,11 @@ def test_what_no_cluster_has_is_refused_before_anything_is_submitted(
     """By name, with what each cluster lacks; by the service, too, whose site file may be another one."""
     text = f"{WALLTIME}{top}{'' if not top else chr(10)}{ONE_PROCESS}{own}\n"
     if said is None:
-        check_job(described(text, some_site), some_site)
+        check_job(load(text, where=some_site), some_site)
         return
     assert refusal(text, some_site).startswith(f"job:{said}")
     with pytest.raises(ConfigurationError, match=WHAT):
-        check_job(described(text), some_site)
+        check_job(load(text), some_site)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 import koala_local
-from koala_adapter.config.sitefile import SiteConfig, load_site_text
+from koala_adapter.config.sitefile import NoSettings, SiteConfig, load_site_text
 from koala_adapter.errors import LrmUnavailableError, PluginError
 from koala_adapter.lrm import (
     Capabilities,
@@ -251,12 +251,6 @@ def test_a_slurm_without_files_is_asked_for_its_name(tmp_path: Path) -> None:
     assert "scontrol" in found.described
 
 
-def test_a_slurm_whose_commands_fail_is_none(tmp_path: Path) -> None:
-    """Installed commands without a cluster say nothing of use."""
-    written(tmp_path / "bin" / "scontrol", "#!/bin/sh\nexit 1\n", mode=0o755)
-    assert discover_slurm(around(tmp_path)).clusters == ()
-
-
 def test_clusters_that_only_slurmdbd_knows_are_left_out(tmp_path: Path) -> None:
     """Each with its host, and what would be needed to use it."""
     accounting = "AccountingStorageType=accounting_storage/slurmdbd\n"
@@ -308,12 +302,6 @@ def test_commands_of_grid_engine_that_are_not_on_the_path(tmp_path: Path) -> Non
     assert found.settings["bin_directory"] == str(root / "bin" / "lx-test")
 
 
-def test_a_root_without_cells_is_told(tmp_path: Path) -> None:
-    found = discover_sge(around(tmp_path, SGE_ROOT="/nowhere"))
-    assert found.clusters == ()
-    assert "/nowhere" in found.left_out[0].why
-
-
 def test_a_grid_engine_that_takes_no_jobs_of_this_user(tmp_path: Path) -> None:
     """As Debian's takes none of root; said with the number that it asks for."""
     program(tmp_path, "qconf", f"#global:\nmin_uid      {os.geteuid() + 1}\nmin_gid  0\n")
@@ -349,14 +337,6 @@ def test_pbs_by_its_variables(tmp_path: Path) -> None:
     assert (found.name, found.settings) == ("c", {"conf": str(conf), "server": "c"})
 
 
-def test_a_pbs_conf_that_is_not_there_is_told(tmp_path: Path) -> None:
-    """And no other is taken in its place, as PBS itself would not."""
-    written(tmp_path / "etc" / "pbs.conf", "PBS_SERVER=a\n")
-    found = discover_pbs(around(tmp_path, PBS_CONF_FILE="/nowhere.conf"))
-    assert found.clusters == ()
-    assert "/nowhere.conf" in found.left_out[0].why
-
-
 def test_torque_by_the_name_of_its_server(tmp_path: Path) -> None:
     written(tmp_path / "var" / "spool" / "torque" / "server_name", "batch.example.org\n")
     assert discover_pbs(around(tmp_path)).clusters == ()
@@ -366,18 +346,26 @@ def test_torque_by_the_name_of_its_server(tmp_path: Path) -> None:
 
 
 def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
+    """Installed commands without a cluster say nothing of use."""
+    written(tmp_path / "bin" / "scontrol", "#!/bin/sh\nexit 1\n", mode=0o755)
     for discover in (discover_slurm, discover_sge, discover_pbs):
         found = discover(around(tmp_path))
         assert (found.clusters, found.left_out) == ((), ())
 
 
+def test_what_a_variable_names_and_is_not_there_is_told(tmp_path: Path) -> None:
+    """Of PBS no other configuration is taken in its place, as PBS itself would not."""
+    written(tmp_path / "etc" / "pbs.conf", "PBS_SERVER=a\n")
+    variables = {discover_sge: {"SGE_ROOT": "/nowhere"}, discover_pbs: {"PBS_CONF_FILE": "/nowhere"}}
+    for discover, environment in variables.items():
+        found = discover(around(tmp_path, **environment))
+        assert found.clusters == ()
+        assert "/nowhere" in found.left_out[0].why
+
+
 # ``koala check`` of a cluster that does not answer, and what it says of a cluster's MPI.
 
 SILENT = ["sh", "-c", "sleep 600"]
-
-
-class NoSettings(BaseModel, extra="forbid"):
-    """The scripted plugin has none."""
 
 
 class SilentLrm(ScriptedLrm):
