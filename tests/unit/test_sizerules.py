@@ -67,10 +67,11 @@ def test_an_answer_that_cannot_be_followed(answer: object, said: str) -> None:
     assert taken.trouble == f"the answer of policy 'sizes.x' (m:X) of d 1 was refused: it {said}"
     given = wrong.decide("fixed", 7, -2, 1, 9)
     assert (given.processors, given.trouble) == (2, taken.trouble)
+    bounded = wrong.decide("fixed", 7, -8, 1, 9)
+    assert (bounded.processors, bounded.trouble != "") == (6, True)
 
 
-def test_a_smallest_size_below_what_was_asked_for() -> None:
-    """It is no answer."""
+def test_a_smallest_size_below_what_was_asked_for_is_no_answer() -> None:
     with pytest.raises(PolicyAnswerError, match="calls 2 the smallest usable size not below 5"):
         CheckedRule(Fixed(2), "it").smallest(5)
 
@@ -84,9 +85,3 @@ def test_a_rule_that_is_not_installed_any_more() -> None:
     )
     assert not OWN_SIZES.known("squares")
     assert SizeRules({"any": Fixed(1)}).decide("any", 2, 3, 1, 9) == Decision(3)
-
-
-def test_a_rule_that_fails_bounds_what_is_given_by_the_minimum_alone() -> None:
-    """Others must not wait for it to be mended."""
-    given = rules(Fixed("four")).decide("fixed", 7, -8, 1, 9)
-    assert (given.processors, given.trouble != "") == (6, True)

@@ -80,27 +80,26 @@ async def test_a_request_arrives_and_its_answer_comes_back(tmp_path: Path) -> No
 
 
 async def test_a_watch_yields_every_report_to_the_last(tmp_path: Path) -> None:
+    """One that is cut off says so; what came before counts, and the service may be asked again."""
     states = [JobState.WAITING, JobState.RUNNING, JobState.COMPLETED]
     lines = [reply(report(state), last=state is states[-1]) for state in states]
     async with service(tmp_path, *lines):
         assert [one.state async for one in AsyncClient(tmp_path).watch("7")] == states
-
-
-async def test_a_watch_that_is_cut_off_says_so(tmp_path: Path) -> None:
-    """What came before counts; the service may be asked again."""
-    async with service(tmp_path, reply(report(JobState.RUNNING), last=False)):
+    async with service(tmp_path, lines[0]):
         watched = AsyncClient(tmp_path).watch("7")
-        assert (await anext(watched)).state is JobState.RUNNING
+        assert (await anext(watched)).state is JobState.WAITING
         with pytest.raises(ServiceUnavailableError, match="closed the connection"):
             await anext(watched)
 
 
 async def test_a_refusal_is_raised_as_what_it_is(tmp_path: Path) -> None:
-    """With the words of the service and its way out."""
+    """With the words of the service and its way out; where no service is, that is said."""
     refused = protocol.encode(protocol.refusal(JobNotFoundError("there is no job 7", hint="`koala status`")))
     async with service(tmp_path, refused):
         with pytest.raises(JobNotFoundError, match=r"there is no job 7 \(`koala status`\)"):
             await AsyncClient(tmp_path).cancel("7")
+    with pytest.raises(ServiceUnavailableError, match=r"koala serve"):
+        await AsyncClient(tmp_path).cancel("7")
 
 
 @pytest.mark.parametrize("line", [b"no answer\n", b'{"result": 1, "more": 2}\n', b"\n"])
@@ -108,11 +107,6 @@ async def test_garbage_is_refused(tmp_path: Path, line: bytes) -> None:
     async with service(tmp_path, line):
         with pytest.raises(ProtocolError):
             await AsyncClient(tmp_path).cancel("7")
-
-
-async def test_no_service_is_said_to_be_none(tmp_path: Path) -> None:
-    with pytest.raises(ServiceUnavailableError, match=r"koala serve"):
-        await AsyncClient(tmp_path).cancel("7")
 
 
 # -- What commands do by themselves where no service runs.
@@ -209,7 +203,13 @@ WHOLE = st.integers(-protocol.LARGEST_WHOLE, protocol.LARGEST_WHOLE)
 
 @given(job_id=st.text(), cluster=st.text(), limit=WHOLE, job=st.none() | st.dictionaries(st.text(), JSON))
 def test_request_survives_the_wire(job_id: str, cluster: str, limit: int, job: dict[str, object] | None) -> None:
-    request = protocol.Request(operation="submit", job_id=job_id, cluster=cluster, limit=limit, job=job)
+    values: dict[str, object] = {"walltime": 1.5, "name": job_id}
+    described = DescribedJob(
+        source="job.toml", name=job_id, directory="/home/me", values=values, environment={"A": "C"}
+    )
+    request = protocol.Request(
+        operation="submit", job_id=job_id, cluster=cluster, limit=limit, job=job, described=described
+    )
     line = protocol.encode(request)
     assert line.count(b"\n") == 1
     assert protocol.decode_request(line) == request
@@ -221,14 +221,6 @@ def test_reply_survives_the_wire(result: object, last: bool) -> None:  # noqa: F
     line = protocol.encode(reply)
     assert line.count(b"\n") == 1
     assert protocol.decode_reply(line) == reply
-
-
-def test_a_job_that_is_to_be_checked_survives_the_wire() -> None:
-    described = DescribedJob(
-        source="job.toml", name="job", directory="/home/me", values={"walltime": 1.5}, environment={"LANG": "C"}
-    )
-    request = protocol.Request(operation="check", described=described)
-    assert protocol.decode_request(protocol.encode(request)) == request
 
 
 def test_the_slot_of_a_component_survives_the_wire() -> None:

@@ -284,8 +284,8 @@ def test_a_named_file_that_is_missing_is_not_replaced_by_another(home: Path, tmp
 
 def test_state_directory(home: Path) -> None:
     environment = {"HOME": str(home)}
-    for given in (environment, {**environment, "XDG_STATE_HOME": "relative"}):
-        assert state_directory(None, given) == home / ".local" / "state" / "koala"
+    for variables in (environment, {**environment, "XDG_STATE_HOME": "relative"}):
+        assert state_directory(None, variables) == home / ".local" / "state" / "koala"
     environment["XDG_STATE_HOME"] = "/xdg"
     assert state_directory(None, environment) == Path("/xdg/koala")
     environment["KOALA_STATE"] = "relative"

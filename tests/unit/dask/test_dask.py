@@ -66,18 +66,14 @@ def test_the_scheduler_listens_where_it_is_reached(host: str | None, listens: st
     assert listening_address(center, host) == listens
 
 
-def test_a_temporary_key_goes_to_the_workers() -> None:
-    """All three parts, as the texts that they are."""
-    security = Security.temporary()
-    assert credentials_of_workers(security) == {
-        CREDENTIALS["ca_file"]: security.tls_ca_file,
-        CREDENTIALS["cert"]: security.tls_worker_cert,
-        CREDENTIALS["key"]: security.tls_worker_key,
+def test_a_key_goes_to_the_workers(tmp_path: Path) -> None:
+    """A temporary one in all three parts; certificate and key may be in one file, which is named if it is not there."""
+    temporary = Security.temporary()
+    parts = (temporary.tls_ca_file, temporary.tls_worker_cert, temporary.tls_worker_key)
+    names = ("ca_file", "cert", "key")
+    assert credentials_of_workers(temporary) == {
+        CREDENTIALS[name]: part for name, part in zip(names, parts, strict=True)
     }
-
-
-def test_a_key_in_files_goes_to_the_workers(tmp_path: Path) -> None:
-    """Certificate and key may be in one file; without TLS there is none; a file that is not there is named."""
     both = tmp_path / "both.pem"
     both.write_text("-----\nkey and certificate\n")
     security = Security(tls_ca_file=str(both), tls_worker_cert=str(both), require_encryption=True)

@@ -145,10 +145,15 @@ def times(found: list[Occupation]) -> list[tuple[str, float, float, float]]:
 
 
 def test_a_rigid_job_waits_and_is_used_on_each_cluster() -> None:
-    """From when its placeholders were asked for; before it was submitted nothing can have been."""
+    """From when its placeholders were asked for, not before it was submitted; what was over before is left out."""
     found = occupations([ran(1, component("x", "a", 2, 5.0), component("y", "b", 1, 50.0))])
     assert times(found) == [("b", 80.0, 100.0, 200.0), ("a", 95.0, 100.0, 200.0), ("a", 95.0, 100.0, 200.0)]
     assert (found[0].waited, found[1].used) == (20.0, 200.0)
+    assert used(found) == [(100.0, 3), (200.0, 0)]
+    assert awaited(found) == [(80.0, 1), (95.0, 3), (100.0, 0)]
+    reports = [ran(1, component("x", "a", 1))]
+    assert times(occupations(reports, 150.0)) == [("a", 150.0, 150.0, 200.0)]
+    assert occupations(reports, 200.0) == []
 
 
 @pytest.mark.parametrize(
@@ -188,12 +193,6 @@ def test_who_waits_has_only_waited() -> None:
     assert times(occupations([waiting])) == [("a", 45.0, 50.0, 50.0)] * 2
 
 
-def test_what_is_over_is_left_out_and_the_rest_cut_off() -> None:
-    reports = [ran(1, component("x", "a", 1))]
-    assert times(occupations(reports, 150.0)) == [("a", 150.0, 150.0, 200.0)]
-    assert occupations(reports, 200.0) == []
-
-
 SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20), st.integers(1, 5)), min_size=1, max_size=20)
 
 
@@ -215,13 +214,6 @@ def test_no_two_share_a_row_at_a_time(spans: list[tuple[int, int, int]]) -> None
     ]
     assert len(set(cells)) == len(cells) == sum(length * count for _, length, count in spans)
     assert max(row for row, _ in cells) + 1 == max(level for _, level in used(found))
-
-
-def test_processors_are_counted_over_time() -> None:
-    """Those in use, and those that are waited for."""
-    found = occupations([ran(1, component("x", "a", 2)), ran(2, component("x", "a", 1))])
-    assert used(found) == [(100.0, 3), (200.0, 0)]
-    assert awaited(found) == [(95.0, 3), (100.0, 0)]
 
 
 def test_tables_sum_up() -> None:
@@ -408,12 +400,9 @@ def test_marks_stand_at_round_times_of_the_local_clock(length: float, hours: flo
     ],
 )  # fmt: skip
 def test_durations_are_in_units_that_one_can_read(seconds: float | None, text: str) -> None:
+    """A time zone is named by its difference."""
     assert duration(seconds) == text
-
-
-def test_zone_is_named_by_its_difference() -> None:
     assert zone_name(0.0, timezone(timedelta(hours=-5, minutes=-30))) == "UTC-05:30"
-    assert zone_name(0.0, UTC) == "UTC+00:00"
 
 
 # -- Contrast
