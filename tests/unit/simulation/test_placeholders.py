@@ -12,7 +12,6 @@ import pytest
 
 from koala_adapter.model import ClusterName, Component, EndReason, InputFile, Job, JobId, JobKind
 from koala_adapter.outcome import JobState
-from koala_adapter.report.page import Result
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.claiming import staging
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
@@ -30,8 +29,7 @@ from koala_adapter.simulation.placeholders import (
 from koala_adapter.simulation.platform import DAS3, ClusterModel, Platform
 from koala_adapter.simulation.world import Engine
 from koala_adapter.sizes import AnySize
-from koala_experiments import placement, vjm
-from koala_experiments.framework import Experiment
+from koala_experiments import vjm
 from koala_experiments.malleable import INITIAL, WM, WM_HIGH, WMR_HIGH, KoalaWorkload, koala_workload
 from tests.unit.scheduler.scheduler_site import recount
 
@@ -242,14 +240,9 @@ def test_jobs_survive_failing_nodes_and_silent_agents(seed: int) -> None:
     assert all(system.idle == 4 for system in service.systems.values())
 
 
-def quick(experiment: Experiment, seeds: int, **settings: str) -> Result:
-    """Run an experiment small."""
-    return experiment.run(experiment.options(seeds=seeds, settings=settings))
-
-
 def test_deadlock_experiment_finds_what_the_paper_says() -> None:
     """All three claims hold: a deadlock without virtual jobs, none with them, and that by their bounded life."""
-    result = quick(vjm.DEADLOCK_EXPERIMENT, 3)
+    result = vjm.DEADLOCK_EXPERIMENT.run(vjm.DEADLOCK_EXPERIMENT.options(seeds=3))
     assert [finding.holds for finding in result.findings] == [True, True, True]
     timeline = next(figure for figure in result.figures if figure.name == "timeline-virtual")
     for series in timeline.series:
@@ -262,16 +255,6 @@ def test_deadlock_experiment_finds_what_the_paper_says() -> None:
     )
     for (node, _, end), (following, begin, _) in pairwise(bars):
         assert node != following or begin >= end - 1e-9, "two on one node"
-
-
-def test_other_experiments_run_small() -> None:
-    """Each compares all its variants on the same jobs, and gives every claim a verdict or says that it cannot."""
-    selection = quick(vjm.SELECTION_EXPERIMENT, 2, jobs="8")
-    assert len(selection.tables[0].rows) == 6
-    policies = quick(placement.EXPERIMENT, 2, jobs="10")
-    assert [row[0] for row in policies.tables[0].rows] == list(placement.POLICIES)
-    for finding in (*selection.findings, *policies.findings):
-        assert finding.holds is not None or "cannot tell" in finding.outcome
 
 
 # -- The real scheduler and the count-level simulator on the same malleable workload: the same starts, sizes and ends.
