@@ -372,10 +372,6 @@ class SimulatedService:
         self.jobs[job.id] = Milestones(submitted_at=self.engine.now)
         self._post(ev.JobSubmitted(time=self.engine.now, job=job))
 
-    def cancel(self, job_id: JobId) -> None:
-        """Cancel a job now."""
-        self._post(ev.CancelRequested(time=self.engine.now, job_id=job_id))
-
     # ---- events and actions ---------------------------------------------------------------------------------------
 
     def _post(self, event: ev.Event) -> None:

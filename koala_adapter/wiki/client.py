@@ -24,7 +24,6 @@ from koala_adapter.lrm.commands import THIS_HOST
 from koala_adapter.wiki.codec.frames import (
     HEADER_SIZE,
     LARGEST_SIZE,
-    REPLY_SKEW,
     FrameReader,
     open_reply,
     read_key,
@@ -105,8 +104,6 @@ class Peer:
     """Seconds for a whole exchange."""
     largest_reply: int = LARGEST_REPLY
     """Bytes."""
-    skew: float = REPLY_SKEW
-    """Seconds that its clock may differ from ours."""
 
     def __str__(self) -> str:
         """``HOST:PORT``."""
@@ -230,7 +227,7 @@ async def _ask(stream: ByteStream, frame: bytes, peer: Peer, *, verb: str) -> by
 
 def _believed(payload: bytes, peer: Peer) -> Reply:
     try:
-        envelope = open_reply(payload, key=peer.key, now=time.time(), skew=peer.skew)
+        envelope = open_reply(payload, key=peer.key, now=time.time())
         return parse_reply(envelope.message)
     except WikiError as error:
         raise LrmUnavailableError(

@@ -101,11 +101,6 @@ class Offer:
     obstacle: str = ""
     """Why the job can never start as things are; empty when it can."""
 
-    @property
-    def memory_divisor(self) -> int:
-        """Tasks on each node, among which the memory of a node is divided."""
-        return self.tasks_per_node or self.tasks
-
 
 def tasks_of(job: LrmJob) -> int:
     """Return the number of tasks of a job, each of ``processors_per_task``."""
@@ -433,7 +428,9 @@ def _memory_per_task(job: LrmJob, told: Offer) -> int | None:
         return max(1, own * each * job.processors_per_task // told.tasks_per_node)
     if each is not None:
         return each * job.processors_per_task
-    return -(-job.memory_per_node_mib // told.memory_divisor) if job.memory_per_node_mib else None
+    # The memory of a node is divided among the tasks on it.
+    sharing = told.tasks_per_node or told.tasks
+    return -(-job.memory_per_node_mib // sharing) if job.memory_per_node_mib else None
 
 
 def _whole(moment: float | None) -> int | None:

@@ -351,7 +351,7 @@ class WikiResource:
     async def _message(self, payload: bytes, peer: str) -> bytes:
         with self._meter.request() as asked:
             try:
-                envelope = open_request(payload, key=self._key, now=self._clock(), skew=self.options.skew)
+                envelope = open_request(payload, key=self._key, now=self._clock())
                 request = parse_request(envelope.message, self.options.dialect)
             except WikiError as error:
                 status = int(error.status or 0)
@@ -424,8 +424,3 @@ class WikiResource:
         hosts = self.inventory.hosts if self.options.dialect is Dialect.WIKI2 else HostFormat.PLAIN
         log.info("done", verb=str(request.verb), peer=peer, event_port=self.notifier.port, hosts=str(hosts))
         return build_initialized(self.notifier.port, hosts)
-
-    @property
-    def waiting(self) -> int:
-        """Number of jobs that wait for a scheduler."""
-        return sum(entry.job.state is LrmJobState.HELD for entry in self.inventory.jobs.values())

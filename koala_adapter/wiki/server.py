@@ -82,8 +82,6 @@ class Listener:
         self._silent: OrderedDict[int, anyio.CancelScope] = OrderedDict()
         """Connections whose request is not complete, the oldest first."""
         self._number = 0
-        self.port = 0
-        """Where it listens, once it does."""
 
     async def serve(self, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled; report the port once it is open. Raises ServiceRunningError when it is taken."""
@@ -96,8 +94,7 @@ class Listener:
             message = f"cannot listen on {options.listen} port {options.port}: {error.strerror or error}"
             raise ServiceRunningError(message, hint="is another server there? give another --port") from error
         async with listeners:
-            self.port = listeners.extra(SocketAttribute.local_port)
-            task_status.started(self.port)
+            task_status.started(listeners.extra(SocketAttribute.local_port))
             await serve_streams(listeners, self._handle)
 
     async def _handle(self, stream: SocketStream) -> None:

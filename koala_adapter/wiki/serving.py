@@ -16,7 +16,6 @@ import structlog
 
 from koala_adapter.lrm.starts import Patience, Starter, Starts
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
-from koala_adapter.wiki.codec.frames import REQUEST_SKEW
 from koala_adapter.wiki.codec.verbs import build_event
 from koala_adapter.wiki.codec.words import Dialect, Event
 from koala_adapter.wiki.inventory import Inventory
@@ -75,7 +74,6 @@ class ServerOptions:
     """A released job that does not run within this time is held again."""
     read_within: float = 10.0
     """A request must be complete so long after the connection was made."""
-    skew: float = float(REQUEST_SKEW)
     largest_request: int = 1_000_000
     connections: int = 512
     """At once; beyond it the oldest that has not sent its request is closed."""

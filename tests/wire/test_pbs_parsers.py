@@ -311,24 +311,13 @@ class TestServer:
         assert (queue.name, queue.up, queue.processors, queue.default) == ("workq", True, 16, True)
 
 
-def result(stderr: str, status: int) -> CommandResult:
-    """Return what a command that refused has printed."""
-    return CommandResult(argv=("qsub",), returncode=status, stdout=b"", stderr=stderr.encode())
-
-
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("err-badqueue.err", LrmRejectedError),
-        ("err-badres.err", LrmRejectedError),
-        ("err-badselect.err", LrmRejectedError),
-        ("qsub-J-1-1.err", LrmRejectedError),
-        ("qsub-directive-obeyed.err", LrmRejectedError),
-    ],
+    "name", ["err-badqueue.err", "err-badres.err", "err-badselect.err", "qsub-J-1-1.err", "qsub-directive-obeyed.err"]
 )
-def test_refused_submissions(name: str, kind: type[LrmError]) -> None:
-    error = submission_error(result(sample(name), 170))
-    assert type(error) is kind
+def test_refused_submissions(name: str) -> None:
+    printed = CommandResult(argv=("qsub",), returncode=170, stdout=b"", stderr=sample(name).encode())
+    error = submission_error(printed)
+    assert type(error) is LrmRejectedError
     assert error.hint
 
 
@@ -362,10 +351,8 @@ def test_refusals_of_the_head(path: Path) -> None:
 
 # Torque's output (samples/torque, in the forms that its sources print and that sites have published), and damaged.
 
-TORQUE_SAMPLES = Path(__file__).parent / "samples" / "torque"
-RECORDED = TORQUE_SAMPLES.with_name("torque61")
-JOBS = (TORQUE_SAMPLES / "qstat-tx.xml").read_text()
-NODES = (TORQUE_SAMPLES / "pbsnodes-x.xml").read_text()
+JOBS = sample("qstat-tx.xml", of="torque")
+NODES = sample("pbsnodes-x.xml", of="torque")
 
 
 @pytest.fixture(scope="module")
@@ -441,13 +428,9 @@ class TestTorqueJobs:
 class TestRecorded:
     """What a Torque 6.1 printed that was built from its sources (samples/torque61)."""
 
-    def sample(self, name: str) -> str:
-        """Return a recorded output."""
-        return (RECORDED / name).read_text()
-
     def test_jobs(self) -> None:
         """Running, held, waiting, ended, elements, one with an ampersand in a variable, and one over its walltime."""
-        jobs = {job.id.partition(".")[0]: job for job in parse_jobs(self.sample("qstat-tx.xml"), read_torque)}
+        jobs = {job.id.partition(".")[0]: job for job in parse_jobs(sample("qstat-tx.xml", of="torque61"), read_torque)}
         assert {number: job.state for number, job in jobs.items()} == {
             "149": LrmJobState.RUNNING,
             "150": LrmJobState.HELD,
@@ -465,14 +448,14 @@ class TestRecorded:
         assert jobs["150"].hold is HoldOwner.USER
 
     def test_nodes(self) -> None:
-        (node,) = parse_nodes(self.sample("pbsnodes-x.xml"), read=read_torque)
+        (node,) = parse_nodes(sample("pbsnodes-x.xml", of="torque61"), read=read_torque)
         assert (node.name, node.processors, node.processors_used, node.state) == ("vm", 4, 4, NodeState.UP)
         assert node.memory_mib == 24_106
 
     def test_server_and_queue(self) -> None:
-        server = parse_server(self.sample("qstat-Bf.txt"), read_torque)
+        server = parse_server(sample("qstat-Bf.txt", of="torque61"), read_torque)
         assert (server.version, server.scheduling, server.default_queue) == ("master", True, "batch")
-        (queue,) = parse_queues(self.sample("qstat-Qf.txt"), read_torque)
+        (queue,) = parse_queues(sample("qstat-Qf.txt", of="torque61"), read_torque)
         assert (queue.name, queue.up, queue.executes) == ("batch", True, True)
 
 
@@ -563,11 +546,11 @@ def test_jobs_of_a_node_that_cannot_be_read() -> None:
 
 
 def test_queues_and_server() -> None:
-    server = parse_server((TORQUE_SAMPLES / "qstat-Bf.txt").read_text(), read_torque)
+    server = parse_server(sample("qstat-Bf.txt", of="torque"), read_torque)
     assert (server.name, server.version, server.default_queue) == ("head.site", "6.1.3", "batch")
     assert (server.scheduling, server.history, server.lists_others) == (True, False, True)
     assert server.may_operate(user="oper2", uid=7)
-    queues = {queue.name: queue for queue in parse_queues((TORQUE_SAMPLES / "qstat-Qf.txt").read_text(), read_torque)}
+    queues = {queue.name: queue for queue in parse_queues(sample("qstat-Qf.txt", of="torque"), read_torque)}
     assert {name: (queue.executes, queue.up, walltime_limit(queue, queues)) for name, queue in queues.items()} == {
         "batch": (True, True, 172_800),
         "closed": (True, False, None),

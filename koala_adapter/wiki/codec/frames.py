@@ -192,7 +192,7 @@ def read_size(header: bytes, *, limit: int = MAUI_LARGEST_SIZE) -> int:
     return size
 
 
-def open_request(payload: bytes, *, key: Key | None, now: float, skew: float = REQUEST_SKEW) -> Envelope:
+def open_request(payload: bytes, *, key: Key | None, now: float) -> Envelope:
     """Return the message of a request after the checks of a resource manager, in Slurm's order.
 
     Without a key nothing is checked and the signature block may be missing. With one it must be there and right: also
@@ -207,7 +207,7 @@ def open_request(payload: bytes, *, key: Key | None, now: float, skew: float = R
             raise WikiError(f"request lacks {name[:-1].decode()}", status=Status.BAD_REQUEST)
     timestamp = _number(text[parts[b"TS="] + 3 :])
     if key is not None:
-        if timestamp is None or abs(now - timestamp) > skew:
+        if timestamp is None or abs(now - timestamp) > REQUEST_SKEW:
             raise WikiError("TS value too far from NOW", status=Status.CLOCK_SKEW)
         if not is_signed(payload, key):
             raise WikiError("bad checksum", status=Status.BAD_CHECKSUM)
@@ -223,7 +223,7 @@ def is_signed(payload: bytes, key: Key) -> bool:
     return hmac.compare_digest(found["checksum"], checksum(key, memoryview(text)[begin:]))
 
 
-def open_reply(payload: bytes, *, key: Key | None, now: float, skew: float = REPLY_SKEW) -> Envelope:
+def open_reply(payload: bytes, *, key: Key | None, now: float) -> Envelope:
     """Return the message of a reply after the checks of a scheduler (Maui's). Raises WikiError without a status.
 
     Without a key nothing is checked and the signature block may be missing.
@@ -239,8 +239,8 @@ def open_reply(payload: bytes, *, key: Key | None, now: float, skew: float = REP
         raise WikiError("the reply is not signed", hint="is the same key given on both sides?")
     begin = text.find(b"TS=", signature.end())
     timestamp = _number(text[begin + 3 :]) if begin >= 0 else None
-    if timestamp is None or abs(now - timestamp) > skew:
-        raise WikiError(f"the time stamp of the reply differs by more than {skew:g} s", hint="compare the clocks")
+    if timestamp is None or abs(now - timestamp) > REPLY_SKEW:
+        raise WikiError(f"the time stamp of the reply differs by more than {REPLY_SKEW} s", hint="compare the clocks")
     if signature["checksum"] != checksum(key, memoryview(text)[begin:]):
         raise WikiError("the checksum of the reply is wrong", hint="is the same key given on both sides?")
     return _envelope(text, data + 3, timestamp, verified=True)

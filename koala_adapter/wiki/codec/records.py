@@ -283,11 +283,6 @@ class NodeRecord:
     extra: tuple[tuple[str, str], ...] = ()
     """Pairs (name, text) of attributes that were read and that koala does not use; never written."""
 
-    @property
-    def id(self) -> str:
-        """Same as the name: what the record begins with."""
-        return self.name
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:

@@ -231,7 +231,7 @@ def test_a_trace_on_which_nobody_waits_cannot_tell() -> None:
 
 
 def test_maui_backfill_without_traces(tmp_path: Path) -> None:
-    words = ["experiment", "run", "maui-backfill", "--seeds", "2", "--set", "jobs=300", "--set", f"traces={tmp_path}"]
+    words = ["experiment", "run", "maui-backfill", "--seeds", "1", "--set", "jobs=300", "--set", f"traces={tmp_path}"]
     result = CliRunner().invoke(koala, [*words, "--out", str(tmp_path / "out"), "--processes", "1", "--json"])
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)

@@ -224,11 +224,6 @@ def test_a_schedule_by_hand() -> None:
     assert total.percentiles["wait"] == {"p50": 0, "p90": 15, "p95": 15, "p99": 15, "p100": 15}
 
 
-def test_the_bounded_slowdown_is_never_below_one() -> None:
-    """A job of 2 s that waits 1 s is short enough not to count as slowed down."""
-    assert measured(make((0, 4, 1), (0, 4, 2), processors=4), "fcfs", 4).bounded_slowdowns == [1, 1]
-
-
 def test_the_makespan_begins_with_the_first_submission() -> None:
     total = summarized(measured(make((1000, 4, 10), processors=4), "easy", 4), 4)
     assert (total.makespan, total.utilization) == (10, 1)

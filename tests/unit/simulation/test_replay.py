@@ -148,12 +148,6 @@ def test_the_first_of_the_queue_is_not_delayed_by_backfill(work: Workload) -> No
     assert easy[: first + 1] == fcfs[: first + 1]
 
 
-@EVERY_POLICY
-@given(work=any_workload)
-def test_a_replay_can_be_repeated(policy: str, work: Workload) -> None:
-    assert played(work, policy) == played(work, policy)
-
-
 @pytest.mark.parametrize("names", ["bcs", "scb"])
 def test_equally_loaded_clusters_are_chosen_by_size_then_name(names: str) -> None:
     """The larger, then the first by name, in whatever order they are given."""

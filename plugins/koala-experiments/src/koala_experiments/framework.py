@@ -96,11 +96,6 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(fmean(values), quantile * stdev(values) / math.sqrt(count), count)
 
 
-def estimate_of(values: Sequence[float]) -> Estimate:
-    """Return the estimate of independent repetitions; a mean of NaN for none."""
-    return estimate(values) if values else Estimate(nan, 0.0, 0)
-
-
 def mean_of(values: Sequence[float]) -> float | None:
     """Return the arithmetic mean; None without values."""
     return fmean(values) if values else None
@@ -192,7 +187,8 @@ class Comparison(Generic[V, O]):
         x: Sequence[float] = (),
     ) -> Series:
         """Return the means of variants (default: all) with confidence intervals, as series of a figure."""
-        found = [estimate_of(self.values(one, measure)) for one in (self.outcomes if variants is None else variants)]
+        each = [self.values(one, measure) for one in (self.outcomes if variants is None else variants)]
+        found = [estimate(values) if values else Estimate(nan, 0.0, 0) for values in each]
         y, low, high = ([scale * getattr(one, end) for one in found] for end in ("mean", "low", "high"))
         return Series(label=label, x=x, y=y, low=low, high=high)
 

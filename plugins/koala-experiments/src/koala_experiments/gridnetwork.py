@@ -96,8 +96,9 @@ class Network:
             self._domains[domain.name] = self._add(domain.bandwidth, domain.latency)
             self._neighbours[domain.name] = []
         for link in links:
-            one, other = link.between
-            self._join(one, other, self._add(link.bandwidth, link.latency))
+            number = self._add(link.bandwidth, link.latency)
+            for one, other in (link.between, link.between[::-1]):
+                self._neighbours[one].append((other, number))
         self._routes: dict[tuple[str, str], tuple[LinkNumber, ...]] = {}
         self._busy: list[dict[int, Transfer]] = [{} for _ in self._bandwidth]
         self._started = 0
@@ -152,10 +153,6 @@ class Network:
         self._bandwidth.append(bandwidth)
         self._latency.append(latency)
         return len(self._bandwidth) - 1
-
-    def _join(self, one: str, other: str, link: LinkNumber) -> None:
-        self._neighbours[one].append((other, link))
-        self._neighbours[other].append((one, link))
 
     def _find_route(self, source: str, target: str) -> tuple[LinkNumber, ...]:
         for name in (source, target):

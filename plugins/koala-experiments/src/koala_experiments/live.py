@@ -180,7 +180,7 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
     """Return the table of live and simulated values with their difference in per cent."""
     columns = ["approach", "policy", "workload"]
     for _, heading, _ in MEASURES:
-        columns += [f"{heading} live", "simulated", "difference (%)"]
+        columns += [f"{heading} live", f"{heading} simulated", f"{heading} difference (%)"]
     columns += ["wait (s) live", "simulated wait (s)", "messages live", "simulated messages"]
     rows = []
     for one in compared:
@@ -194,7 +194,7 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
         "difference: the simulator says less than there was."
     )
     return Table(
-        name="live-and-simulated", title="Live runs and their simulation", columns=_unique(columns), rows=rows,
+        name="live-and-simulated", title="Live runs and their simulation", columns=columns, rows=rows,
         caption=caption,
     )  # fmt: skip
 
@@ -267,17 +267,6 @@ def _of(record: Record, what: str) -> float:
     return float(getattr(record, what))
 
 
-def _unique(columns: Sequence[str]) -> list[str]:
-    """Return headings made unique by the measure they stand for, as JSON needs it."""
-    found: list[str] = []
-    before = ""
-    for column in columns:
-        before = column.removesuffix(" live") if column.endswith(" live") else before
-        plain = column in {"simulated", "difference (%)"}
-        found.append(f"{before} {column}" if plain else column)
-    return found
-
-
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
@@ -334,12 +323,8 @@ def _used(label: str, runs: Sequence[Compared]) -> Figure:
 # ---- findings -------------------------------------------------------------------------------------------------------
 
 
-def prediction_findings(compared: Sequence[Compared]) -> list[Finding]:
-    """Judge for each measure whether the simulator predicts the live runs."""
-    return [_prediction(compared, what, words) for what, _, words in MEASURES]
-
-
 def _prediction(compared: Sequence[Compared], what: str, words: str) -> Finding:
+    """Judge whether the simulator predicts a measure of the live runs."""
     differences = {one.label: one.difference(what) for one in compared}
     farthest = max(differences, key=lambda label: abs(differences[label]))
     undelayed = [one.difference(what, one.undelayed) for one in compared]
@@ -453,7 +438,10 @@ def run(options: Options) -> Result:
         mine = [one for one in compared if one.run.approach is approach]
         drawn += figures(shown(mine, workloads), number)
     return Result(
-        findings=[*prediction_findings(compared), *(order_finding(compared, one) for one in approaches)],
+        findings=[
+            *(_prediction(compared, what, words) for what, _, words in MEASURES),
+            *(order_finding(compared, one) for one in approaches),
+        ],
         figures=drawn,
         tables=[comparison_table(compared), delays_table(compared), jobs_table(compared)],
         notes=(*NOTES, f"Near is taken to mean within {100 * NEAR:.0f} %.", _where(compared)),

@@ -74,17 +74,6 @@ class DeadlockCase:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """A node held by one job or user for a time."""
-
-    node: int
-    """0 to 2 on A, 3 to 5 on B."""
-    who: str
-    begins_at: float
-    ends_at: float
-
-
-@dataclass(frozen=True, slots=True)
 class DeadlockOutcome:
     """Times and outcomes of the two jobs."""
 
@@ -92,7 +81,8 @@ class DeadlockOutcome:
     """Seconds after the submission; None: never, within the horizon."""
     finished: tuple[float | None, ...]
     hand_backs: int
-    bars: tuple[Bar, ...]
+    bars: tuple[Allocation, ...]
+    """Who had each node when; places 0 to 2 are on A, 3 to 5 on B."""
 
 
 def simulate_deadlock(case: DeadlockCase) -> DeadlockOutcome:
@@ -145,7 +135,7 @@ def _direct(case: DeadlockCase, engine: Engine, systems: Sequence[BatchSystem]) 
         jobs.append(parts)
     engine.run(until=HORIZON)
     bars = [
-        Bar(number * NODES + place, f"{job.user} waits", job.started_at, HORIZON)
+        Allocation(place=number * NODES + place, who=f"{job.user} waits", begins_at=job.started_at, ends_at=HORIZON)
         for parts in jobs
         for number, job in enumerate(parts.jobs)
         if job.started_at is not None
@@ -203,7 +193,9 @@ def _deadlock_job(user: str, case: DeadlockCase, now: float) -> Job:
     )
 
 
-def _deadlock_bars(systems: Sequence[BatchSystem], services: Sequence[SimulatedService], begin: float) -> Iterator[Bar]:
+def _deadlock_bars(
+    systems: Sequence[BatchSystem], services: Sequence[SimulatedService], begin: float
+) -> Iterator[Allocation]:
     """Yield the bars of all nodes, waiting and running apart."""
     spans = {
         service.user: (one.launched_at or HORIZON, one.ended_at or HORIZON)
@@ -221,7 +213,7 @@ def _deadlock_bars(systems: Sequence[BatchSystem], services: Sequence[SimulatedS
             middle = min(max(launched, one.begins_at), one.ends_at)
             for who, start, end in (("waits", one.begins_at, middle), ("runs", middle, min(ended, one.ends_at))):
                 if end > start:
-                    yield Bar(node, f"{one.who} {who}", start - begin, end - begin)
+                    yield Allocation(place=node, who=f"{one.who} {who}", begins_at=start - begin, ends_at=end - begin)
 
 
 # ---- what came out --------------------------------------------------------------------------------------------------
@@ -301,7 +293,7 @@ def _timeline(name: str, outcome: DeadlockOutcome) -> Figure:
             Series(
                 label=f"{who.replace('user', 'user ').replace('waits', 'holds and waits')}",
                 x=[bar.begins_at / 60 for bar in bars],
-                y=[bar.node for bar in bars],
+                y=[bar.place for bar in bars],
                 high=[min(bar.ends_at, last) / 60 for bar in bars],
             )
         )
