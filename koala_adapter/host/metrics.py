@@ -294,10 +294,10 @@ class Observable(Protocol):
         """Bound of requests, with its counts."""
 
 
-def process_meter(role: str, *, began_at: float | None = None) -> Meter:
-    """Return a meter with metrics of the process itself. ``role``: the command; ``began_at``: None: now."""
+def process_meter(role: str) -> Meter:
+    """Return a meter with metrics of this process, which begins now. ``role``: the command."""
     meter = Meter()
-    began = time.time() if began_at is None else began_at
+    began = time.time()
 
     def who(meter: Meter) -> None:
         meter.set(VERSION, __version__, role, value=1.0)

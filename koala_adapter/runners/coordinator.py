@@ -324,15 +324,6 @@ class Coordinator:
         known = [self._processes.get(rank) for rank in self._membership.speakers]
         return bool(known) and all(one is not None and one.stand is not Stand.NEW for one in known)
 
-    @property
-    def changing(self) -> bool:
-        """Return whether a change of size is under way."""
-        return self._current is not None
-
-    def process(self, rank: int) -> Process | None:
-        """Return the state of a process; None when it is out of contact."""
-        return self._processes.get(rank)
-
     # ---- what a process says --------------------------------------------------------------------------------------
 
     def _take(self, rank: int, process: Process, said: Note) -> None:

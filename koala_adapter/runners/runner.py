@@ -53,16 +53,14 @@ def job_ends_at(record: JobRecord, placeholders: Mapping[PlaceholderId, Placehol
 
 
 LAUNCHER_TASK = "launcher"
+"""Name of the task that is the launcher of an MPI program."""
+OPENMP_THREADS = "OMP_NUM_THREADS"
+"""Set to the threads of each rank, unless the job sets it: OpenMP would use all processors of the node."""
 
 
 def task_id(job_id: JobId, of: int | str) -> str:
     """Return the id of a job's task: that of a rank, or LAUNCHER_TASK."""
     return f"{job_id}:{of}"
-
-
-"""Name of the task that is the launcher of an MPI program."""
-OPENMP_THREADS = "OMP_NUM_THREADS"
-"""Set to the threads of each rank, unless the job sets it: OpenMP would use all processors of the node."""
 
 
 # -- The interface -------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 from anyio.abc import SocketStream
 from anyio.streams.tls import TLSStream
 
-from koala_adapter.vjm import channel
+from koala_adapter.vjm import center, channel
 from koala_adapter.vjm.center import APPLICANTS
 from koala_adapter.vjm.certificate import load_or_create, server_context
 from koala_adapter.vjm.channel import AgentMessage, CenterMessage
@@ -247,6 +247,53 @@ async def test_an_agent_that_does_not_read_is_dropped(site: Site) -> None:
         for _ in range(10_100):
             site.center.tell(placeholder(), large)
         assert (await site.wait_for(AgentDisconnected)).detail == "does not read"
+
+
+async def test_peers_without_a_proof_cost_a_bounded_amount_of_memory(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they have sent is bounded for all together; an agent with an ordinary Hello is let in meanwhile."""
+    monkeypatch.setattr(center, "UNPROVEN_BYTES", 1_000_000)
+    monkeypatch.setattr(center, "UNPROVEN_SHARE", 20_000)
+    async with site.serving():
+        strangers = [await Peer.connect(site) for _ in range(20)]
+        with anyio.fail_after(LIVENESS):
+            for stranger in strangers:
+                with suppress(anyio.BrokenResourceError):
+                    for _ in range(20):  # below the longest line that is taken
+                        await stranger.stream.send(b"x" * 10_000)
+            while not site.rejected:
+                await site.news()
+            most = site.center._unproven
+            peer = await Peer.connect(site)
+            await peer.say(hello(site))
+            assert isinstance(await peer.hear(), channel.Welcome)
+            for stranger in strangers:
+                await stranger.stream.aclose()
+            while site.center._unproven:  # noqa: ASYNC110 - it is not announced
+                await anyio.sleep(0.01)
+    assert "peers that have not proved themselves have sent too much" in site.rejected
+    assert most < 1_000_000 + 20 * 20_000
+
+
+async def test_output_of_a_former_attempt_is_not_written_into_the_files_of_the_next(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could not be written while its attempt lasted, and its agent is still there when the job runs again."""
+    blocked = site.directory / "output"
+    blocked.write_text("a file in the place of the directory")
+    async with site.serving():
+        peer = await Peer.connect(site)
+        await peer.say(hello(site))
+        await peer.hear()
+        await peer.say(channel.Output(task="t", stream="out", offset=5, data=b"late"))
+        with anyio.fail_after(LIVENESS):
+            while not site.unwritten:
+                await site.news()
+        monkeypatch.setattr(site, "output_path", lambda _placeholder, _task: None)
+        blocked.unlink()
+        assert await peer.hear() == channel.OutputAck(task="t", stream="out", offset=9)
+    assert not blocked.exists()
 
 
 class FalseCenter:

@@ -68,13 +68,6 @@ def test_what_a_request_and_its_result_look_like() -> None:
     assert home.credit(1) == 0, "the stream is over"
 
 
-def test_each_side_numbers_its_own_streams() -> None:
-    home, there = Streams(gateway=False), Streams(gateway=True)
-    assert [home.open({}), home.open({}), there.open({}), there.open({})] == [1, 3, 2, 4]
-    assert [event.stream for event in there.receive(taken(home))] == [1, 3]
-    assert [event.stream for event in home.receive(taken(there))] == [2, 4]
-
-
 def test_credit_is_spent_and_granted() -> None:
     home, there, number = opened()
     home.send(number, bytes(WINDOW))

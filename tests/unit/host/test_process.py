@@ -440,14 +440,6 @@ async def test_there_is_room_as_soon_as_somebody_leaves() -> None:
 # -- A port for somebody who needs one soon is free, and none that the system might give to another meanwhile.
 
 
-def test_it_is_below_what_the_system_gives() -> None:
-    """Who asks for any port gets another one."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        given = listener.getsockname()[1]
-    assert freeport.free_port() in freeport.UNLIKELY_PORTS
-    assert given not in freeport.UNLIKELY_PORTS
-
-
 def test_it_is_none_at_which_somebody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all of those are taken it is any that is free."""
     with socket.create_server(("127.0.0.1", 0)) as listener:

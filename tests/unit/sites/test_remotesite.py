@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -261,6 +261,28 @@ async def test_a_site_that_does_not_answer_is_away(place: Place) -> None:
     assert (await place.site.run(["true"]))[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (None, "site delft: cannot run /.*/ssh: No such file"),
+        ("exec sleep 600", "site delft is away: no answer within 0.5 s"),
+        ("yes | head -c 70000; exec sleep 600", "site delft is away: a login there prints more than 64 KiB"),
+    ],
+)
+async def test_a_login_that_leads_to_no_gateway_is_told(
+    place: Place, monkeypatch: pytest.MonkeyPatch, script: str | None, why: str
+) -> None:
+    monkeypatch.setattr("koala_adapter.sites.link.CONNECT_SECONDS", 0.5 if script == "exec sleep 600" else 600)
+    monkeypatch.setattr("koala_adapter.sites.link.COMPLAINT_SECONDS", 0.1)
+    place.program = str(place.ssh)
+    place.site = place.new_site()
+    place.ssh.write_text(f"#!/bin/sh\n{script}\n")
+    if script is None:
+        place.ssh.unlink()
+    with pytest.raises(LrmUnreachableError, match=why):
+        await place.site.facts()
+
+
 async def test_a_login_node_without_the_address_for_agents_is_not_used(place: Place) -> None:
     """A name may lead to several login nodes in turn: another one is waited for."""
     address = SiteAddress(name="delft", ssh="fs3", directory=str(place.directory), listen="192.0.2.7")
@@ -321,13 +343,22 @@ async def echo(stream: anyio.abc.SocketStream) -> None:
             await stream.send(data)
 
 
+@asynccontextmanager
+async def control_center(site: RemoteSite) -> AsyncIterator[None]:
+    """Have the agents of a site relayed during the block to what stands for a control center."""
+    async with (
+        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+        anyio.create_task_group() as tasks,
+    ):
+        site.relay_agents_to("127.0.0.1", listener.extra(anyio.abc.SocketAttribute.local_port))
+        tasks.start_soon(listener.serve, echo)
+        yield
+        tasks.cancel_scope.cancel()
+
+
 async def test_agents_are_relayed(place: Place) -> None:
     """Bytes go both ways, each connection for itself, also more than a window, and its end comes through."""
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    port = listener.extra(anyio.abc.SocketAttribute.local_port)
-    place.site.relay_agents_to("127.0.0.1", port)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, echo)
+    async with control_center(place.site):
         await place.site.facts()
         door = place.site.door
         async with anyio.create_task_group() as agents:
@@ -339,8 +370,6 @@ async def test_agents_are_relayed(place: Place) -> None:
         await place.until_back()
         assert place.site.door == before, "agents look for the next gateway on the same port"
         await converse(before, b"again")
-        tasks.cancel_scope.cancel()
-    await listener.aclose()
 
 
 async def converse(door: tuple[str, int], content: bytes) -> None:
@@ -480,12 +509,7 @@ async def test_agents_at_a_site_take_a_bounded_number_of_descriptors(place: Plac
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 400), hard))
     try:
-        async with (
-            await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
-            anyio.create_task_group() as tasks,
-        ):
-            place.site.relay_agents_to("127.0.0.1", listener.extra(anyio.abc.SocketAttribute.local_port))
-            tasks.start_soon(listener.serve, echo)
+        async with control_center(place.site):
             await place.site.facts()
 
             async def relayed() -> int:
@@ -494,17 +518,13 @@ async def test_agents_at_a_site_take_a_bounded_number_of_descriptors(place: Plac
             await eventually(relayed, lambda number: number > 150, what="agents are relayed", seconds=30)
             assert await relayed() < 300
             assert await place.site.programs(["sh"]) == {}
-            tasks.cancel_scope.cancel()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_connections_that_say_nothing_make_room(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any user who reaches the port of the gateway can connect: agents are relayed nevertheless."""
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    place.site.relay_agents_to("127.0.0.1", listener.extra(anyio.abc.SocketAttribute.local_port))
-    async with anyio.create_task_group() as tasks, AsyncExitStack() as strangers:
-        tasks.start_soon(listener.serve, echo)
+    async with control_center(place.site), AsyncExitStack() as strangers:
         with changed_gateway(monkeypatch, b"MOST_SILENT = 1000", b"MOST_SILENT = 100"):
             await place.site.facts()
         first = await strangers.enter_async_context(await anyio.connect_tcp(*place.site.door))
@@ -513,8 +533,6 @@ async def test_connections_that_say_nothing_make_room(place: Place, monkeypatch:
         await converse(place.site.door, b"x" * 1000)
         assert await pieces(first) == [], "the oldest one had to go"
         assert (await place.site.run(["true"]))[0] == 0
-        tasks.cancel_scope.cancel()
-    await listener.aclose()
 
 
 async def test_a_command_without_end_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -615,11 +633,8 @@ async def resident(place: Place) -> int:
 
 async def test_a_gateway_outlives_its_connection(staying: Place, tmp_path: Path) -> None:
     """A command that runs then comes to its end, and an agent that connects meanwhile is served by the next one."""
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    staying.site.relay_agents_to("127.0.0.1", listener.extra(anyio.abc.SocketAttribute.local_port))
     go_on, done = tmp_path / "go-on", tmp_path / "done"
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, echo)
+    async with control_center(staying.site):
         gateway = await resident(staying)
         door = staying.site.door
 
@@ -641,8 +656,6 @@ async def test_a_gateway_outlives_its_connection(staying: Place, tmp_path: Path)
             assert await there(f"/proc/{gateway}")
             await staying.restore()
         assert (await resident(staying), staying.site.door) == (gateway, door)
-        tasks.cancel_scope.cancel()
-    await listener.aclose()
     await staying.site.close()
     await all_gone(staying)
 

@@ -12,25 +12,18 @@ import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-import anyio
 import pytest
-from anyio.streams.tls import TLSStream
 from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import ConfigurationError, ProtocolError
-from koala_adapter.model import BatchKey, PlaceholderId
-from koala_adapter.vjm import center, channel
 from koala_adapter.vjm.agent.connection import PIECES, STALE, Channel
 from koala_adapter.vjm.agent.node import Settings
-from koala_adapter.vjm.center import ControlCenter
 from koala_adapter.vjm.certificate import digest, load_or_create, matches, new_token, server_context
-from koala_adapter.vjm.listener import AgentEvent, AgentListener, AgentRegistered, AgentReport, TaskListener
 from koala_adapter.vjm.output import OutputStore
 
 # The control center's certificate: made once, private, and good for what agents compare.
@@ -100,140 +93,6 @@ def test_tokens_differ_and_match_only_themselves() -> None:
     assert not matches(other, digest(one))
     assert not matches(digest(one), digest(one))
     assert one not in digest(one)
-
-
-# What peers of the control center may have it keep before they have proved themselves.
-
-LIVENESS = 60.0
-PEERS = 20
-LINE = 200_000
-"""Bytes of a Hello that does not end, below the longest that is taken."""
-
-
-HELLO = channel.Hello(
-    batch=BatchKey("b"),
-    index=1,
-    token="good",
-    session="s",
-    lrm_id="1",
-    host="n1",
-    address="",
-    pid=1,
-    ends_in=None,
-    python="3",
-    resends=True,
-)
-
-
-class Served(AgentListener, TaskListener):
-    """A control center, and what it tells."""
-
-    def __init__(self, directory: Path) -> None:
-        self.events: list[AgentEvent] = []
-        self.rejected: list[str] = []
-        self.path: Path | None = None
-        """Where output goes."""
-        self.unwritten = anyio.Event()
-        context = server_context(load_or_create(directory))
-        self.center = ControlCenter(self, self, context, lease=LIVENESS, heartbeat=LIVENESS)
-
-    def admits(self, placeholder: PlaceholderId, token: str) -> bool:
-        del placeholder
-        return token == "good"
-
-    def bound_session(self, placeholder: PlaceholderId) -> str | None:
-        del placeholder
-        return None
-
-    def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
-        """Forget the owner."""
-
-    def output_path(self, placeholder: PlaceholderId, task: str) -> Path | None:
-        del placeholder, task
-        return self.path
-
-    def on_unwritten(self, task: str, stream: str, file: Path, why: str) -> None:
-        del task, stream, file, why
-        self.unwritten.set()
-
-    def on_event(self, event: AgentEvent) -> None:
-        self.events.append(event)
-
-    def on_report(self, placeholder: PlaceholderId, report: AgentReport) -> None:
-        """Forget what an agent says."""
-
-    def on_rejected(self, address: str, fault: str) -> None:
-        del address
-        self.rejected.append(fault)
-
-
-async def connected(stack: AsyncExitStack, port: int) -> TLSStream:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    transport = await stack.enter_async_context(await anyio.connect_tcp("127.0.0.1", port))
-    return await TLSStream.wrap(transport, server_side=False, ssl_context=context, standard_compatible=False)
-
-
-async def test_peers_without_a_proof_cost_a_bounded_amount_of_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What they have sent is bounded for all together; an agent with an ordinary Hello is let in meanwhile."""
-    monkeypatch.setattr(center, "UNPROVEN_BYTES", 1_000_000)
-    monkeypatch.setattr(center, "UNPROVEN_SHARE", 20_000)
-    served = Served(tmp_path)
-    async with anyio.create_task_group() as tasks, AsyncExitStack() as strangers:
-        port = await tasks.start(served.center.serve, "127.0.0.1", 0)
-        most = 0
-
-        async def send(stream: TLSStream) -> None:
-            for _ in range(LINE // 10_000):
-                try:
-                    await stream.send(b"x" * 10_000)
-                except anyio.BrokenResourceError:
-                    return
-
-        with anyio.fail_after(LIVENESS):
-            for _ in range(PEERS):
-                await send(await connected(strangers, port))
-            while not served.rejected:  # noqa: ASYNC110 - it is not announced
-                await anyio.sleep(0.01)
-            most = served.center._unproven
-            agent = await connected(strangers, port)
-            await agent.send(channel.encode(HELLO))
-            await agent.receive()
-            await strangers.aclose()
-            while served.center._unproven:  # noqa: ASYNC110 - it is not announced
-                await anyio.sleep(0.01)
-        tasks.cancel_scope.cancel()
-    assert any(isinstance(event, AgentRegistered) for event in served.events)
-    assert "peers that have not proved themselves have sent too much" in served.rejected
-    assert most < 1_000_000 + PEERS * 20_000
-
-
-async def test_output_of_a_former_attempt_is_not_written_into_the_files_of_the_next(tmp_path: Path) -> None:
-    """It could not be written while its attempt lasted, and its agent is still there when the job runs again."""
-    served = Served(tmp_path)
-    blocked = tmp_path / "blocked"
-    blocked.write_text("no directory")
-    served.path = blocked / "0"
-    late = channel.Output(task="1:0", stream="out", offset=5, data=b"late")
-    async with anyio.create_task_group() as tasks, AsyncExitStack() as agents:
-        with anyio.fail_after(LIVENESS):
-            port = await tasks.start(served.center.serve, "127.0.0.1", 0)
-            agent = await connected(agents, port)
-            await agent.send(channel.encode(HELLO))
-            await agent.receive()
-            await agent.send(channel.encode(late))
-            await served.unwritten.wait()
-            served.path = None
-            blocked.unlink()
-            heard = b""
-            while b"output-ack" not in heard:
-                heard += await agent.receive()
-            await agents.aclose()
-        tasks.cancel_scope.cancel()
-    assert not blocked.exists()
 
 
 # The agent's side of the connection: whatever comes in, other things are looked after in between.
