@@ -6,26 +6,20 @@ from __future__ import annotations
 import ast
 import fcntl
 import os
-import selectors
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.vjm import certificate
 from koala_adapter.vjm.agent import place
 from koala_adapter.vjm.agent import task as tasks
-from koala_adapter.vjm.agent.connection import Channel
 from koala_adapter.vjm.agent.holding import MOST_IN_VAIN, Agent, pause_before_dialling
 from koala_adapter.vjm.agent.node import FatalError, Settings, Timers, clock
 from koala_adapter.vjm.agent.place import Workplace, claim_directory, make_private_directory, remove_stale, remove_tree
@@ -576,33 +570,3 @@ def test_what_is_not_proved_to_be_ours_and_dead_stays(tmp_path: Path, directory:
     directory.symlink_to(other)
     remove_stale(str(tmp_path))
     assert (other / "1").exists()
-
-
-def test_a_connection_may_break_while_much_is_sent(tmp_path: Path) -> None:
-    """The agent is told of it, and goes on."""
-    own = certificate.load_or_create(tmp_path / "certificate")
-    broken: list[str] = []
-    with socket.create_server(("127.0.0.1", 0)) as server, selectors.DefaultSelector() as selector:
-
-        def accept_and_reset() -> None:
-            connection, _ = server.accept()
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            with certificate.server_context(own).wrap_socket(connection, server_side=True) as tls:
-                tls.recv(1)
-
-        peer = threading.Thread(target=accept_and_reset)
-        peer.start()
-        given = settings(host="127.0.0.1", port=server.getsockname()[1], fingerprint=own.fingerprint)
-
-        def send_much() -> None:
-            channel.send({}, bytes(2**24))
-
-        owner = SimpleNamespace(opened=send_much, in_contact=lambda: None, closed=broken.append)
-        channel = Channel(given, selector, owner)
-        channel.dial()
-        while not broken:
-            for key, mask in selector.select(PATIENCE):
-                key.data(mask)
-            channel.flush()
-        peer.join()
-    assert channel.queued == 0

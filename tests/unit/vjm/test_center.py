@@ -8,10 +8,12 @@ import os
 import selectors
 import socket
 import ssl
+import struct
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -128,58 +130,86 @@ def test_a_long_order_is_read_in_turns(ahead: int, reads: int) -> None:
     assert flood.reads == len(heard) == reads
 
 
+@contextmanager
+def center_that_serves(
+    directory: Path, serve: Callable[[ssl.SSLSocket], object], *, reset: bool = False
+) -> Iterator[tuple[str, int]]:
+    """Serve one connection by TLS; give fingerprint and port. ``reset``: the connection ends with a reset."""
+    certificate = load_or_create(directory)
+
+    def accept() -> None:
+        connection, _ = listening.accept()
+        if reset:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with server_context(certificate).wrap_socket(connection, server_side=True) as tls:
+            serve(tls)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield certificate.fingerprint, listening.getsockname()[1]
+        thread.join()
+
+
+class Dialler:
+    """An agent's loop with a channel, and the reasons for which that was closed."""
+
+    def __init__(self, fingerprint: str, port: int, first: bytes = b"") -> None:
+        """``first``: what is sent when the channel is open."""
+        settings = SimpleNamespace(host="127.0.0.1", port=port, fingerprint=fingerprint)
+        self.reasons: list[str] = []
+        owner = SimpleNamespace(in_contact=lambda: None, closed=self.reasons.append)
+        self.selector = selectors.DefaultSelector()
+        self.channel = Channel(cast("Settings", settings), self.selector, owner)
+        owner.opened = lambda: self.channel.send({}, first)
+
+    def run_until(self, reached: Callable[[], bool]) -> None:
+        while not reached():
+            for key, mask in self.selector.select(60):
+                key.data(mask)
+            self.channel.flush()
+
+
+def test_a_connection_may_break_while_much_is_sent(tmp_path: Path) -> None:
+    """The agent is told of it, and goes on."""
+    with center_that_serves(tmp_path, lambda tls: tls.recv(1), reset=True) as center:
+        agent = Dialler(*center, first=bytes(2**24))
+        agent.channel.dial()
+        agent.run_until(lambda: bool(agent.reasons))
+    assert agent.channel.queued == 0
+
+
 def test_a_resolver_that_is_away_stops_nobody_who_was_connected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Addresses that were good once are used again; after some failures they are looked up, and kept if that fails."""
-    certificate = load_or_create(tmp_path / "c")
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(certificate.path)
-    listening = socket.create_server(("127.0.0.1", 0))
     lookups: list[str] = []
-    found = socket.getaddrinfo("127.0.0.1", listening.getsockname()[1], 0, socket.SOCK_STREAM)
+    seen_open = threading.Event()
+    # Closed at once, the channel could open and close within one turn of the selector.
+    with center_that_serves(tmp_path, lambda _tls: seen_open.wait(60)) as center:
+        agent = Dialler(*center)
+        found = socket.getaddrinfo("127.0.0.1", center[1], 0, socket.SOCK_STREAM)
 
-    def answering(*_: object) -> object:
-        lookups.append("answered")
-        return found
+        def answering(*_: object) -> object:
+            lookups.append("answered")
+            return found
+
+        monkeypatch.setattr(socket, "getaddrinfo", answering)
+        agent.channel.dial()
+        agent.run_until(lambda: agent.channel.open)
+        seen_open.set()
+        agent.run_until(lambda: bool(agent.reasons))
 
     def away(*_: object) -> object:
         lookups.append("away")
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
-    selector = selectors.DefaultSelector()
-    reasons: list[str] = []
-    settings = SimpleNamespace(host="center", port=1, fingerprint=certificate.fingerprint)
-    owner = SimpleNamespace(opened=lambda: None, in_contact=lambda: None, closed=reasons.append)
-    channel = Channel(cast("Settings", settings), selector, owner)
-
-    seen_open = threading.Event()
-
-    def serve_one() -> None:
-        connection, _ = listening.accept()
-        with server.wrap_socket(connection, server_side=True):
-            seen_open.wait(60)  # closed at once, the channel could open and close within one turn of the selector
-
-    def until(reached: Callable[[], bool]) -> None:
-        while not reached():
-            for key, mask in selector.select(60):
-                key.data(mask)
-
-    monkeypatch.setattr(socket, "getaddrinfo", answering)
-    thread = threading.Thread(target=serve_one)
-    thread.start()
-    channel.dial()
-    until(lambda: channel.open)
-    seen_open.set()
-    until(lambda: len(reasons) == 1)
-    thread.join()
-    listening.close()
     monkeypatch.setattr(socket, "getaddrinfo", away)
     for number in range(STALE + 1):
-        channel.dial()
-        until(lambda number=number: len(reasons) == number + 2)  # type: ignore[misc] # the number of this turn
+        agent.channel.dial()
+        agent.run_until(lambda number=number: len(agent.reasons) == number + 2)  # type: ignore[misc] # of this turn
     assert lookups == ["answered", "away"]
-    assert "Connection refused" in reasons[-1]
+    assert "Connection refused" in agent.reasons[-1]
 
 
 # Output files: each byte once and in order, whatever is sent twice; private.
