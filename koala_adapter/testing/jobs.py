@@ -99,14 +99,13 @@ class LifeTests:
         wanted = [LrmJobState.RUNNING] * processors + [trial.waiting] * 2
         await trial.wait_states(batch, *wanted)
         await trial.wait_reports(batch, processors)
-        await anyio.sleep(1)
-        assert len(batch.reports()) == processors
         if trial.lrm.capabilities.observes_nodes:
 
             async def idle() -> int:
                 return sum(node.processors_idle for node in await trial.lrm.nodes())
 
             await trial.until(idle, lambda count: count == 0, what="no processor is idle")
+        assert len(batch.reports()) == processors
         batch.go()
         await trial.wait_reports(batch, processors + 2)
         await trial.wait_ended(batch)
@@ -335,7 +334,7 @@ class ControlTests:
         await trial.wait_states(queued, LrmJobState.HELD)
         full.go()
         await trial.wait_ended(full)
-        await anyio.sleep(2)
+        await trial.run_another()
         assert await trial.states(queued) == [LrmJobState.HELD]
         await trial.lrm.release(queued.ids)
         await trial.wait_running(queued)
@@ -382,7 +381,7 @@ class ControlTests:
             await trial.wait_states(batch, LrmJobState.HELD)
         full.go()
         await trial.wait_ended(full)
-        await anyio.sleep(2)
+        await trial.run_another()
         assert await trial.states(batch) == [LrmJobState.HELD]
         await trial.lrm.start_on(start)
         await trial.wait_running(batch)
@@ -477,11 +476,11 @@ class ControlTests:
 
 
 async def _stands_still(trial: Trial, beats: Callable[[], int]) -> None:
-    """Wait until the job's sign of life, given ten times a second, has stopped for a second."""
+    """Wait until the job's sign of life has stayed away for the time of several."""
 
     async def silent() -> bool:
         before = beats()
-        await anyio.sleep(1)
+        await anyio.sleep(5 / BEATS_PER_SECOND)
         return beats() == before
 
     await trial.until(silent, bool, what="no more signs of life from the job's processes")

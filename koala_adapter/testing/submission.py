@@ -220,7 +220,8 @@ class SubmissionTests:
         with pytest.raises(LrmRejectedError) as caught:
             await trial.lrm.submit(batch.submission)
         assert caught.value.message
-        await anyio.sleep(1)
+        later = await trial.submit()
+        await trial.until(lambda: trial.jobs(later), bool, what="a later job is listed")
         assert await trial.jobs(batch) == {}
 
     async def test_same_script_twice(self, trial: Trial) -> None:
@@ -238,7 +239,7 @@ class SubmissionTests:
             return
         batch = await trial.submit(count=2, held=True)
         await trial.wait_states(batch, LrmJobState.HELD, LrmJobState.HELD)
-        await anyio.sleep(2)
+        await trial.run_another()
         assert await trial.states(batch) == [LrmJobState.HELD] * 2
         assert batch.reports() == {}
 

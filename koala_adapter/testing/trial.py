@@ -361,6 +361,12 @@ class Trial:
         """Have a held job started on nodes; see `begin_start`."""
         return await begin_start(self.lrm, job, nodes)
 
+    async def run_another(self) -> None:
+        """See another job run to its end: a job that still waits then does not wait for processors."""
+        batch = await self.submit(wait=False)
+        await self.wait_reports(batch, 1)
+        await self.wait_ended(batch)
+
     # -- watching --------------------------------------------------------------------------------------------
 
     async def jobs(self, batch: Batch) -> dict[LrmJobId, LrmJob]:

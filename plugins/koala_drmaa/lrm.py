@@ -295,7 +295,7 @@ class DrmaaLrm(Lrm):
             for job in jobs_of_batch(batch, user=self._context.submitter, node=self._context.cluster, queue=self._queue)
         ]
         live = {job.name for job in jobs if job.state is not LrmJobState.ENDED}
-        await self._transport.sweep(live, time.monotonic())
+        await self._transport.scripts.sweep(live, time.monotonic())
         return tuple(jobs)
 
     # -- submission ----------------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ class DrmaaLrm(Lrm):
         return INDEX_VARIABLE if index_variable(self._settings, self.client.library) is None else None
 
     def forget(self, key: BatchKey) -> None:
-        self._transport.forget(key)
+        self._transport.scripts.remove(key)
 
     def _native(self, submission: Submission) -> tuple[str, ...]:
         return site_options(self._settings, submission, self.client.library, self._context.directives)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from koala_adapter.lrm.drmaa.libraries import Library
     from koala_adapter.lrm.drmaa.protocol import Opened, Refusal
     from koala_adapter.lrm.drmaa.scripts import ScriptStore
-    from koala_adapter.model import BatchKey, LrmJobId
+    from koala_adapter.model import LrmJobId
 
 
 # -- Job templates, with the site's changes applied ----------------------------------------------------------
@@ -202,14 +202,6 @@ class DrmaaTransport:
         if self._expected not in {OTHER, self.client.library} and self.client.library is not OTHER:
             message = f"the DRMAA library is one for {opened.system}, not for {self._expected.system}"
             raise LrmRejectedError(message, hint="name the library of this cluster's batch system in the settings")
-
-    async def sweep(self, live: Collection[str], now: float) -> None:
-        """Delete scripts whose jobs have not been seen for long."""
-        await self.scripts.sweep(live, now)
-
-    def forget(self, key: BatchKey) -> None:
-        """Delete the script of a submission, which is no longer needed."""
-        self.scripts.remove(key)
 
     async def check(self) -> tuple[CheckResult, ...]:
         """Load the library, ask the LRM, look at the directory of scripts."""
