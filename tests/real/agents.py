@@ -93,6 +93,10 @@ class Site(AgentListener, TaskListener):
                         return event
                 await self.news()
 
+    async def registered(self, index: int) -> AgentRegistered:
+        """Return the first registration of the agent in a placeholder."""
+        return await self.wait_for(AgentRegistered, lambda event: event.placeholder == placeholder(index))
+
     async def wait_for_output(self, task: str, expected: bytes) -> None:
         """Wait until exactly this has arrived of a task's standard output."""
         with anyio.fail_after(LIVENESS):

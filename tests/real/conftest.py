@@ -26,6 +26,12 @@ from tests.real.systems.requirements import (
 from tests.real.user import KoalaUser, Values
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests at sites, which take the longest: one that began last would be waited for."""
+    first = ("test_three_sites.py", "test_other_sites.py")
+    items.sort(key=lambda item: first.index(item.path.name) if item.path.name in first else len(first))
+
+
 class NewUser(Protocol):
     """Makes users of koala, whose services run; everything of them ends with the test."""
 

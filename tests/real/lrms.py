@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -31,7 +30,6 @@ Served: TypeAlias = System | PbsServer
 
 OURS = "koala-"
 LOCAL = "local"
-PLAIN = "plain"
 JOB_NAME, JOB_NUMBER = 4, 5
 """Fields of a line of accounting(5), from 0."""
 
@@ -123,28 +121,6 @@ def local_job(system: System, processors: int, *, user: str = "nobody") -> Itera
         system.run("scancel" if isinstance(system, SlurmCluster) else "qdel", number)
 
 
-def time_to_notice(system: Served, directory: Path) -> float:
-    """Return the seconds from the end of a job that ends by itself until the system does not show it any more.
-
-    ``directory``: where the job notes its end.
-    """
-    ended = directory / f"{PLAIN}-{system.name}"
-    script = f"#!/bin/sh\n: >{ended}\n"
-    if isinstance(system, SlurmCluster):
-        system.submit(script, "--output=/dev/null", f"--job-name={PLAIN}")
-    elif isinstance(system, PbsServer):
-        system.run("qsub", "-f", "-N", PLAIN, "-S", "/bin/sh", "-o", "/dev/null", "-j", "oe", stdin=script)
-    else:
-        system.submit(script, "-N", PLAIN, "-wd", "/tmp", "-o", "/dev/null", "-j", "y")
-    wait_until(
-        lambda: ended.exists() and not jobs_named(system, PLAIN),
-        seconds=PATIENCE,
-        what="a plain job has ended",
-        details=lambda: listing(system),
-    )
-    return max(0.0, time.time() - ended.stat().st_mtime)
-
-
 # -- What a job could leave behind, and the proof that it did not: LRM jobs, processes, directories, files, secrets.
 
 WORDS = "output of a placeholder"
@@ -212,6 +188,13 @@ class Traces:
             counts = {name: database.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables}  # noqa: S608
         database.close()
         return [f"{count} {name}" for name, count in counts.items() if count]
+
+
+def agents_directories(system: System) -> set[Path]:
+    """Return the private directories of the agents of a batch system that have ranks."""
+    seen = [SeenProcess.read(pid) for pid in find_processes(lambda process: process.uses(system.directory))]
+    ranks = [one for one in seen if one is not None and "KOALA_STDOUT" in one.environment]
+    return {Path(one.environment["KOALA_STDOUT"]).parents[1] for one in ranks}
 
 
 def parent_of(pid: int) -> int:

@@ -24,10 +24,10 @@ from koala_adapter.report.values import JobReport
 from tests.examplejobs import NOT_YET, expected_result, write_stepsum_until
 from tests.local_koala import processes_naming
 from tests.real.conftest import NewUser
-from tests.real.lrms import System, local_job, placeholders
+from tests.real.lrms import System, agents_directories, local_job, placeholders
 from tests.real.slow_commands import PausedCommand
 from tests.real.systems import GridEngineCell, SlurmCluster
-from tests.real.systems.processes import PATIENCE, SeenProcess, find_processes, wait_until
+from tests.real.systems.processes import PATIENCE, wait_until
 from tests.real.user import KoalaUser, part
 from tests.wishes import write_wishes
 
@@ -79,26 +79,25 @@ def expect_right(user: KoalaUser, job: str) -> list[int]:
     return [int(one) for one in sizes.split()[1:]]
 
 
-def processes(user: KoalaUser, rank: int) -> list[int]:
-    """Return the pid of one process of the program, if it is there."""
-    found = []
-    for pid in processes_naming(f"stepsum.py\0{enough(user)}\0"):
-        with suppress(OSError):
-            if f"KOALA_RANK={rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                found.append(pid)
-    return found
+def process(user: KoalaUser, rank: int) -> int:
+    """Return the pid of one process of the user's program, as soon as it is there."""
+    programs = (f"stepsum.py\0{enough(user)}\0", f"wishes.py\0{user.directory / 'program'}\0")
+    found: list[int] = []
+
+    def seen() -> bool:
+        for pid in (pid for program in programs for pid in processes_naming(program)):
+            with suppress(OSError):
+                if f"KOALA_RANK={rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                    found.append(pid)
+        return bool(found)
+
+    wait_until(seen, seconds=PATIENCE, what=f"process {rank}", details=user.details)
+    return found[0]
 
 
 def wait_joined(user: KoalaUser, job: str) -> None:
     """Return when both processes with which the program begins are in contact: none would be offered more before."""
     user.wait(job, lambda _: all(user.output_of(job, "sum", rank) for rank in range(2)), what="has joined")
-
-
-def process(user: KoalaUser, rank: int) -> int:
-    """Return the pid of one process of the program, as soon as it is there."""
-    wait_until(lambda: bool(processes(user, rank)), seconds=PATIENCE, what=f"process {rank}", details=user.details)
-    (pid,) = processes(user, rank)
-    return pid
 
 
 @contextmanager
@@ -108,7 +107,8 @@ def stopped(pid: int) -> Iterator[None]:
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 @contextmanager
@@ -120,21 +120,6 @@ def not_done(user: KoalaUser) -> Iterator[None]:
         yield
     finally:
         wait.unlink()
-
-
-def test_two_become_five_become_three(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
-    """Its processes are on both systems at once; those that leave are out of their batch system while it goes on."""
-    user = two_systems(new_user, slurm_a, sge_cell)
-    job = submit(user)
-    user.wait(job, lambda report: size(report) == 5, what="has five")
-    assert all(placeholders(system) for system in user.systems.values())
-    user.client.resize(job, 3)
-    user.wait(job, lambda report: size(report) == 3, what="has three")
-    user.wait(job, lambda _: sum(len(placeholders(one)) for one in user.systems.values()) == 3, what="gave two back")
-    sizes = expect_right(user, job)
-    assert sizes[0] == 2
-    assert sizes[-1] == 3
-    assert 5 in sizes
 
 
 def kill_while(user: KoalaUser, job: str, phase: str) -> None:
@@ -210,23 +195,6 @@ def test_a_process_that_never_reaches_the_point(
         told = user.wait(job, lambda report: "point within 3 s" in report.explanation, what="gave a growth up")
         assert told.state is JobState.RUNNING
     expect_right(user, job)
-
-
-def test_the_agent_of_a_newcomer_is_killed(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
-    """Before the point the growth is given up, and the program does not notice."""
-    user = two_systems(new_user, slurm_a, sge_cell, approach="none")
-    job = submit(user)
-    wait_joined(user, job)
-    with stopped(process(user, 1)):  # so that the point is not reached meanwhile
-        user.client.resize(job, 3)
-        os.kill(agent_of(process(user, 2)), signal.SIGKILL)
-        user.wait(job, lambda report: "was lost" in report.explanation, what="lost one")
-    assert expect_right(user, job)[0] == 2
-
-
-def agent_of(pid: int) -> int:
-    """Return the agent that started a process."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 # -- Programs that ask for processors themselves, on Slurm and on Grid Engine.
@@ -333,17 +301,10 @@ def two_nodes() -> Iterator[SlurmCluster]:
         yield cluster
 
 
-def losses_submit(user: KoalaUser, system: str, *, maximum: int, more: str = "") -> str:
-    """Submit a program of one process and more, which passes points until it is told to stop."""
-    keys = f'minimum = 1\nmaximum = {maximum}\ncluster = "{system}"\n{more}'
+def submit_growing(user: KoalaUser, system: str, *, more: str = "") -> str:
+    """Submit a program of one or two processes, which passes points until it is told to stop."""
+    keys = f'minimum = 1\nmaximum = 2\ncluster = "{system}"\n{more}'
     return user.submit(Path(write_wishes(user.directory, name="program", more=keys)))
-
-
-def stop(user: KoalaUser, job: str) -> None:
-    """Have the program end: it completes, and nothing of it is left."""
-    (user.directory / "program" / "stop").touch()
-    user.wait_completed(job)
-    assert all(not placeholders(system) for system in user.systems.values())
 
 
 def hold(user: KoalaUser, rank: int) -> None:
@@ -352,86 +313,42 @@ def hold(user: KoalaUser, rank: int) -> None:
     (user.directory / "program" / f"hold-{rank}").touch()
 
 
-def grown(report: JobReport, size: int) -> bool:
-    """Tell whether a job has a size, and nothing is changing."""
-    changing = any(words in report.explanation for words in ("taking in", "being gathered", "has been offered"))
-    return not changing and sum(one.processors for one in report.components) == size
-
-
-def remove(directories: set[Path]) -> None:
-    """Remove what agents left that had no time to do so."""
-    for path in directories:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def losses_process(user: KoalaUser, rank: int) -> int | None:
-    """Return the pid of one process of the program, if it is there."""
-    shared = str(user.directory / "program")
-    for pid in processes_naming(f"wishes.py\0{shared}\0"):
-        with suppress(OSError):
-            if f"KOALA_RANK={rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                return pid
-    return None
-
-
-@contextmanager
-def suspended(user: KoalaUser, rank: int) -> Iterator[None]:
-    """Let a process do nothing for a while."""
-    pid = losses_process(user, rank)
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-
-
-def set_down(system: SlurmCluster) -> None:
-    """Have Slurm give up the node of the newcomer: by itself it does so when it has not heard of it for long."""
-    system.give_up(NEWCOMERS_NODE)
-
-
-def agents_directories(system: SlurmCluster) -> set[Path]:
-    """Return the private directories of the agents of a cluster."""
-    seen = [SeenProcess.read(pid) for pid in find_processes(lambda process: process.uses(system.directory))]
-    ranks = [one for one in seen if one is not None and "KOALA_STDOUT" in one.environment]
-    return {Path(one.environment["KOALA_STDOUT"]).parents[1] for one in ranks}
-
-
 def test_a_node_dies_before_the_point(new_user: NewUser, two_nodes: SlurmCluster, tmp_path: Path) -> None:
     """The growth is given up, and the program does not notice."""
     commands = tmp_path / "commands"
     commands.mkdir()
     user = new_user(two_nodes, scheduler={"approach": "none"}, path=commands)
-    job = losses_submit(user, two_nodes.name, maximum=2)
-    user.wait(job, lambda _: losses_process(user, 0) is not None, what="runs")
+    job = submit_growing(user, two_nodes.name)
+    first = process(user, 0)
     pause = PausedCommand(commands, "sbatch", when="before")
     user.client.resize(job, 2)
     pause.wait_reached()  # it has said that it wants more
-    with suspended(user, 0):  # so that the point is not reached meanwhile
+    with stopped(first):  # so that the point is not reached meanwhile
         pause.let_go()
-        user.wait(job, lambda _: losses_process(user, 1) is not None, what="has a newcomer")
+        process(user, 1)
         disk = agents_directories(two_nodes)
         two_nodes.kill_node(NEWCOMERS_NODE)
-        set_down(two_nodes)
+        two_nodes.give_up(NEWCOMERS_NODE)
         try:
             told = user.wait(job, lambda report: "was lost" in report.explanation, what="lost a newcomer")
             assert told.state is JobState.RUNNING
         finally:
             two_nodes.start_node(NEWCOMERS_NODE)
             two_nodes.return_to_use()
-    stop(user, job)
-    remove(disk)
+    (user.directory / "program" / "stop").touch()
+    user.wait_completed(job)
+    assert not placeholders(two_nodes)
+    for path in disk:  # the agent had no time to tidy up there
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def test_a_node_is_set_down_in_the_middle(new_user: NewUser, two_nodes: SlurmCluster) -> None:
     """Between the point and the last done() the state is on its way: with a process the job is lost, and says so."""
     user = new_user(two_nodes)
     hold(user, 1)
-    job = losses_submit(user, two_nodes.name, maximum=2)
+    job = submit_growing(user, two_nodes.name)
     user.wait(job, lambda report: "at its point" in report.explanation, what="is in the middle of a change")
-    set_down(two_nodes)
+    two_nodes.give_up(NEWCOMERS_NODE)
     try:
         outcome = user.wait_over(job).outcome
     finally:
@@ -446,8 +363,7 @@ def test_a_process_never_calls_done(new_user: NewUser, slurm_a: SlurmCluster, sg
     """When its time is over, the others are told at whom they have waited for, and the job is lost."""
     user = new_user(slurm_a, sge_cell)
     hold(user, 1)
-    job = losses_submit(user, slurm_a.name, maximum=2, more="done_patience = 3\n")
-    user.wait(job, lambda report: "at its point" in report.explanation, what="is in the middle of a change")
+    job = submit_growing(user, slurm_a.name, more="done_patience = 3\n")
     outcome = user.wait_over(job).outcome
     assert outcome is not None
     assert (outcome.state, outcome.reason) == (JobState.LOST, EndReason.LOST)
@@ -457,19 +373,3 @@ def test_a_process_never_calls_done(new_user: NewUser, slurm_a: SlurmCluster, sg
     for rank in (0, 1):
         assert f"koala_app: process {rank}: {why}" in user.output_of(job, "sum", rank, "err").decode()
     assert all(not placeholders(system) for system in user.systems.values())
-
-
-def test_an_application_that_never_answers(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
-    """What it was asked is taken for declined; who waits hears so, and starts when processors come free."""
-    thresholds = {slurm_a.name: slurm_a.cpus * len(slurm_a.nodes) - 2, sge_cell.name: sge_cell.slots - 1}
-    clusters = {name: {"threshold": one} for name, one in thresholds.items()}
-    user = new_user(slurm_a, sge_cell, scheduler={"answer_timeout": 10}, clusters=clusters)
-    job = losses_submit(user, slurm_a.name, maximum=2)
-    user.wait(job, lambda report: grown(report, 2), what="has two")
-    with suspended(user, 0):
-        rigid = user.submit(user.job_file(part(slurm_a.name, 1, "true"), name="rigid"))
-        user.wait(job, lambda report: "asked to give up" in report.explanation, what="is asked")
-        user.wait(job, lambda report: "asked to give up" not in report.explanation, what="has been given time")
-        assert user.report(job).state is JobState.RUNNING
-    user.wait_completed(rigid)
-    stop(user, job)

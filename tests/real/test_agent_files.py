@@ -89,20 +89,27 @@ async def test_wanted_files_arrive_before_the_end_is_told(deliveries: Deliveries
 
 
 async def test_files_of_a_rank_that_failed_or_was_killed(deliveries: Deliveries) -> None:
-    """They arrive as those of others do, but its end is told at once, since it ends the other ranks."""
+    """They arrive as those of others do, but its end is told at once, since it ends the other ranks.
+
+    So do those of a task that is ended for its time limit, or released.
+    """
     async with deliveries.site.serving_agent() as process:
         assert (await deliveries.run("echo 3 >result; exit 3", "*")).exit_code == 3
         assert (await deliveries.said()).arrived == 1
         assert (await deliveries.run("echo 9 >result; kill -9 $$", "*", task="1")).signal == 9
         assert (await deliveries.said("1")).arrived == 1
         text = "echo r >result; echo there; exec sleep 600"
+        limited = Launch(task="3", argv=("/bin/sh", "-c", text), output_files=("result",), time_limit=2.0)
+        deliveries.site.center.tell(placeholder(), limited)
+        await deliveries.site.wait_for_output("3", b"there\n")
+        assert (await deliveries.said("3")).arrived == 1
         order = Launch(task="2", argv=("/bin/sh", "-c", text), output_files=("result",))
         deliveries.site.center.tell(placeholder(), order)
         await deliveries.site.wait_for_output("2", b"there\n")
         deliveries.site.center.tell(placeholder(), Release(grace=1))
         assert (await deliveries.site.ended(process))[0] == 0
         assert (await deliveries.said("2")).arrived == 1
-    assert [(deliveries.job / "c1" / rank / "result").read_text() for rank in "012"] == ["3\n", "9\n", "r\n"]
+    assert [(deliveries.job / "c1" / rank / "result").read_text() for rank in "0123"] == ["3\n", "9\n", "r\n", "r\n"]
     assert not list(deliveries.site.directory.glob("koala-*"))
 
 

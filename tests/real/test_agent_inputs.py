@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,11 +46,6 @@ class Content:
         return f"{self.digest}  data/large\n".encode()
 
 
-def of_agent(index: int) -> Callable[[AgentRegistered], bool]:
-    """Return what tells the registration of an agent from those of others."""
-    return lambda event: event.placeholder == placeholder(index)
-
-
 @pytest.mark.parametrize("python", PYTHONS, ids=lambda path: path.rpartition("/")[2])
 async def test_a_large_file_is_fetched_once_for_a_node(site: Site, python: str) -> None:
     """Ranks of one node share it, may only read it, and nothing of it is left when the last one has ended."""
@@ -61,7 +55,7 @@ async def test_a_large_file_is_fetched_once_for_a_node(site: Site, python: str) 
     async with site.serving():
         for index in (1, 2):
             site.start_agent(index, script=site.script().replace(" ".join(SYSTEM_PYTHONS), python))
-            await site.wait_for(AgentRegistered, of_agent(index))
+            await site.registered(index)
             assert site.center.tell(placeholder(index), content.launch(f"t{index}", "sh", "-c", script))
         for task in ("t1", "t2"):
             expected = f"{content.digest}  data/large\n400 1500000000\n".encode()
@@ -103,7 +97,7 @@ async def test_what_arrived_of_a_large_file_is_not_sent_twice(site: Site, lost: 
     async with site.serving():
         for index in (1, 2):
             site.start_agent(index)
-            await site.wait_for(AgentRegistered, of_agent(index))
+            await site.registered(index)
         first, second = site.processes
         site.after_piece = PIECES // 2, lambda: os.killpg(first.pid, signal.SIGSTOP)
         assert site.center.tell(placeholder(1), content.launch("t1"))

@@ -36,11 +36,12 @@ from koala_adapter.vjm.channel import (
     TaskStarted,
     TunnelAsked,
 )
-from koala_adapter.vjm.listener import AgentRegistered, Route
+from koala_adapter.vjm.listener import Route
 from tests.real.agents import LIVENESS, Site, placeholder
 from tests.real.systems.processes import wait_until
 
-PEER, HOST = "127.77.0.3", "127.77.0.0"
+PEER, HOST = (f"127.{100 + os.getpid() // 256 % 100}.{os.getpid() % 256}.{last}" for last in (3, 0))
+"""Addresses of this process of pytest alone: the agents of others listen at the same ports."""
 COUNTER = """
 import os, socket, sys, time
 listening = socket.create_server(("127.0.0.1", 0))
@@ -144,16 +145,12 @@ def answer(address: str, port: int, data: bytes) -> bytes:
         return found
 
 
-def _is_of(one: PlaceholderId, event: AgentRegistered) -> bool:
-    return event.placeholder == one
-
-
 async def listening(site: RelayingSite, program: str = SERVER, *arguments: str) -> int:
     """Start two agents, a server in the second one, and have the first one listen for it; return its port."""
-    site.start_agent(1)
-    site.start_agent(2)
-    for one in (placeholder(1), SECOND):
-        await site.wait_for(AgentRegistered, partial(_is_of, one))
+    for index in (1, 2):
+        site.start_agent(index)
+    for index in (1, 2):
+        await site.registered(index)
     server = Launch(task="1:1", argv=(sys.executable, "-c", program, *arguments), relayed=True)
     assert site.center.tell(SECOND, server)
     told = await site.wait_for(Listening, lambda event: bool(event.ports))
@@ -222,7 +219,7 @@ async def test_the_end_of_one_agent_leaves_the_connections_of_others_on_its_node
         port = await listening(site)
         third, ended = placeholder(3), tmp_path / "ended"
         site.start_agent(3)
-        await site.wait_for(AgentRegistered, partial(_is_of, third))
+        await site.registered(third.index)
         argv = (sys.executable, "-c", LASTING, PEER, str(port), str(ended))
         assert site.center.tell(third, Launch(task="1:2", argv=argv, relayed=True, forwards=(to_peer(port),)))
         await site.wait_for_output("1:2", b"connected\n")
@@ -267,10 +264,10 @@ async def test_a_program_of_this_host_is_reached(site: RelayingSite) -> None:
 async def test_agents_try_whether_their_nodes_connect(site: RelayingSite) -> None:
     """One that reaches the other's port hears what only that one knows; another program gives no answer."""
     async with site.serving():
-        site.start_agent(1)
-        site.start_agent(2)
-        for one in (placeholder(1), SECOND):
-            await site.wait_for(AgentRegistered, partial(_is_of, one))
+        for index in (1, 2):
+            site.start_agent(index)
+        for index in (1, 2):
+            await site.registered(index)
         assert site.center.tell(SECOND, ProbeListen(probe="there", answer="secret"))
         listening = await site.wait_for(Probing)
         with socket.create_server(("127.0.0.1", 0)) as other:

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
 import signal
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,61 +19,50 @@ from koala_adapter.model import EndReason
 from koala_adapter.outcome import JobOutcome, JobState
 from koala_adapter.report.values import JobReport
 from tests.real.conftest import NewUser
-from tests.real.lrms import LOCAL, System, Traces, jobs_named, local_job, parent_of, placeholders
+from tests.real.lrms import System, Traces, agents_directories, local_job, parent_of, placeholders
 from tests.real.systems import GridEngineCell, SlurmCluster
-from tests.real.systems.processes import PATIENCE, SeenProcess, find_processes, wait_until
+from tests.real.systems.processes import SeenProcess, find_processes
 from tests.real.user import KoalaUser, part
 
-# -- How processes can end, and what the user is told; what they write, read and are given.
+# -- How processes can end, and what the user is told.
 
 
-LARGE = 10 * 1024 * 1024
-WAIT = ("sleep", "600")
-"""What the ranks do that must be ended because another one has failed."""
+LONG = ("sleep", "600")
+"""What ranks do that must be ended."""
 
 
-def test_a_component_that_exits_3(new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster) -> None:
-    """`koala run` exits with 3 and names the component; the other one is ended."""
-    user = new_user(slurm_a, slurm_b)
-    traces = Traces(user)
-    good = part("a", 2, *WAIT, name="good", environment=traces.mark)
-    bad = part("b", 2, "sh", "-c", "echo failing >&2; exit 3", name="bad", environment=traces.mark)
-    job, outcome = user.end_of(good, bad)
-    assert (outcome.state, outcome.reason, outcome.exit_code) == (JobState.FAILED, EndReason.EXITED, 3)
-    assert (outcome.component, outcome.rank in {2, 3}) == ("bad", True)
-    assert user.output_of(job, "bad", outcome.rank - 2, "err") == b"failing\n" if outcome.rank else False
-    traces.expect_none()
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.nightly)])
-def test_a_rank_killed_by_a_signal(
-    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, number: signal.Signals
-) -> None:
-    """The signal is told, and the exit code is that of a shell, on Slurm and Grid Engine alike."""
+def test_how_a_process_ends_is_told(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
+    """`koala run` exits as the process, or as a shell does after a signal, and names it; all others are ended."""
     user = new_user(slurm_a, sge_cell)
     traces = Traces(user)
-    for victim, other in (("a", "c"), ("c", "a")):
-        script = f"[ $KOALA_COMPONENT_RANK = 1 ] && kill -{int(number)} $$; exec sleep 600"
+    for victim, other, end, reason, code in (
+        ("a", "c", "echo failing >&2; exit 3", EndReason.EXITED, 3),
+        ("c", "a", "kill -9 $$", EndReason.SIGNALLED, 128 + signal.SIGKILL),
+    ):
+        script = f"[ $KOALA_COMPONENT_RANK = 0 ] || {{ {end}; }}; exec sleep 600"
         bad = part(victim, 2, "sh", "-c", script, name="bad", environment=traces.mark)
-        _, outcome = user.end_of(part(other, 1, *WAIT, environment=traces.mark), bad)
-        assert (outcome.state, outcome.reason) == (JobState.FAILED, EndReason.SIGNALLED)
-        assert (outcome.exit_code, outcome.component, outcome.rank) == (128 + number, "bad", 2)
-        assert str(int(number)) in outcome.detail or number.name in outcome.detail
+        job, outcome = user.end_of(part(other, 1, *LONG, environment=traces.mark), bad)
+        assert (outcome.state, outcome.reason, outcome.exit_code) == (JobState.FAILED, reason, code)
+        assert (outcome.component, outcome.rank) == ("bad", 2)
+        assert user.output_of(job, "bad", 1, "err") == (b"failing\n" if code == 3 else b"")
+    assert "9" in outcome.detail
     traces.expect_none()
 
 
 def test_what_cannot_be_started_is_told(new_user: NewUser, slurm_a: SlurmCluster) -> None:
-    """No such command, no such directory, no permission: 127 or 126 as in a shell, and the reason in words."""
+    """No such command, no such directory: 127 or 126 as in a shell, and the reason, also though mpiexec goes on."""
     user = new_user(slurm_a)
     traces = Traces(user)
-    _, outcome = user.end_of(part("a", 1, "no-such-command-anywhere"))
-    assert (outcome.state, outcome.reason, outcome.exit_code) == (JobState.FAILED, EndReason.LAUNCH_FAILED, 127)
-    assert "no-such-command-anywhere: command not found" in outcome.detail
-    _, outcome = user.end_of(part("a", 1, "true"), working_directory="/no/such/directory")
-    assert (outcome.state, outcome.reason, outcome.exit_code) == (JobState.FAILED, EndReason.LAUNCH_FAILED, 126)
-    assert "working directory /no/such/directory does not exist" in outcome.detail
-    _, outcome = user.end_of(part("a", 1, "/etc/hostname"))
-    assert (outcome.state, outcome.reason, outcome.exit_code) == (JobState.FAILED, EndReason.LAUNCH_FAILED, 126)
+    nowhere = {"working_directory": "/no/such/directory"}
+    for launcher, command, header, code, told in (
+        ("process", "no-such-command-anywhere", {}, 127, "no-such-command-anywhere: command not found"),
+        ("process", "true", nowhere, 126, "working directory /no/such/directory does not exist"),
+        ("mpi", "no-such-command-anywhere", {}, 127, ""),
+        ("mpi", "true", nowhere, 126, "/no/such/directory"),
+    ):
+        _, outcome = user.end_of(part("a", 2, command, environment=traces.mark), launcher=launcher, **header)
+        assert (outcome.state, outcome.exit_code) == (JobState.FAILED, code)
+        assert told in outcome.detail
     traces.expect_none()
 
 
@@ -92,135 +79,38 @@ def test_the_walltime_ends_a_job(new_user: NewUser, slurm_a: SlurmCluster, sge_c
     traces.expect_none()
 
 
-def test_large_and_binary_output_arrives(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
-    """10 MB on each stream of each rank, of all byte values, arrive as they were written."""
-    user = new_user(slurm_a, sge_cell)
-    traces = Traces(user)
-    script = (
-        f"import hashlib, os, sys; data = os.urandom({LARGE})\n"
-        "sys.stdout.buffer.write(data); sys.stderr.buffer.write(data[::-1])\n"
-        "print(hashlib.sha256(data).hexdigest(), file=open(os.environ['SUMS'] + os.environ['KOALA_RANK'], 'w'))"
-    )
-    environment = {**traces.mark, "SUMS": str(user.directory / "sum")}
-    parts = [part(name, 2, "/usr/bin/python3", "-c", script, environment=environment) for name in "ac"]
-    job, outcome = user.end_of(*parts)
-    assert outcome.exit_code == 0
-    for rank in range(4):
-        component = f"c{1 + rank // 2}"
-        expected = (user.directory / f"sum{rank}").read_text().strip()
-        for stream, order in (("out", 1), ("err", -1)):
-            data = user.output_of(job, component, rank % 2, stream)
-            assert len(data) == LARGE
-            assert hashlib.sha256(data[::order]).hexdigest() == expected
-    shown = user.run("logs", job, "--component", "c1", "--rank", "0")
-    assert hashlib.sha256(user.output_of(job, "c1", 0)).digest() == hashlib.sha256(shown.stdout).digest()
-    traces.expect_none()
-
-
-# -- `koala cancel` takes everything of a job out of all batch systems, in little more time than these need themselves.
-
-
-OUR_SHARE = 5.0
-"""Seconds that koala may add to what the batch systems need."""
-
-
-def own_time(system: System, processors: int) -> float:
-    """Return how long a batch system itself takes to end a bare array of this size, until its listing is empty."""
-    with local_job(system, processors):
-        pass
-    began = time.monotonic()
-    wait_until(lambda: not jobs_named(system, LOCAL), seconds=PATIENCE, what="end of a bare array")
-    return time.monotonic() - began
-
-
-def time_to_cancel(user: KoalaUser, job: str) -> float:
-    """Cancel a job as a user does; return the seconds until no batch system lists any of it."""
-    began = time.monotonic()
-    command = user.start("cancel", job)
-    wait_until(
-        lambda: not any(placeholders(system) for system in user.systems.values()),
-        seconds=PATIENCE,
-        what="placeholders gone",
-        details=user.details,
-    )
-    took = time.monotonic() - began
-    stdout, stderr = command.communicate(timeout=PATIENCE)
-    assert command.returncode == 0, stderr
-    assert b"cancelled" in stdout
-    return took
-
-
-def expect_cancelled(user: KoalaUser, job: str) -> None:
-    """Insist on the outcome that a cancelled job has."""
-    report = user.wait_over(job)
-    assert report.outcome is not None
-    assert (report.state, report.outcome.exit_code) == (JobState.CANCELLED, EXIT_CANCELLED)
-
-
-@pytest.mark.parametrize(
-    "in_time", [pytest.param(False, id="in the end"), pytest.param(True, id="in time", marks=pytest.mark.nightly)]
-)
-def test_cancelled_while_waiting_and_while_running(
-    new_user: NewUser,
-    slurm_a: SlurmCluster,
-    slurm_b: SlurmCluster,
-    sge_cell: GridEngineCell,
-    *,
-    in_time: bool,
+def test_cancelled_at_once_while_waiting_and_while_running(
+    new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
-    """Held, queued and launched placeholders are gone; on an idle machine within 5 s plus the systems' own time."""
+    """Placeholders that are submitted, held, queued or launched are gone, and so are processes that will not end.
+
+    Neither ignoring SIGTERM nor a session of its own keeps a process, or a child of it, alive.
+    """
     user = new_user(slurm_a, slurm_b, sge_cell)
     traces = Traces(user)
-    systems = (slurm_a, slurm_b, sge_cell)
-    bound = OUR_SHARE + max(own_time(system, 4) for system in systems) if in_time else 2 * PATIENCE
-    file = user.job_file(*(part(name, 4, "sleep", "600", environment=traces.mark) for name in "abc"), walltime=600)
+    stubborn = "trap '' TERM HUP INT; setsid sh -c \"trap '' TERM HUP; sleep 600\" & sleep 600"
+    file = user.job_file(*(part(name, 4, "sh", "-c", stubborn, environment=traces.mark) for name in "abc"))
+
+    def cancel(job: str, *options: str) -> None:
+        assert user.run("cancel", *options, job).code == 0
+        outcome = user.wait_over(job).outcome
+        assert outcome is not None
+        assert (outcome.state, outcome.exit_code) == (JobState.CANCELLED, EXIT_CANCELLED)
+        assert not any(placeholders(system) for system in user.systems.values())
+
     with local_job(sge_cell, sge_cell.slots):
+        for _ in range(2):
+            cancel(user.submit(file), "--no-wait")
         job = user.submit(file)
         user.wait_held(job, 8)
-        waiting = time_to_cancel(user, job)
-        expect_cancelled(user, job)
-    wait_until(lambda: not jobs_named(sge_cell, LOCAL), seconds=PATIENCE, what="end of the local job")
+        cancel(job)
     job = user.submit(file)
     user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
-    running = time_to_cancel(user, job)
-    expect_cancelled(user, job)
-    assert waiting <= bound, f"waiting: {waiting:.1f} s, bound {bound:.1f} s"
-    assert running <= bound, f"running: {running:.1f} s, bound {bound:.1f} s"
-    traces.expect_none()
-
-
-def test_processes_that_will_not_end_are_ended(
-    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
-) -> None:
-    """Neither ignoring SIGTERM nor a session of its own keeps a process, or a child of it, alive."""
-    user = new_user(slurm_a, sge_cell)
-    traces = Traces(user)
-    stubborn = "trap '' TERM HUP INT; setsid sh -c \"trap '' TERM HUP; sleep 600\" & sleep 600"
-    parts = [part(name, 2, "sh", "-c", stubborn, environment=traces.mark) for name in "ac"]
-    job = user.submit(user.job_file(*parts, walltime=600))
-    user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
-    assert user.run("cancel", job).code == 0
-    expect_cancelled(user, job)
-    traces.expect_none()
-
-
-def test_cancelled_while_the_submission_is_under_way(new_user: NewUser, slurm_a: SlurmCluster) -> None:
-    """A job cancelled at once, again and again, leaves nothing, whatever had been submitted of it by then."""
-    user = new_user(slurm_a)
-    traces = Traces(user)
-    file = user.job_file(part("a", 2, "sleep", "600", environment=traces.mark), walltime=600)
-    for _ in range(2):
-        job = user.submit(file)
-        user.run("cancel", "--no-wait", job)
-        expect_cancelled(user, job)
+    cancel(job)
     traces.expect_none(but_words=True)
 
 
 # -- Placeholders that are ended from outside while the job runs: the user learns the true reason, and nothing stays.
-
-
-LONG = ("sleep", "600")
-"""What all ranks do; they must be ended."""
 
 
 def running(user: KoalaUser, traces: Traces, *parts: str, launcher: str = "process") -> JobReport:
@@ -339,7 +229,7 @@ def test_a_lost_node_loses_the_job(new_user: NewUser, started: ExitStack, slurm_
     for system in (dead, deaf):
         parts = [part(name, 2, *LONG, environment=traces.mark) for name in ("a", system.name)]
         jobs[system.name] = running(user, traces, *parts).id
-    disk = own_files(dead)
+    disk = agents_directories(dead) | {Path(f"/proc/{agent(dead, index).pid}/fd/2").readlink() for index in (1, 2)}
     dead.kill_node("n1")
     deaf.kill_node("n1", with_jobs=False)
     for system in (dead, deaf):
@@ -352,14 +242,6 @@ def test_a_lost_node_loses_the_job(new_user: NewUser, started: ExitStack, slurm_
     for path in disk:  # nobody could tidy up there
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     traces.expect_none()
-
-
-def own_files(system: SlurmCluster) -> set[Path]:
-    """Return the private directories of the agents on a cluster, and the files of their output."""
-    seen = [SeenProcess.read(pid) for pid in find_processes(lambda process: process.uses(system.directory))]
-    ranks = [process for process in seen if process is not None and "KOALA_STDOUT" in process.environment]
-    directories = {Path(process.environment["KOALA_STDOUT"]).parents[1] for process in ranks}
-    return directories | {Path(f"/proc/{agent(system, index).pid}/fd/2").readlink() for index in (1, 2)}
 
 
 # -- Jobs that run again on real batch systems: after the loss of a node, and from the state that they have saved.

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
 import stat
 from pathlib import Path
@@ -12,32 +11,25 @@ from typing import Any
 
 import pytest
 
-from koala_adapter.errors import EXIT_CANCELLED, EXIT_CONFIGURATION, EXIT_WALLTIME
+from koala_adapter.errors import EXIT_CANCELLED, EXIT_CONFIGURATION
 from koala_adapter.host.regularfile import paths_matching
 from koala_adapter.model import LARGEST_SENT
 from koala_adapter.outcome import JobState
 from tests.real.conftest import NewUser
 from tests.real.lrms import System, Traces, placeholders
 from tests.real.systems import GridEngineCell, SlurmCluster
-from tests.real.systems.processes import PATIENCE, SeenProcess, SystemDirectory, find_processes, wait_until
+from tests.real.systems.processes import (
+    PATIENCE,
+    SeenProcess,
+    SystemDirectory,
+    find_processes,
+    kill_processes,
+    wait_until,
+)
 from tests.real.user import KoalaUser, part, runs_with_known_ids
 from tests.vanishing import size_below
 
-# -- What ranks are given and what they write; and how they end under MPI when they cannot even start.
-
-
-def test_an_mpi_program_that_cannot_be_started_is_told(new_user: NewUser, slurm_a: SlurmCluster) -> None:
-    """The exit code and the reason of the shell that starts each rank reach the user, also though mpiexec goes on."""
-    user = new_user(slurm_a)
-    traces = Traces(user)
-    _, outcome = user.end_of(part("a", 2, "no-such-command-anywhere", environment=traces.mark), launcher="mpi")
-    assert (outcome.state, outcome.exit_code) == (JobState.FAILED, 127)
-    _, outcome = user.end_of(
-        part("a", 2, "true", environment=traces.mark), launcher="mpi", working_directory="/no/such/directory"
-    )
-    assert (outcome.state, outcome.exit_code) == (JobState.FAILED, 126)
-    assert "/no/such/directory" in outcome.detail
-    traces.expect_none()
+# -- What ranks are given and what they write.
 
 
 MODULE = """\
@@ -80,35 +72,28 @@ def test_ranks_are_set_up_on_their_nodes(
     traces.expect_none()
 
 
-def test_logs_prints_what_was_written(new_user: NewUser, slurm_a: SlurmCluster) -> None:
-    """One rank's output comes out of `koala logs` byte for byte, with or without an end of line; several are marked."""
-    user = new_user(slurm_a)
-    traces = Traces(user)
-    data = bytes(range(256)) * 1000
-    (user.directory / "data").write_bytes(data)
-    script = "cat data; echo word >&2"
-    job, outcome = user.end_of(part("a", 2, "sh", "-c", script, input_files=["data"], environment=traces.mark))
-    assert outcome.exit_code == 0
-    assert user.run("logs", job, "--component", "c1", "--rank", "0").stdout == data
-    assert user.run("logs", job, "--stderr").stdout == b"c1/0: word\nc1/1: word\n"
-    traces.expect_none()
-
-
 def test_input_files_and_environment_reach_the_ranks(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
-    """As they were when the job was submitted, at their paths, with their modes; nothing of the LRM's steps leaks."""
+    """As they were when the job was submitted, at their paths, with their modes; nothing of the LRM's steps leaks.
+
+    What one rank writes comes out of `koala logs` byte for byte, with or without an end of line; several are marked.
+    """
     user = new_user(slurm_a, sge_cell)
     traces = Traces(user)
-    (user.directory / "data.bin").write_bytes(bytes(range(256)) * 1000)
+    data = bytes(range(256)) * 1000
+    (user.directory / "data.bin").write_bytes(data)
     (user.directory / "run.sh").write_text('#!/bin/sh\nsha256sum <in/data.bin; echo "$GREETING $KOALA_RANK"; env\n')
     (user.directory / "run.sh").chmod(0o755)
     files = ["run.sh", {"source": "data.bin", "target": "in/data.bin"}]
     environment = {**traces.mark, "GREETING": "grüß dich"}
     parts = [part(name, 1, "./run.sh", input_files=files, environment=environment) for name in "ac"]
-    job, outcome = user.end_of(*parts)
+    raw = ("sh", "-c", "cat data.bin; echo word >&2")
+    job, outcome = user.end_of(*parts, part("a", 2, *raw, input_files=["data.bin"], environment=traces.mark))
     assert outcome.exit_code == 0, user.output_of(job, outcome.component or "c1", 0, "err")
-    expected = hashlib.sha256(bytes(range(256)) * 1000).hexdigest()
+    assert user.run("logs", job, "--component", "c3", "--rank", "1").stdout == data
+    assert user.run("logs", job, "--stderr").stdout == b"c3/0: word\nc3/1: word\n"
+    expected = hashlib.sha256(data).hexdigest()
     for rank, component in enumerate(("c1", "c2")):
         first, second, *rest = user.output_of(job, component, 0).decode().splitlines()
         assert (first.split()[0], second) == (expected, f"grüß dich {rank}")
@@ -172,6 +157,13 @@ open("large.bin", "wb").writelines(block for _ in range({large} // len(block)))'
 """
 
 
+def all_four(user: KoalaUser) -> str:
+    """Return the piece of shell with which a rank waits until all four ranks have come so far."""
+    there = user.directory / "written"
+    there.mkdir()
+    return f"touch {there}/$KOALA_RANK; while [ $(ls {there} | wc -l) -lt 4 ]; do sleep 0.2; done"
+
+
 WANTED = ["result-*", "logs", "*.bin"]
 
 
@@ -200,6 +192,31 @@ def two_of_each(traces: Traces, text: str) -> list[str]:
     return [part(name, 2, "sh", "-c", text, output_files=WANTED, environment=traces.mark) for name in "ac"]
 
 
+def test_files_of_ranks_that_are_ended(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
+    """After a cancellation and after a signal all files are there."""
+    user = new_user(slurm_a, sge_cell)
+    traces = Traces(user)
+    job = user.submit(user.job_file(*two_of_each(traces, writing() + "exec sleep 600")))
+    user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+
+    def all_written() -> bool:
+        traces.note_running()
+        written = [path / "work" / "large.bin" for path in traces.directories]
+        return len(written) == 4 and all(path.exists() and path.stat().st_size == LARGE for path in written)
+
+    wait_until(all_written, seconds=PATIENCE, what="all has been written")
+    assert user.run("cancel", job).code == 0
+    end = f"{all_four(user)}; kill -9 $$"
+    done = user.run("run", "--json", str(user.job_file(*two_of_each(traces, writing() + end))))
+    for name, code in ((job, EXIT_CANCELLED), (done.json["id"], 128 + signal.SIGKILL)):
+        report = user.wait_over(name)
+        assert report.outcome is not None
+        assert report.outcome.exit_code == code
+        assert (report.files.arrived, report.files.awaited) == (12, 0)
+        assert results(user, name, "c2", 1) == expected(3)
+    traces.expect_none()
+
+
 @pytest.mark.parametrize("launcher", ["process", pytest.param("mpi", marks=pytest.mark.real("mpiexec.hydra"))])
 def test_files_of_all_ranks_arrive(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, launcher: str
@@ -224,10 +241,7 @@ def test_files_of_failing_ranks_survive_a_killed_service(
     """One rank fails, the others are ended for it, the service is killed while their files are on their way."""
     user = new_user(slurm_a, sge_cell)
     traces = Traces(user)
-    written = user.directory / "written"
-    written.mkdir()
-    end = f"""touch {written}/$KOALA_RANK; [ "$KOALA_RANK" = 0 ] || exec sleep 600
-while [ $(ls {written} | wc -l) -lt 4 ]; do sleep 0.2; done; exit 7"""
+    end = f'{all_four(user)}; [ "$KOALA_RANK" = 0 ] || exec sleep 600; exit 7'
     job = user.submit(user.job_file(*two_of_each(traces, writing(LONG_UNDER_WAY) + end)))
     directory = user.state / "jobs" / job
 
@@ -248,34 +262,6 @@ while [ $(ls {written} | wc -l) -lt 4 ]; do sleep 0.2; done; exit 7"""
     for rank in range(4):
         assert results(user, job, f"c{1 + rank // 2}", rank % 2) == expected(rank, LONG_UNDER_WAY)
     assert not list(directory.glob("*/*.partial"))
-    traces.expect_none()
-
-
-def test_files_of_ranks_that_are_ended(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
-    """At the walltime, after a cancellation, and killed by a signal: the same files are there."""
-    user = new_user(slurm_a, sge_cell)
-    traces = Traces(user)
-    stay = writing() + "exec sleep 600"
-    # What lasts long goes on beside the rest.
-    long = user.submit(user.job_file(*two_of_each(traces, stay), name="long", walltime=30))
-    job = user.submit(user.job_file(*two_of_each(traces, stay)))
-    user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
-
-    def all_written() -> bool:
-        traces.note_running()
-        written = [path / "work" / "large.bin" for path in traces.directories]
-        return len(written) == 8 and all(path.exists() and path.stat().st_size == LARGE for path in written)
-
-    wait_until(all_written, seconds=PATIENCE, what="all has been written")
-    assert user.run("cancel", job).code == 0
-    done = user.run("run", "--json", str(user.job_file(*two_of_each(traces, writing() + "sleep 1; kill -9 $$"))))
-    user.wait_over(long)
-    for name, code in ((long, EXIT_WALLTIME), (job, EXIT_CANCELLED), (done.json["id"], 128 + signal.SIGKILL)):
-        report = user.report(name)
-        assert report.outcome is not None
-        assert report.outcome.exit_code == code
-        assert (report.files.arrived, report.files.awaited) == (12, 0)
-        assert results(user, name, "c2", 1) == expected(3)
     traces.expect_none()
 
 
@@ -360,8 +346,7 @@ def test_what_killed_agents_left_goes_with_the_next(
     user = new_user(slurm_a, sge_cell)
     traces = Traces(user)
     job, directories = running_directories(user, traces, "ac")
-    for pid in find_processes(lambda process: is_agent(user, process)):
-        os.kill(pid, signal.SIGKILL)
+    kill_processes(lambda: agents(user))
     user.wait_over(job)
     # Another test's agents may have removed them by now: they are next ones on this node, too.
     again, others = running_directories(user, Traces(user), "ac")
@@ -376,8 +361,14 @@ def test_what_killed_agents_left_goes_with_the_next(
     traces.expect_none(but_words=True)
 
 
-def is_agent(user: KoalaUser, process: SeenProcess) -> bool:
-    """Tell whether a process is an agent or its guard."""
-    used = any(process.uses(system.directory) for system in user.systems.values())
-    ours = user.service is None or process.parent != user.service.pid
-    return used and process.command.startswith("python") and ours
+def agents(user: KoalaUser) -> list[int]:
+    """Return the agents of a user and their guards."""
+
+    def is_agent(process: SeenProcess | None) -> bool:
+        if process is None or not process.command.startswith("python"):
+            return False
+        ours = user.service is None or process.parent != user.service.pid
+        return ours and any(process.uses(system.directory) for system in user.systems.values())
+
+    # Not the ranks, which are among the descendants.
+    return [pid for pid in find_processes(is_agent) if is_agent(SeenProcess.read(pid))]

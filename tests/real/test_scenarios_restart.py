@@ -42,82 +42,61 @@ def runs(report: JobReport) -> bool:
     return report.state is JobState.RUNNING
 
 
-def test_processes_do_not_notice(
-    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path
-) -> None:
-    """Killed while the job waits, holding half of it, and again while it runs: one submission in each batch system."""
-    user = new_user(slurm_a, sge_cell)
-    traces = Traces(user)
-    ranks = NotedRanks(tmp_path / "notes", {"a": 2, "c": 2}, lines=5, mark=traces.mark)
-    with local_job(sge_cell, sge_cell.slots):
-        job = user.submit(user.job_file(*ranks.parts()))
-        user.wait_held(job, 2)
-        killed_and_started(user)
-        user.wait_held(job, 2)
-        assert (len(placeholders(slurm_a)), len(placeholders(sge_cell))) == (2, 2)
-    user.wait(job, runs, what="runs")
-    killed_and_started(user)
-    ranks.let_end()
-    report = user.wait_over(job)
-    expect_noted_end(user, job, ranks, report)
-    assert report.hand_backs == 0
-    assert len(submissions(slurm_a, user.prefix)) == len(submissions(sge_cell, user.prefix)) == 1
-    traces.expect_none()
-
-
-def test_an_mpi_world_does_not_notice(
+def test_jobs_do_not_notice(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, allreduce: Path, tmp_path: Path
 ) -> None:
-    """The same for one MPI_COMM_WORLD: its ranks meet again after the service was away."""
+    """Killed while a job waits, holding half of it, and again while it runs: one submission in each batch system.
+
+    Two jobs: of processes, and of one MPI_COMM_WORLD, whose ranks meet again after the service was away.
+    """
     user = new_user(slurm_a, sge_cell)
     traces = Traces(user)
-    ranks = NotedRanks(tmp_path / "notes", {"a": 2, "c": 2}, lines=0, mark=traces.mark)
+    plain = NotedRanks(tmp_path / "plain", {"a": 2, "c": 2}, lines=5, mark=traces.mark)
+    mpi = NotedRanks(tmp_path / "mpi", {"a": 2, "c": 2}, lines=0, mark=traces.mark)
     go = tmp_path / "go"
     with local_job(sge_cell, sge_cell.slots):
-        job = user.submit(user.job_file(*ranks.mpi_parts(allreduce, str(go)), launcher="mpi"))
-        user.wait_held(job, 2)
-        killed_and_started(user)
-    user.wait(job, runs, what="runs")
+        job = user.submit(user.job_file(*plain.parts()))
+        world = user.submit(user.job_file(*mpi.mpi_parts(allreduce, str(go)), name="world", launcher="mpi"))
+        for _ in range(2):
+            for one in (job, world):
+                user.wait_held(one, 2)
+            assert (len(placeholders(slurm_a)), len(placeholders(sge_cell))) == (4, 4)
+            if not user.kills:
+                killed_and_started(user)
+    for one in (job, world):
+        user.wait(one, runs, what="runs")
     killed_and_started(user)
+    plain.let_end()
     go.touch()
-    user.wait_completed(job)
-    assert ranks.ran() == [0, 1, 2, 3]
-    assert [b"sum=10" in user.output_of(job, f"c{1 + rank // 2}", rank % 2) for rank in range(4)] == [True] * 4
-    assert len(submissions(slurm_a, user.prefix)) == len(submissions(sge_cell, user.prefix)) == 1
+    report = user.wait_over(job)
+    expect_noted_end(user, job, plain, report)
+    user.wait_completed(world)
+    assert mpi.ran() == [0, 1, 2, 3]
+    assert [b"sum=10" in user.output_of(world, f"c{1 + rank // 2}", rank % 2) for rank in range(4)] == [True] * 4
+    assert report.hand_backs == 0
+    assert len(submissions(slurm_a, user.prefix)) == len(submissions(sge_cell, user.prefix)) == 2
     traces.expect_none()
 
 
 def test_an_end_while_nobody_listens_is_told_later(new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path) -> None:
-    """The job ends while the service is dead; the next one hears how, with all that was written."""
+    """The job ends while the service is dead; the next one hears how, with all that was written.
+
+    Meanwhile somebody else got the port on which agents expect it: it waits until that is free.
+    """
     user = new_user(slurm_a)
     traces = Traces(user)
     ranks = NotedRanks(tmp_path / "notes", {"a": 3}, lines=5, mark=traces.mark)
     job = user.submit(user.job_file(*ranks.parts()))
     user.wait(job, runs, what="runs")
     user.kill()
-    ranks.let_end()
-    wait_until(lambda: len(ranks.over()) == 2, seconds=PATIENCE, what="all but the last rank end")
-    wait_until(lambda: not traces.ranks(), seconds=PATIENCE, what="the last one has ended, too")
-    user.serve()
-    expect_noted_end(user, job, ranks, user.wait_over(job))
-    assert len(submissions(slurm_a, user.prefix)) == 1
-    traces.expect_none()
-
-
-def test_a_port_that_is_taken_is_waited_for(new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path) -> None:
-    """While the service was dead somebody else got the port on which agents expect it; it waits until that is free."""
-    user = new_user(slurm_a)
-    traces = Traces(user)
-    ranks = NotedRanks(tmp_path / "notes", {"a": 2}, lines=5, mark=traces.mark)
-    job = user.submit(user.job_file(*ranks.parts()))
-    user.wait(job, runs, what="runs")
-    user.kill()
     with socket.create_server(("127.0.0.1", user.port), reuse_port=False) as thief:
+        ranks.let_end()
+        wait_until(lambda: len(ranks.over()) == 2, seconds=PATIENCE, what="all but the last rank end")
+        wait_until(lambda: not traces.ranks(), seconds=PATIENCE, what="the last one has ended, too")
         release = threading.Timer(4, thief.close)
         release.start()
         user.serve()
         release.join()
-    ranks.let_end()
     expect_noted_end(user, job, ranks, user.wait_over(job))
     assert len(submissions(slurm_a, user.prefix)) == 1
     traces.expect_none()
@@ -214,7 +193,10 @@ def wait_noticed(user: KoalaUser, cluster: str) -> None:
 def test_away_while_the_job_runs(
     new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster, tmp_path: Path
 ) -> None:
-    """The job runs on, and comes to its end, without the controller; what it held is given back when that returns."""
+    """The job runs on, and comes to its end, without the controller, also when the service is killed meanwhile.
+
+    What it held is given back when the controller returns.
+    """
     user = new_user(slurm_a, slurm_b)
     traces = Traces(user)
     ranks = NotedRanks(tmp_path / "notes", {"a": 2, "b": 2}, lines=5, mark=traces.mark)
@@ -223,6 +205,7 @@ def test_away_while_the_job_runs(
     slurm_a.stop_controller()
     try:
         wait_noticed(user, "a")
+        killed_and_started(user)
         ranks.let_end()
         report = user.wait(job, lambda report: report.outcome is not None, what="ended")
         expect_noted_end(user, job, ranks, report)
@@ -276,25 +259,4 @@ def test_away_before_the_job_is_submitted(new_user: NewUser, slurm_a: SlurmClust
     user.client.cancel(other)
     user.wait_over(other)
     assert (len(submissions(slurm_a, user.prefix)), len(submissions(slurm_b, user.prefix))) == (1, 2)
-    traces.expect_none()
-
-
-def test_away_when_the_service_comes_up(new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path) -> None:
-    """Service and controller are both gone, and the service returns first: the job runs on, none is submitted anew."""
-    user = new_user(slurm_a)
-    traces = Traces(user)
-    ranks = NotedRanks(tmp_path / "notes", {"a": 2}, lines=5, mark=traces.mark)
-    job = user.submit(user.job_file(*ranks.parts()))
-    user.wait(job, runs, what="runs")
-    slurm_a.stop_controller()
-    try:
-        user.kill()
-        user.serve()
-        ranks.let_end()
-        report = user.wait(job, lambda report: report.outcome is not None, what="ended")
-        expect_noted_end(user, job, ranks, report)
-    finally:
-        slurm_a.start_controller()
-    user.wait_over(job)
-    assert len(submissions(slurm_a, user.prefix)) == 1
     traces.expect_none()

@@ -138,6 +138,7 @@ def test_who_holds_placeholders_is_told(
 
 SUSPEND = {"a": ("scontrol", "suspend"), "c": ("qmod", "-sj")}
 RESUME = {"a": ("scontrol", "resume"), "c": ("qmod", "-usj")}
+LONG = ("sleep", "600")
 COUNTING = """
 n=0
 until [ -e "$1" ]; do n=$((n + 1)); echo $n; sleep 0.2; done
@@ -216,28 +217,39 @@ class Counting:
             assert lines == [*(str(number) for number in range(1, len(lines))), "over"]
 
 
-@pytest.mark.parametrize(
-    ("center", "seconds"),
-    [({}, 2), ({**SHORT, "await_suspended": True}, 2 * SHORT["lease"])],
-    ids=["within the lease", "awaited"],
-)
-def test_a_suspension_loses_nothing(
-    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, center: Values, seconds: int
+def test_a_suspension_that_is_awaited_loses_nothing(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
-    """It is told while it lasts, two leases long at a site that wants its jobs to wait; then all goes on."""
-    user = new_user(slurm_a, sge_cell, center=center)
+    """It is told while it lasts, two leases long at a site that wants its jobs to wait; then all goes on.
+
+    The walltime goes on, too, which Slurm itself does not count then: another job, also suspended, is ended by it.
+    """
+    user = new_user(slurm_a, sge_cell, center={**SHORT, "await_suspended": True})
     traces = Traces(user)
     jobs = [Counting(user, system) for system in (slurm_a, sge_cell)]
+    limited = {}
+    for name in user.systems:
+        command = part(name, 2, *LONG, environment=traces.mark)
+        limited[name] = user.submit(user.job_file(command, walltime=10, name=f"limited-{name}"))
+    for name, id_ in limited.items():
+        report = user.wait(id_, lambda report: report.over or runs_with_known_ids(report), what="runs")
+        # On a very slow machine it may be over by now: then there is nothing to be suspended.
+        user.systems[name].run(*SUSPEND[name], report.components[0].lrm_ids[0], check=False)
     for job in jobs:
         job.suspend()
     for job in jobs:
-        job.wait_told(seconds)
+        job.wait_told(2 * SHORT["lease"])
         job.resume()
     for job in jobs:
         job.wait_not_told()
         job.wait_for_progress()
         job.expect_all()
-    traces.expect_none()
+    for id_ in limited.values():
+        outcome = user.wait_over(id_).outcome
+        assert outcome is not None
+        end = (outcome.state, outcome.reason, outcome.exit_code)
+        assert end == (JobState.FAILED, EndReason.WALLTIME, EXIT_WALLTIME)
+    traces.expect_none(but_words=True)
 
 
 def test_a_suspension_beyond_the_lease_loses_the_job(
@@ -255,28 +267,6 @@ def test_a_suspension_beyond_the_lease_loses_the_job(
         assert (outcome.state, outcome.reason, outcome.exit_code) == (JobState.LOST, EndReason.LOST, EXIT_LOST), outcome
         assert "its batch system lists it as suspended, for " in outcome.detail
         assert "await_suspended" in outcome.detail
-    traces.expect_none(but_words=True)
-
-
-def test_the_walltime_goes_on_during_a_suspension(
-    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
-) -> None:
-    """Slurm itself does not count that time: its own limit is later. What is suspended is ended."""
-    user = new_user(slurm_a, sge_cell)
-    traces = Traces(user)
-    jobs = {}
-    for name in user.systems:
-        command = part(name, 2, "sleep", "600", environment=traces.mark)
-        jobs[name] = user.submit(user.job_file(command, walltime=10, name=name))
-    for name, job in jobs.items():
-        report = user.wait(job, lambda report: report.over or runs_with_known_ids(report), what="runs")
-        # On a very slow machine it may be over by now: then there is nothing to be suspended.
-        user.systems[name].run(*SUSPEND[name], report.components[0].lrm_ids[0], check=False)
-    for job in jobs.values():
-        outcome = user.wait_over(job).outcome
-        assert outcome is not None
-        end = (outcome.state, outcome.reason, outcome.exit_code)
-        assert end == (JobState.FAILED, EndReason.WALLTIME, EXIT_WALLTIME)
     traces.expect_none(but_words=True)
 
 

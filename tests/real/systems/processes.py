@@ -53,20 +53,15 @@ def _clear(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _abandoned(*, older_than: float) -> Iterator[SystemDirectory]:
+def remove_abandoned() -> None:
+    """End and delete the systems whose owners have ended without doing so."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
             status = path.lstat()
-            if status.st_uid == os.getuid() and time.time() - status.st_mtime >= older_than:
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime >= SETTLING_SECONDS:
                 descriptor = _lock_directory(path)
                 if descriptor is not None:
-                    yield SystemDirectory(path, descriptor)
-
-
-def remove_abandoned(*, older_than: float = SETTLING_SECONDS) -> None:
-    """End and delete the systems whose owners have ended without doing so, but not those younger than some seconds."""
-    for directory in _abandoned(older_than=older_than):
-        directory.remove()
+                    SystemDirectory(path, descriptor).remove()
 
 
 class SystemDirectory:
