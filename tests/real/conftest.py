@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 import pytest
 
@@ -32,19 +32,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: first.index(item.path.name) if item.path.name in first else len(first))
 
 
+class Settings(TypedDict, total=False):
+    """Settings of a user; see KoalaUser."""
+
+    scheduler: Values | None
+    center: Values | None
+    clusters: Mapping[str, Values] | None
+    path: Path | None
+
+
 class NewUser(Protocol):
     """Makes users of koala, whose services run; everything of them ends with the test."""
 
-    def __call__(
-        self,
-        *systems: Served,
-        scheduler: Values | None = None,
-        center: Values | None = None,
-        clusters: Mapping[str, Values] | None = None,
-        path: Path | None = None,
-        serve: bool = True,
-    ) -> KoalaUser:
-        """Return a user with a site of these systems; see KoalaUser for the settings. ``serve``: the service runs."""
+    def __call__(self, *systems: Served, serve: bool = True, **settings: Unpack[Settings]) -> KoalaUser:
+        """Return a user with a site of these systems. ``serve``: the service runs."""
 
 
 @pytest.fixture(scope="session")
@@ -119,17 +120,8 @@ def new_user(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewUser
             request.getfixturevalue(system)
     with ExitStack() as users:
 
-        def make(
-            *systems: Served,
-            scheduler: Values | None = None,
-            center: Values | None = None,
-            clusters: Mapping[str, Values] | None = None,
-            path: Path | None = None,
-            serve: bool = True,
-        ) -> KoalaUser:
-            user = KoalaUser(
-                tmp_path / "user", systems, scheduler=scheduler, center=center, clusters=clusters, path=path
-            )
+        def make(*systems: Served, serve: bool = True, **settings: Unpack[Settings]) -> KoalaUser:
+            user = KoalaUser(tmp_path / "user", systems, **settings)
             users.callback(user.close)
             if serve:
                 user.serve()

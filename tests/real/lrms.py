@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
+
+import anyio
 
 from koala_adapter.host.regularfile import paths_matching
 from tests.real.systems import GridEngineCell, SlurmCluster
@@ -15,8 +17,9 @@ from tests.real.systems.pbs import PbsServer
 from tests.real.systems.processes import PATIENCE, SeenProcess, find_processes, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
+    from koala_adapter.model import BatchKey
     from tests.real.user import KoalaUser
 
 
@@ -30,6 +33,7 @@ Served: TypeAlias = System | PbsServer
 
 OURS = "koala-"
 LOCAL = "local"
+STRANGER = "nobody"
 JOB_NAME, JOB_NUMBER = 4, 5
 """Fields of a line of accounting(5), from 0."""
 
@@ -98,17 +102,31 @@ def _sge_numbers(cell: GridEngineCell) -> set[tuple[str, str]]:
     return numbers
 
 
-@contextmanager
-def local_job(system: System, processors: int, *, user: str = "nobody") -> Iterator[None]:
-    """Have a local user's job occupy processors during the block; at its end the job ends."""
-    script = "#!/bin/sh\nexec sleep 900\n"
+def submit_array(
+    system: System,
+    name: str,
+    count: int,
+    *,
+    script: str = "#!/bin/sh\nexec sleep 900\n",
+    held: bool = False,
+    output: str = "/dev/null",
+) -> str:
+    """Submit an array of jobs of one processor as a local user, who has no home directory; return its number."""
+    options = ["-N", name, "-t", f"1-{count}", "-wd", "/tmp", "-o", output, "-j", "y", *(["-h"] if held else [])]
     if isinstance(system, SlurmCluster):
-        number = system.submit(
-            script, f"--array=1-{processors}", "--output=/dev/null", f"--job-name={LOCAL}", user=user
-        )
-    else:
-        options = ("-N", LOCAL, "-t", f"1-{processors}", "-wd", "/tmp", "-o", "/dev/null", "-j", "y")
-        number = system.submit(script, *options, user=user)
+        options = [f"--job-name={name}", f"--array=1-{count}", f"--output={output}", *(["--hold"] if held else [])]
+    return system.submit(script, *options, user=STRANGER)
+
+
+def end_job(system: System, number: str) -> None:
+    """End a job through its batch system."""
+    system.run("scancel" if isinstance(system, SlurmCluster) else "qdel", number)
+
+
+@contextmanager
+def local_job(system: System, processors: int) -> Iterator[None]:
+    """Have a local user's job occupy processors during the block; at its end the job ends."""
+    number = submit_array(system, LOCAL, processors)
     wait_until(
         lambda: len(jobs_named(system, LOCAL, running=True)) == processors,
         seconds=PATIENCE,
@@ -118,7 +136,33 @@ def local_job(system: System, processors: int, *, user: str = "nobody") -> Itera
     try:
         yield
     finally:
-        system.run("scancel" if isinstance(system, SlurmCluster) else "qdel", number)
+        end_job(system, number)
+
+
+def foreign_job(system: System) -> Callable[[int], AbstractAsyncContextManager[None]]:
+    """Return what the conformance kit takes for jobs of another user that run."""
+
+    @asynccontextmanager
+    async def running(processors: int) -> AsyncIterator[None]:
+        with ExitStack() as job:
+            await anyio.to_thread.run_sync(job.enter_context, local_job(system, processors))
+            yield
+
+    return running
+
+
+def namesake_job(system: System) -> Callable[[BatchKey, int], AbstractAsyncContextManager[None]]:
+    """Return what the conformance kit takes for another user's array of a name that is held."""
+
+    @asynccontextmanager
+    async def held(name: BatchKey, count: int) -> AsyncIterator[None]:
+        number = submit_array(system, name, count, held=True)
+        try:
+            yield
+        finally:
+            end_job(system, number)
+
+    return held
 
 
 # -- What a job could leave behind, and the proof that it did not: LRM jobs, processes, directories, files, secrets.

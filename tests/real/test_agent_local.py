@@ -121,15 +121,6 @@ async def test_secrets_are_not_in_the_process_listing(site: Site) -> None:
         assert site.output("t") == b""
 
 
-async def test_output_by_way_of_the_named_pipes(site: Site) -> None:
-    """A grandchild whose standard output is captured elsewhere can still write to its own rank's streams."""
-    async with site.serving_agent():
-        text = 'sh -c "echo one >$KOALA_STDOUT; echo two >$KOALA_STDERR; echo three >$KOALA_STDOUT" >/dev/null 2>&1'
-        assert await run(site, shell("t", text)) == EXITED
-        assert site.output("t") == b"one\nthree\n"
-        assert site.output("t", "err") == b"two\n"
-
-
 async def test_working_directory_and_input_files(site: Site) -> None:
     """Files are there before the program starts, a program may itself be one, and a private directory goes away."""
     async with site.serving_agent():
@@ -154,20 +145,12 @@ async def test_working_directory_and_input_files(site: Site) -> None:
     ("order", "code", "told"),
     [
         (Launch(task="t", argv=("no-such-program",)), 127, "no-such-program: command not found"),
-        (Launch(task="t", argv=("/no/such/program",)), 127, "/no/such/program: command not found"),
-        (Launch(task="t", argv=("/etc/passwd",)), 126, "/etc/passwd cannot be run"),
         (Launch(task="t", argv=("true",), working_directory="/no/such/dir"), 126, "working directory /no/such/dir"),
         (
             Launch(task="t", argv=("true",), files=(LaunchFile(target="../x", mode=0o644, content=b""),)),
             126,
             "'../x' is not a path below the working directory",
         ),
-        (
-            Launch(task="t", argv=("./x",), files=(LaunchFile(target="x", mode=0o755, content=b"#!/no/shell\n"),)),
-            126,
-            "interpreter of ./x was not found",
-        ),
-        (Launch(task="t", argv=("a\0b",)), 126, "cannot start"),
         (Launch(task="t", argv=("true",), environment=(("A=B", "c"),)), 126, "cannot start"),
     ],
 )

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import socket
 import ssl
 import threading
@@ -341,23 +340,3 @@ async def test_an_agent_tells_nothing_to_another_server(site: Site) -> None:
     assert "another certificate" in errors
     assert false.handshakes > 1
     assert false.heard == b""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be somebody else")
-async def test_another_user_can_read_neither_output_nor_keys(site: Site) -> None:
-    """Output, certificate and the agent's private directory are closed to the other users of the machine."""
-    for directory in (site.directory, *site.directory.parents):
-        if directory.stat().st_mode & 0o005 != 0o005 and str(directory) != "/":
-            directory.chmod(0o755)
-    async with site.serving_agent():
-        order = channel.Launch(task="t", argv=("sh", "-c", "echo secret; dirname $KOALA_STDOUT; read x <$KOALA_STDIN"))
-        site.center.tell(placeholder(), order)
-        await site.wait_for(channel.TaskEnded)
-        private = [str(path) for path in site.directory.glob("koala-*")]
-        assert len(private) == 1
-        places = [str(site.directory / "output" / "t.out"), str(site.certificate.path), *private]
-        for place in places:
-            done = await anyio.run_process(["find", place, "-type", "f", "-readable"], user=65534, check=False)
-            assert done.stdout == b"", place
-            done = await anyio.run_process(["ls", place], user=65534, check=False)
-            assert done.returncode != 0, place

@@ -26,13 +26,13 @@ from koala_slurm import SlurmSettings
 from koala_slurm.listing import release_number
 from koala_slurm.lrm import SlurmLrm
 from koala_slurm.releases import NEWEST
+from tests.real.lrms import namesake_job
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.pbs import PbsServer, missing_for_pbs
 from tests.real.systems.processes import OTHER_SLURM, USERS_PATH
 from tests.real.systems.requirements import drmaa_library, require
-from tests.real.test_sge_plugin import namesake_job as namesake_in_cell
 from tests.real.test_sites import koala, look_often
-from tests.real.test_slurm_plugin import namesake_job, outages
+from tests.real.test_slurm_plugin import outages
 from tests.undertest import started_plugin
 
 # -- The plugin ``drmaa`` with Grid Engine's real library: the conformance kit, without any command of Grid Engine.
@@ -87,7 +87,7 @@ class TestDrmaa(LrmConformance):
             tmp_path,
             processors=SLOTS,
             unknown_id=LrmJobId("999999.1"),
-            namesake_job=namesake_in_cell(sge_cell),
+            namesake_job=namesake_job(sge_cell),
             patience=90,
             walltime_precision=15,
         ) as under:

@@ -334,7 +334,7 @@ LOCAL_TABLE = """
 [[clusters]]
 name = "l"
 plugin = "local"
-settings = { processors = 2 }
+settings = { processors = 2, idle_seconds = 5 }
 """
 
 

@@ -9,7 +9,7 @@ import re
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -20,10 +20,10 @@ from koala_adapter.config.jobfile import load_job
 from koala_adapter.model import EndReason, JobId
 from koala_adapter.outcome import JobState
 from tests.real.conftest import NewUser
-from tests.real.lrms import System, Traces, jobs_named, listing, placeholders
+from tests.real.lrms import System, Traces, jobs_named, listing, placeholders, submit_array
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
-from tests.real.user import KoalaUser, part
+from tests.real.user import part
 
 # -- More jobs than the clusters can hold: all finish, no threshold is exceeded, and the controllers are spared.
 
@@ -130,20 +130,8 @@ def test_ten_jobs_share_what_holds_two(
 # munge.
 
 
-STRANGER = "nobody"
-SCRIPT = "#!/bin/sh\nexec sleep 600\n"
 IMPOSSIBLE = "/nonexistent/x/y"
 """Where a job's output cannot go: it fails before it begins."""
-
-
-def submit_as_stranger(system: System, name: str, *, held: bool) -> str:
-    """Have the stranger submit an array of two, held or sure to fail, and return its id."""
-    output = "/dev/null" if held else IMPOSSIBLE
-    if isinstance(system, SlurmCluster):
-        options = (f"--job-name={name}", "--array=1-2", "-n1", f"--output={output}", *(("--hold",) if held else ()))
-    else:
-        options = ("-N", name, "-t", "1-2", "-wd", "/tmp", "-o", output, "-j", "y", *(("-h",) if held else ()))
-    return system.submit(SCRIPT, *options, user=STRANGER)
 
 
 def has_failed(system: System, number: str) -> bool:
@@ -153,18 +141,6 @@ def has_failed(system: System, number: str) -> bool:
         return bool(rows) and all(row[0].split(",")[0] in {"FAILED", "NODE_FAIL", "COMPLETED"} for row in rows)
     lines = [line.split() for line in system.qstat().splitlines()]
     return any(words[:1] == [number] and words[4].startswith("E") for words in lines)
-
-
-def let_polls_pass(user: KoalaUser, systems: Sequence[System]) -> None:
-    """Have a job run through on all systems: they are listed again and again for it."""
-    job = user.submit(user.job_file(*(part(system.name, 1, "true") for system in systems), name="passing"))
-    user.wait_completed(job)
-
-
-def is_shown_as_failed(system: System, name: str) -> None:
-    """Have the stranger submit an array that fails, and wait until the system lists that."""
-    number = submit_as_stranger(system, name, held=False)
-    wait_until(lambda: has_failed(system, number), seconds=PATIENCE, what="failed", details=lambda: listing(system))
 
 
 def test_jobs_of_one_name_belong_to_their_users(
@@ -181,10 +157,13 @@ def test_jobs_of_one_name_belong_to_their_users(
     for system in systems:
         (name,) = set(placeholders(system))
         unused.append(re.sub(r"\d+$", "99", name))
-        submit_as_stranger(system, name, held=True)
-        submit_as_stranger(system, unused[-1], held=True)
-        is_shown_as_failed(system, name)
-    let_polls_pass(user, systems)
+        submit_array(system, name, 2, held=True)
+        submit_array(system, unused[-1], 2, held=True)
+        number = submit_array(system, name, 2, output=IMPOSSIBLE)
+        wait_until(lambda: has_failed(system, number), seconds=PATIENCE, what="failed", details=lambda: listing(system))  # noqa: B023
+    # All are listed again and again for a job that runs through on both.
+    parts = [part(system.name, 1, "true") for system in systems]
+    user.wait_completed(user.submit(user.job_file(*parts, name="passing")))
     assert user.report(job).state is JobState.RUNNING
     reaped = user.run("reap", "--all", "--yes", "--json")
     assert (reaped.code, reaped.json["found"]) == (0, [])

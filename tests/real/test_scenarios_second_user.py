@@ -24,7 +24,6 @@ from typing import NamedTuple
 import pytest
 
 from koala_adapter.api.statedirectory import SOCKET_NAME
-from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.outcome import JobState
 from koala_adapter.vjm import channel
 from tests.real import thief
@@ -245,19 +244,3 @@ def test_nobody_else_speaks_as_an_agent(scene: Scene) -> None:
     for secret in (true, other):
         assert re.search(rf"token stolen.* placeholder={secret.batch}\.1$", log, re.MULTILINE)
         assert secret.token not in log
-
-
-def test_nobody_is_heard_without_proof(scene: Scene) -> None:
-    """Words that only a registered agent may say end the connection, whether alone or behind a Hello."""
-    true = scene.secrets["m"]
-    end = channel.TaskEnded(task=f"{scene.running}:0", end=TaskEnd(reason=EndReason.EXITED, exit_code=0))
-    output = channel.Output(task=f"{scene.running}:0", stream="out", offset=0, data=b"false words")
-    written = scene.user.output_of(scene.running, "c1", 0)
-    for lines in (
-        [channel.encode(end)],
-        [channel.encode(output)],
-        [hello(true.batch, true.token), channel.encode(end)],
-    ):
-        assert b"welcome" not in said_by_center(true, *lines)
-    assert scene.user.output_of(scene.running, "c1", 0) == written
-    assert scene.user.report(scene.running).state is JobState.RUNNING

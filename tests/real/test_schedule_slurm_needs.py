@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -28,19 +28,22 @@ SETTINGS = {
 }
 
 
+@contextmanager
+def scheduled(cluster: SlurmCluster, directory: Path) -> Iterator[Scheduling]:
+    """Run a cluster, and one ``koala schedule`` for all jobs of a test or a module."""
+    with cluster:
+        scheduling = Scheduling(directory, cluster)
+        with scheduling.ended(), scheduling:
+            yield scheduling
+
+
 @pytest.fixture(scope="module")
-def module_cluster() -> Iterator[SlurmCluster]:
-    """Run two nodes of four cores with two threads, two GPUs and 4000 MiB each; tests take `cluster`."""
+def scheduling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduling]:
+    """Schedule two nodes of four cores with two threads, two GPUs and 4000 MiB each."""
     threads = "Sockets=1 CoresPerSocket=4 ThreadsPerCore=2"
-    with HoldingCluster("needs", nodes=2, cpus=8, settings=SETTINGS, gres=("gpu", 2), node_options=threads) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def cluster(module_cluster: SlurmCluster) -> Iterator[SlurmCluster]:
-    """Return the cluster without jobs."""
-    yield module_cluster
-    module_cluster.reset()
+    cluster = HoldingCluster("needs", nodes=2, cpus=8, settings=SETTINGS, gres=("gpu", 2), node_options=threads)
+    with scheduled(cluster, tmp_path_factory.mktemp("needs")) as running:
+        yield running
 
 
 def by_night(*case: object) -> object:
@@ -73,10 +76,10 @@ def by_night(*case: object) -> object:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_as_many_run_together_as_slurm_has_room_for(
-    options: tuple[str, ...], together: int, cluster: SlurmCluster, tmp_path: Path
+    options: tuple[str, ...], together: int, scheduling: Scheduling
 ) -> None:
     """No more are started, so none in vain, and no fewer; the rest follows."""
-    expect_together(Scheduling(tmp_path, cluster), options, together)
+    expect_together(scheduling, options, together)
 
 
 @pytest.mark.parametrize(
@@ -92,20 +95,21 @@ def test_what_the_site_gives_together(
     parameters: str, partition: str, options: tuple[str, ...], together: int, tmp_path: Path
 ) -> None:
     """Cores to each task, and sockets or whole nodes in a partition."""
-    with HoldingCluster(
+    cluster = HoldingCluster(
         "gives",
         nodes=1,
         cpus=8,
         settings={"SelectTypeParameters": parameters},
         node_options="Sockets=2 CoresPerSocket=2 ThreadsPerCore=2",
         partition_options=f" {partition}",
-    ) as cluster:
-        expect_together(Scheduling(tmp_path, cluster), options, together)
+    )
+    with scheduled(cluster, tmp_path) as scheduling:
+        expect_together(scheduling, options, together)
 
 
 @pytest.fixture(scope="module")
-def typed_cluster() -> Iterator[SlurmCluster]:
-    """Run a node with two GPUs of each of two types, four shards of each, and a bandwidth of 4 Mi; see `typed`."""
+def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduling]:
+    """Schedule a node with two GPUs of each of two types, four shards of each, and a bandwidth of 4 Mi."""
     cluster = HoldingCluster(
         "typed",
         nodes=1,
@@ -120,15 +124,8 @@ def typed_cluster() -> Iterator[SlurmCluster]:
             device.touch()
         lines.insert(0, f"Name=gpu Type={type_} File={','.join(map(str, devices))}")
     (cluster.directory / "gres.conf").write_text("\n".join(lines) + "\n")
-    with cluster:
-        yield cluster
-
-
-@pytest.fixture
-def typed(typed_cluster: SlurmCluster) -> Iterator[SlurmCluster]:
-    """Return the cluster without jobs."""
-    yield typed_cluster
-    typed_cluster.reset()
+    with scheduled(cluster, tmp_path_factory.mktemp("typed")) as running:
+        yield running
 
 
 @pytest.mark.parametrize(
@@ -148,28 +145,29 @@ def typed(typed_cluster: SlurmCluster) -> Iterator[SlurmCluster]:
         by_night("gpu:1,bandwidth:2M", 2),
     ],
 )
-def test_resources_with_types_and_units(resources: str, together: int, typed: SlurmCluster, tmp_path: Path) -> None:
+def test_resources_with_types_and_units(resources: str, together: int, typed: Scheduling) -> None:
     """Counts with K and M, types of a resource, and shards of GPUs."""
-    expect_together(Scheduling(tmp_path, typed), (f"--gres={resources}",), together)
+    expect_together(typed, (f"--gres={resources}",), together)
 
 
 def expect_together(scheduling: Scheduling, options: tuple[str, ...], together: int) -> None:
     """Submit one job more than have room: so many run at once, and all in the end, without a start in vain."""
-    assert isinstance(scheduling.system, SlurmCluster)
-    names = [f"j{number}" for number in range(together + 1)]
-    jobs = [
-        scheduling.system.submit(scheduling.script_until_told(name), "--time=30", "--output=/dev/null", *options)
-        for name in names
-    ]
-    with scheduling:
-        scheduling.wait(lambda: len(scheduling.told("started")) == together, what=f"{together} of them run")
-        # All that had room was decided in one look.
-        assert len(scheduling.told("start")) == together
+    cluster, before = scheduling.system, len(scheduling.traces())
+    assert isinstance(cluster, SlurmCluster)
+    names = [f"j{before + number}" for number in range(together + 1)]
+    given = ("--time=30", "--output=/dev/null", *options)
+    jobs = {cluster.submit(scheduling.script_until_told(name), *given) for name in names}
+    try:
+        scheduling.wait(lambda: len(jobs & {*scheduling.told("started")}) == together, what=f"{together} of them run")
+        scheduling.wait(lambda: jobs <= {*scheduling.told("submitted")}, what="all are seen")
+        assert len(jobs & {*scheduling.told("start")}) == together
         for name in names:
             scheduling.let_end(name)
-        scheduling.wait(lambda: set(jobs) <= set(scheduling.told("ended")), what="all have run")
-    assert scheduling.told("not started") == {}
-    assert scheduling.traces() == {name: ["run", "end"] for name in names}
+        scheduling.wait(lambda: jobs <= {*scheduling.told("ended")}, what="all have run")
+    finally:
+        cluster.reset()
+    assert not jobs & {*scheduling.told("not started")}
+    assert {name: scheduling.traces()[name] for name in names} == {name: ["run", "end"] for name in names}
 
 
 # -- ``koala schedule`` that reads and starts the jobs of a real Slurm by pyslurm; its helper, or itself, is killed.
@@ -199,7 +197,7 @@ def helpers(scheduling: Scheduling) -> set[int]:
     log = str(scheduling.user.state)
     found = set()
     for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             number = int(entry.name)
             words = (entry / "cmdline").read_bytes().split(b"\0")
             written = str((entry / "fd" / "2").readlink())
@@ -217,7 +215,7 @@ def kill(scheduling: Scheduling) -> set[int]:
     """Kill the helpers that there are, and return them."""
     found = helpers(scheduling)
     for helper in found:
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.kill(helper, signal.SIGKILL)
     return found
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,12 +23,12 @@ from koala_adapter.model import BatchKey, EndReason, LrmJob, LrmJobId, LrmJobSta
 from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, eventually, new_context
 from koala_adapter.testing.trial import Batch, begin_start
 from koala_sge import PLUGIN, SgeLrm, SgeSettings, lrm
+from tests.real.lrms import foreign_job, namesake_job
 from tests.real.systems import GridEngineCell
-from tests.real.systems.processes import GRID_ENGINE_PROGRAMS, run_command, wait_until
+from tests.real.systems.processes import GRID_ENGINE_PROGRAMS, run_command
 from tests.undertest import started_plugin
 
 SLOTS = 4
-MANY = 50
 
 
 def settings_of(
@@ -49,44 +49,6 @@ def settings_of(
         script_delivery=delivery,
         request_timeout=request_timeout,
     )
-
-
-def foreign_job(cell: GridEngineCell) -> Callable[[int], AbstractAsyncContextManager[None]]:
-    """Return what makes a context in which jobs of another user run."""
-
-    @contextlib.asynccontextmanager
-    async def running(processors: int) -> AsyncIterator[None]:
-        # The user has no home directory to start in.
-        options = ("-t", f"1-{processors}", "-wd", "/tmp", "-o", "/dev/null", "-j", "y")
-        number = cell.submit("#!/bin/sh\nexec sleep 600\n", *options, user="nobody")
-
-        def runs() -> bool:
-            # Transferring (t) is not running yet.
-            rows = [line.split() for line in cell.qstat().splitlines() if line.split()[:1] == [number]]
-            return [row[4] for row in rows] == ["r"] * processors
-
-        await anyio.to_thread.run_sync(lambda: wait_until(runs, seconds=90, what="foreign job runs"))
-        try:
-            yield
-        finally:
-            cell.run("qdel", number)
-
-    return running
-
-
-def namesake_job(cell: GridEngineCell) -> Callable[[BatchKey, int], AbstractAsyncContextManager[None]]:
-    """Return what makes a context in which another user's array of a name is held."""
-
-    @contextlib.asynccontextmanager
-    async def held(name: BatchKey, count: int) -> AsyncIterator[None]:
-        options = ("-N", name, "-t", f"1-{count}", "-h", "-wd", "/tmp", "-o", "/dev/null", "-j", "y")
-        number = cell.submit("#!/bin/sh\nexec sleep 600\n", *options, user="nobody")
-        try:
-            yield
-        finally:
-            cell.run("qdel", number)
-
-    return held
 
 
 def restart(cell: GridEngineCell) -> None:
@@ -183,25 +145,6 @@ async def sge(sge_cell: GridEngineCell, tmp_path: Path) -> AsyncIterator[tuple[S
         yield both
 
 
-async def test_fifty_in_one_request(sge: tuple[SgeLrm, Trial]) -> None:
-    """Fifty placeholders go in as one request, are found by name as tasks 1 to 50, and go with one request."""
-    lrm, trial = sge
-    before = trial.requests()
-    batch = await trial.submit(count=MANY)
-    assert trial.requests() - before == 1
-    assert [id_.partition(".")[2] for id_ in batch.ids] == [str(index) for index in range(1, MANY + 1)]
-    await trial.wait_states(
-        batch,
-        *[LrmJobState.RUNNING] * SLOTS,
-        *[LrmJobState.QUEUED] * (MANY - SLOTS),
-        what="as many run as there are slots",
-    )
-    before = trial.requests()
-    await lrm.cancel(batch.ids)
-    assert trial.requests() - before == 1
-    await trial.wait_ended(batch)
-
-
 def library_of(lrm: SgeLrm) -> DrmaaClient:
     """Return the client of the DRMAA library through which a plugin submits."""
     drmaa = lrm._submitter.drmaa
@@ -219,20 +162,6 @@ async def test_every_way_to_load_the_library(sge_cell: GridEngineCell, tmp_path:
     await lrm.close()
     assert opened.system == "SGE 8.1.9"
     assert library_of(lrm).launch.loading in {loading, Loading.PRELOAD}
-
-
-async def test_helper_killed(sge: tuple[SgeLrm, Trial]) -> None:
-    """When the helper is killed, jobs stay, are found by their name, and can be cancelled through the next helper."""
-    lrm, trial = sge
-    batch = await trial.submit(count=2)
-    await trial.wait_running(batch)
-    first = library_of(lrm).helper_pid
-    assert first is not None
-    os.kill(first, signal.SIGKILL)
-    assert set(await trial.jobs(batch)) == set(batch.ids)
-    await lrm.cancel(batch.ids)
-    assert library_of(lrm).helper_pid not in {first, None}
-    await trial.wait_ended(batch)
 
 
 async def test_helper_killed_in_the_middle_of_a_submission(sge_cell: GridEngineCell, tmp_path: Path) -> None:
@@ -328,25 +257,20 @@ async def test_disabled_queue(sge_cell: GridEngineCell, sge: tuple[SgeLrm, Trial
 
 
 async def test_pinning_one_task_of_several(sge: tuple[SgeLrm, Trial]) -> None:
-    """Tasks of one held array are started on a chosen node one after another, the others stay held."""
+    """Tasks of one held array are started on a chosen node one after another, the others stay held.
+
+    A node that the cell does not have is refused.
+    """
     lrm, trial = sge
     (node,) = await lrm.nodes()
     batch = await trial.submit(count=3, held=True)
+    with pytest.raises(LrmRejectedError):
+        await begin_start(lrm, batch.ids[2], ["no-such-host"])
     for started in (1, 2):
         await begin_start(lrm, batch.ids[started - 1], [node.name])
         await trial.wait_states(
             batch, *[LrmJobState.RUNNING] * started, *[LrmJobState.HELD] * (3 - started), what=f"{started} run"
         )
-
-
-async def test_pinning_to_a_node_that_is_not_there(sge: tuple[SgeLrm, Trial]) -> None:
-    """A node that the cell does not have is refused, and the job stays held."""
-    lrm, trial = sge
-    batch = await trial.submit(held=True)
-    with pytest.raises(LrmRejectedError):
-        await begin_start(lrm, batch.ids[0], ["no-such-host"])
-    await anyio.sleep(1)
-    assert await trial.states(batch) == [LrmJobState.HELD]
 
 
 @pytest.mark.parametrize("delivery", list(ScriptDelivery))
@@ -384,18 +308,6 @@ async def test_scripts_do_not_pile_up(sge: tuple[SgeLrm, Trial]) -> None:
     await trial.wait_ended(batch)
     lrm.forget(batch.key)
     assert list(scripts.iterdir()) == []
-
-
-async def test_second_user(sge_cell: GridEngineCell, sge: tuple[SgeLrm, Trial]) -> None:
-    """Another user's job can be seen, and not be cancelled by a user without rights: the refusal is for good."""
-    lrm, trial = sge
-    batch = await trial.submit()
-    await trial.wait_running(batch)
-    number = batch.ids[0].partition(".")[0]
-    complaint = sge_cell.run("qdel", number, user="nobody", check=False)
-    assert "necessary privileges" in complaint
-    assert await trial.states(batch) == [LrmJobState.RUNNING]
-    assert {job.user for job in await lrm.jobs()} == {trial.under_test.context.user}
 
 
 async def test_hanging_qmaster(started: ExitStack, tmp_path: Path) -> None:

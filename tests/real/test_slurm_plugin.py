@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from koala_adapter.testing.trial import begin_start
 from koala_slurm import PLUGIN, SlurmSettings
 from koala_slurm.client import SlurmCommands
 from koala_slurm.lrm import SlurmLrm
+from tests.real.lrms import foreign_job, namesake_job
 from tests.real.systems import SlurmCluster
 from tests.real.systems.processes import CommandError, run_command, wait_until
 from tests.undertest import started_plugin
@@ -43,41 +43,6 @@ def slurm_settings(trial: Trial) -> SlurmSettings:
     settings = trial.under_test.settings
     assert isinstance(settings, SlurmSettings)
     return settings
-
-
-def foreign_job(cluster: SlurmCluster) -> Callable[[int], AbstractAsyncContextManager[None]]:
-    """Return what makes a context in which jobs of another user run."""
-
-    @contextlib.asynccontextmanager
-    async def running(processors: int) -> AsyncIterator[None]:
-        options = ("-n1", f"--array=1-{processors}", "--output=/dev/null")
-        job = cluster.submit("#!/bin/sh\nexec sleep 600\n", *options, user="nobody")
-
-        def runs() -> bool:
-            return len(cluster.squeue(f"--jobs={job}", "--states=RUNNING")) == processors
-
-        await anyio.to_thread.run_sync(lambda: wait_until(runs, seconds=90, what="job runs"))
-        try:
-            yield
-        finally:
-            cluster.run("scancel", job)
-
-    return running
-
-
-def namesake_job(cluster: SlurmCluster) -> Callable[[BatchKey, int], AbstractAsyncContextManager[None]]:
-    """Return what makes a context in which another user's array of a name is held."""
-
-    @contextlib.asynccontextmanager
-    async def held(name: BatchKey, count: int) -> AsyncIterator[None]:
-        options = ("-n1", f"--job-name={name}", f"--array=1-{count}", "--output=/dev/null", "--hold")
-        job = cluster.submit("#!/bin/sh\nexec sleep 600\n", *options, user="nobody")
-        try:
-            yield
-        finally:
-            cluster.run("scancel", job)
-
-    return held
 
 
 def outages(cluster: SlurmCluster) -> dict[str, Callable[[], Awaitable[None]]]:
@@ -134,17 +99,6 @@ class TestSlurm(LrmConformance):
 
         await trial.until(starts, lambda count: count == 2, what="the second start")
         await trial.wait_states(batch, LrmJobState.RUNNING)
-
-    async def test_foreign_job_is_seen(self, trial: Trial) -> None:
-        """A job of somebody else is listed and its processors are not idle; of ours only ended ones are listed."""
-        lrm, make = trial.lrm, trial.under_test.foreign_job
-        assert make is not None
-        before = sum(node.processors_idle for node in await lrm.nodes())
-        async with make(2):
-            running = [job for job in await lrm.jobs() if job.state is LrmJobState.RUNNING]
-            assert [(job.user, job.processors) for job in running] == [("nobody", 1)] * 2
-            assert {job.state for job in await lrm.jobs(name_prefix="kk")} <= {LrmJobState.ENDED}
-            assert sum(node.processors_idle for node in await lrm.nodes()) == before - 2
 
 
 # -- What the plugin ``slurm`` must bear on a real Slurm: a hanging controller, lost nodes, large arrays, other users.
@@ -296,22 +250,6 @@ async def test_signal_of_a_waiting_job_costs_no_time(lrm: SlurmLrm) -> None:
     with anyio.fail_after(60):
         await lrm.signal(ids, signal.SIGUSR1)
     await wait_for(lrm, "koala-quiet", LrmJobState.HELD, LrmJobState.HELD)
-
-
-async def test_busy_node(lrm: SlurmLrm, slurm_a: SlurmCluster) -> None:
-    """A start on a full node is accepted; taken back, the job is held, and can be started elsewhere later."""
-    full = await lrm.submit(submission("koala-full", slurm_a.cpus * len(slurm_a.nodes)))
-    await wait_for(lrm, "koala-full", *[LrmJobState.RUNNING] * len(full))
-    (job,) = await lrm.submit(submission("koala-pinned", held=True))
-    start = await begin_start(lrm, job, ["n1"])
-    await wait_for(lrm, "koala-pinned", LrmJobState.QUEUED)
-    await lrm.undo_start(start)
-    await wait_for(lrm, "koala-pinned", LrmJobState.HELD)
-    await lrm.cancel(full)
-    await wait_for(lrm, "koala-full", *[LrmJobState.ENDED] * len(full))
-    await lrm.start_on(replace(start, nodes=("n2",)))
-    (running,) = await wait_for(lrm, "koala-pinned", LrmJobState.RUNNING)
-    assert running.nodes == ("n2",)
 
 
 async def running(lrm: SlurmLrm) -> dict[LrmJobId, dict[str, int]]:

@@ -21,8 +21,8 @@ from koala_adapter.service.journal import Journal
 from tests.real.chaos.checks import Consequence
 from tests.real.chaos.plan import Deed
 from tests.real.chaos.stage import agents, ranks
-from tests.real.lrms import LOCAL
-from tests.real.systems import CommandError, SlurmCluster
+from tests.real.lrms import LOCAL, submit_array
+from tests.real.systems import CommandError
 from tests.real.systems.processes import PATIENCE, wait_until
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ YOUNG = 15.0
 LONGEST_SUBMISSION = 0.05
 """Seconds within which a submission is under way."""
 EXIT_CONFIGURATION = 245
-NOBODY = "nobody"
 NONSENSE = (
     b"\n",
     b"{}\n",
@@ -152,15 +151,11 @@ class Actors:
 
     def _local_job(self, step: Step) -> str:
         script = f"#!/bin/sh\nexec sleep {step.seconds:g}\n"
-        system, size = self._stage.system(step.cluster), str(step.processors)
-        options = ["-N", LOCAL, "-t", f"1-{size}", "-wd", "/tmp", "-o", "/dev/null", "-j", "y"]
-        if isinstance(system, SlurmCluster):
-            options = [f"--array=1-{size}", "--output=/dev/null", f"--job-name={LOCAL}"]
         try:
-            system.submit(script, *options, user=NOBODY)
+            submit_array(self._stage.system(step.cluster), LOCAL, step.processors, script=script)
         except (CommandError, subprocess.TimeoutExpired) as error:
             return f"not taken: {error}"
-        return f"{size} processors of {step.cluster} for {step.seconds:g} s"
+        return f"{step.processors} processors of {step.cluster} for {step.seconds:g} s"
 
     def _command(self, cluster: str, *argv: str) -> None:
         # A controller that has just come back may not know the job yet: then nothing happens to it.
