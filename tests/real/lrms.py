@@ -60,7 +60,8 @@ def jobs_named(system: Served, prefix: str, *, running: bool = False) -> list[st
         states = ("--states=RUNNING",) if running else ()
         return [row[0] for row in system.squeue(*states, form="%j") if row[0].startswith(prefix)]
     tasks = sge_tasks(system)
-    return [name for name, state in tasks if name.startswith(prefix) and not (running and "q" in state)]
+    # What is being transferred (t) does not run yet.
+    return [name for name, state in tasks if name.startswith(prefix) and ("r" in state or not running)]
 
 
 def sge_tasks(cell: GridEngineCell) -> list[tuple[str, str]]:

@@ -22,7 +22,7 @@ from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.vjm.channel import Ending, Launch, LaunchFile, Release, Signal, TaskEnded, TaskStarted
 from koala_adapter.vjm.jobscript import SYSTEM_PYTHONS
 from koala_adapter.vjm.listener import AgentDisconnected, AgentRegistered
-from tests.real.agents import INDEX_VARIABLE, LIVENESS, Site, placeholder
+from tests.real.agents import LIVENESS, Site, placeholder
 
 PYTHONS = [
     path
@@ -96,21 +96,6 @@ async def test_a_placeholder_becomes_a_process(site: Site, python: str) -> None:
     assert not list(site.directory.glob("koala-*"))
 
 
-async def test_tasks_are_scrubbed_of_their_surroundings(site: Site) -> None:
-    """A task sees what it was given, nothing of the LRM, and no secret anywhere in its environment."""
-    async with site.serving():
-        site.start_agent(environment={"SLURM_JOB_ID": "1", "PMI_RANK": "0", "PE_HOSTFILE": "/x", "USERS_OWN": "yes"})
-        await site.wait_for(AgentRegistered)
-        order = Launch(task="t", argv=("env", "-0"), environment=(("KOALA_RANK", "0"), ("NAME", "äö ü")))
-        await run(site, order)
-    seen = dict(line.split("=", 1) for line in site.output("t").decode().rstrip("\0").split("\0"))
-    assert seen["KOALA_RANK"] == "0"
-    assert seen["NAME"] == "äö ü"
-    assert seen["USERS_OWN"] == "yes"
-    assert not {"SLURM_JOB_ID", "PMI_RANK", "PE_HOSTFILE"} & set(seen)
-    assert site.token not in str(seen)
-
-
 async def test_secrets_are_not_in_the_process_listing(site: Site) -> None:
     """Neither command line nor environment of the agent holds the token, and its task cannot read it from stdin."""
     async with site.serving_agent() as process:
@@ -119,26 +104,6 @@ async def test_secrets_are_not_in_the_process_listing(site: Site) -> None:
             assert site.token not in text
         await run(site, shell("t", "cat; cat /proc/$PPID/fd/0"))
         assert site.output("t") == b""
-
-
-async def test_working_directory_and_input_files(site: Site) -> None:
-    """Files are there before the program starts, a program may itself be one, and a private directory goes away."""
-    async with site.serving_agent():
-        program = b"#!/bin/sh\ncat data/in.txt; pwd; stat -c %a .\n"
-        files = (
-            LaunchFile(target="data/in.txt", mode=0o644, content=b"input\n"),
-            LaunchFile(target="program", mode=0o755, content=program),
-        )
-        assert await run(site, Launch(task="private", argv=("./program",), files=files)) == EXITED
-        content, directory, mode = site.output("private").decode().splitlines()
-        assert (content, mode) == ("input", "700")
-        assert not await anyio.Path(directory).exists()
-        here = site.directory / "here"
-        here.mkdir()
-        order = Launch(task="given", argv=("./program",), files=files, working_directory=str(here))
-        assert await run(site, order) == EXITED
-        assert site.output("given").decode().splitlines()[1] == str(here)
-        assert (here / "program").exists()
 
 
 @pytest.mark.parametrize(
@@ -241,16 +206,6 @@ async def test_output_waits_while_the_center_is_away(site: Site) -> None:
         peak = re.search(r"VmHWM:\s*(\d+) kB", status)
         assert peak is not None
         assert int(peak[1]) < 40_000
-
-
-async def test_a_signal_from_the_center(site: Site) -> None:
-    """It reaches the process group, and the end names it."""
-    async with site.serving_agent():
-        site.center.tell(placeholder(), shell("t", "sleep 61234; true"))
-        await site.wait_for(TaskStarted)
-        assert site.center.tell(placeholder(), Signal(task="t", signal=signal.SIGUSR2))
-        ended = await site.wait_for(TaskEnded)
-        assert ended.end == TaskEnd(reason=EndReason.SIGNALLED, signal=signal.SIGUSR2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -397,15 +352,6 @@ async def test_release_ends_a_stubborn_task(site: Site) -> None:
         assert await site.ended(process) == (0, "")
         gone = await site.wait_for(AgentDisconnected)
         assert (gone.detail, gone.closed) == ("closed by the agent", True)
-
-
-async def test_time_limit_of_a_task(site: Site) -> None:
-    """The agent ends a task that runs too long, and lives on itself."""
-    async with site.serving_agent():
-        end = await run(site, Launch(task="t", argv=("sleep", "61236"), time_limit=0.3))
-        assert (end.reason, end.signal) == (EndReason.WALLTIME, signal.SIGTERM)
-        assert "0.3 s" in end.detail
-        assert await run(site, shell("next", "true")) == EXITED
 
 
 @pytest.mark.parametrize(
@@ -586,29 +532,6 @@ async def test_a_long_order_on_a_slow_line_is_no_silence(site: Site) -> None:
         assert not [event for event in site.events if isinstance(event, AgentDisconnected)]
         await site.wait_for_output("0", b"1100000\n")
         group.cancel_scope.cancel()
-
-
-async def test_token_from_a_private_file(site: Site) -> None:
-    """Where scripts are world readable, the token travels apart from them."""
-    path = site.directory / "token"
-    path.touch(mode=0o600)
-    path.write_text(site.token)
-    async with site.serving():
-        script = site.script(token=None, token_file=str(path))
-        assert site.token not in script
-        site.start_agent(script=script)
-        await site.wait_for(AgentRegistered)
-        path.chmod(0o644)
-        code, errors = await site.ended(site.start_agent(2, script=script))
-        assert code == 1
-        assert "mode 0600" in errors
-
-
-async def test_index_one_without_an_array(site: Site) -> None:
-    """A submission of one job need not be an array."""
-    async with site.serving():
-        site.start_agent(environment={INDEX_VARIABLE: "undefined"})
-        assert (await site.wait_for(AgentRegistered)).placeholder == placeholder(1)
 
 
 async def test_output_that_cannot_be_written_waits_for_its_file(site: Site) -> None:

@@ -12,9 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
-
-import pytest
+from typing import TypeAlias
 
 from koala_adapter.config.jobfile import load_job
 from koala_adapter.model import EndReason, JobId
@@ -224,37 +222,20 @@ def test_one_world_over_three_batch_systems(
     traces.expect_none()
 
 
-class BadEnd(NamedTuple):
-    """What a rank does, and what the user is to be told."""
-
-    how: str
-    number: int
-    code: int
-    reason: EndReason
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        BadEnd("exit", 3, 3, EndReason.EXITED),
-        BadEnd("kill", signal.SIGKILL, 128 + 9, EndReason.SIGNALLED),
-        BadEnd("kill", signal.SIGSEGV, 128 + 11, EndReason.SIGNALLED),
-    ],
-    ids=["exits 3", "SIGKILL", "SIGSEGV"],
-)
 def test_a_rank_that_ends_badly_ends_the_world(
-    new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster, allreduce: Path, end: BadEnd
+    new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster, allreduce: Path
 ) -> None:
     """Rank 2 ends before MPI_Finalize: the others, which wait for it, are ended, and the user is told of rank 2."""
     user = new_user(slurm_a, slurm_b)
     traces = Traces(user)
-    parts = [
-        part(name, 2, str(allreduce), end.how, "2", str(int(end.number)), environment=traces.mark) for name in "ab"
-    ]
-    report = user.wait_over(user.submit(user.job_file(*parts, launcher="mpi")))
-    assert report.outcome is not None
-    assert (report.state, report.outcome.exit_code, report.outcome.reason) == (JobState.FAILED, end.code, end.reason)
-    assert (report.outcome.component, report.outcome.rank) == ("c2", 2)
+    for how, number, code, reason in (
+        ("exit", 3, 3, EndReason.EXITED),
+        ("kill", int(signal.SIGKILL), 128 + signal.SIGKILL, EndReason.SIGNALLED),
+    ):
+        program = (str(allreduce), how, "2", str(number))
+        _, outcome = user.end_of(*(part(name, 2, *program, environment=traces.mark) for name in "ab"), launcher="mpi")
+        assert (outcome.state, outcome.exit_code, outcome.reason) == (JobState.FAILED, code, reason)
+        assert (outcome.component, outcome.rank) == ("c2", 2)
     traces.expect_none()
 
 

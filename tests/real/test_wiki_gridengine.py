@@ -229,7 +229,6 @@ def test_every_shape_runs_where_its_user_allows(maui_serving: WikiServing) -> No
     run_all(maui_serving, 1)
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_two_hundred_jobs_of_all_shapes(maui_serving: WikiServing) -> None:
@@ -270,7 +269,6 @@ def trouble(cell: GridEngineCell, turn: int) -> None:
         cell.start_execd()
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_kills_host_loss_and_requeues_lose_nothing(maui_serving: WikiServing, cell: GridEngineCell) -> None:
