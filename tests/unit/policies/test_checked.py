@@ -23,7 +23,7 @@ from koala_adapter.outcome import JobState
 from koala_adapter.policies.checked import CheckedMalleability, CheckedPlacement, CheckedQueues
 from koala_adapter.queueing.backfill import POLICIES, Easy, make_cluster_scheduler
 from koala_adapter.queueing.queue import ARRIVAL, LocalJob, PriorityWeights
-from koala_adapter.scheduler.actions import OfferProcessors, ReportRefusedAnswer, RequestProcessors, SubmitPlaceholders
+from koala_adapter.scheduler.actions import OfferProcessors, ReportRefusedAnswer, SubmitPlaceholders
 from koala_adapter.scheduler.knownpolicies import Policies
 from koala_adapter.scheduler.malleable.policies import (
     MALLEABILITY_POLICIES,
@@ -136,6 +136,22 @@ def test_a_placement_that_cannot_be_followed(answer: object, problem: str) -> No
     assert not site.record("1").refused_answer
 
 
+@pytest.mark.parametrize(
+    ("parts", "problem"),
+    [
+        ((on(A, 2), on(A, 1)), "places two pieces of component 'c0' on one cluster"),
+        ((on(A, 2, piece=2), on(B, 1)), "does not say what share of component 'c0' a piece is"),
+    ],
+)
+def test_pieces_that_cannot_be_placed(parts: tuple[PlacedComponent, ...], problem: str) -> None:
+    _, policies = scripted(placed(*parts))
+    one = replace(component("c0", 3), flexible=True)
+    (told,) = of_kind(
+        ReportRefusedAnswer, Site({"a": 4, "b": 2}, policies=policies).submit(job("1", one, placement="mine"))
+    )
+    assert problem in told.reason
+
+
 def test_more_than_there_is_room_for_is_refused() -> None:
     """Also when each component alone would fit."""
     _, policies = scripted(placed(on(A, 3, "x"), on(A, 3, "y")))
@@ -231,17 +247,23 @@ def test_messages_that_cannot_be_sent(answer: Callable[[Any], Any], problem: str
     assert not site.state.clusters[A].refused_answer
 
 
-def test_nobody_is_asked_for_more_than_it_can_give_and_than_is_wanted() -> None:
-    policy = Told()
-    site = MalleableSite(
-        {"a": 8}, policy="mine", policies=Policies(malleability={"mine": CheckedMalleability(policy, "policy 'mine'")})
-    )
-    site.start(malleable("1", part(4, 9), initial=6))
-    policy.answer = lambda jobs: [(jobs[0], -5)]
-    done = site.submit(job("2", component("x", 4, cluster="a")))
-    (told,) = of_kind(ReportRefusedAnswer, done)
-    assert "asks a job of 6 processors, which needs 4, to give up 5" in told.reason
-    assert not of_kind(RequestProcessors, site.actions)
+@pytest.mark.parametrize(
+    ("direction", "number", "amount", "problem"),
+    [
+        (Direction.SHRINK, 0, -5, "asks a job of 6 processors, which needs 4, to give up 5"),
+        (Direction.SHRINK, 0, 1, "gives 1 processors to a job in a step that frees some"),
+        (Direction.GROW, 1, 1, "asks a job whose size is changing already"),
+        (Direction.GROW, 2, 1, "asks a job again that has declined in this step"),
+    ],
+)
+def test_jobs_that_cannot_be_asked(direction: Direction, number: int, amount: int, problem: str) -> None:
+    policy, scene = Told(), Scene((4, 6, 9), (1, 2, 9), (1, 2, 9))
+    scene.running.begin(scene.jobs[1])
+    step = Step(direction=direction, remaining=4)
+    step.answered(scene.jobs[2].order, 2, 0)
+    policy.answer = lambda jobs: [(jobs[number], amount)]
+    with pytest.raises(PolicyAnswerError, match=problem):
+        CheckedMalleability(policy, "a policy").messages(scene.running, step)
 
 
 @given(bounds=SCENES, value=VALUES, policy=POLICY_NAMES, direction=st.sampled_from(Direction), seed=st.integers(0, 99))
@@ -402,11 +424,11 @@ class Broken(Easy):
 
 
 @given(seed=st.integers(0, 10_000))
-def test_a_policy_that_answers_anything(seed: int) -> None:
+def test_a_policy_that_answers_anything(seed: int) -> None:  # noqa: C901 - one case for each kind of event
     """Only what waits starts, never more than is free, and the counts are those of whoever drives it."""
     chance = random.Random(seed)
     watched = Watched()
-    queue, waiting, running = watched.queue, set(watched.jobs), set[LocalJob]()
+    queue, waiting, running, size = watched.queue, set(watched.jobs), set[LocalJob](), 4
 
     def anything(picked: list[LocalJob], _: list[LocalJob]) -> Any:  # noqa: ANN401 - anything
         choices: list[Any] = [picked, picked, picked[:1], picked * 2, [STRANGER], list(waiting), None, 7, [None]]
@@ -429,12 +451,31 @@ def test_a_policy_that_answers_anything(seed: int) -> None:
             one = chance.choice(sorted(waiting))
             queue.withdraw(one, now)
             waiting.remove(one)
+        elif draw < 0.85 and waiting:
+            one = chance.choice(sorted(waiting))
+            queue.revise(one, now, estimate=20.0, priority=1.0)
+            assert (one.estimate, one.priority) == (20.0, 1.0)
+        elif draw < 0.9:
+            one = LocalJob(f"a{now}", 1, 10.0, float(now))
+            queue.adopt(one, float(now), now)
+            running.add(one)
+        elif draw < 0.95:
+            size = chance.randint(3, 6)
+            queue.resize(size, now)
+        free = queue.free
         started = queue.schedule(now)
         assert len(set(started)) == len(started)
         assert waiting.issuperset(started)
         waiting.difference_update(started)
         running.update(started)
-        assert queue.free == 4 - sum(one.processors for one in running) >= 0
+        assert queue.free == size - sum(one.processors for one in running)
+        assert not started or 0 <= queue.free < free
+        if started and chance.random() < 0.3:  # they got no nodes
+            for one in started:
+                queue.end(one, now)
+            queue.put_back(dict.fromkeys(started, float(now)), now)
+            waiting.update(started)
+            running.difference_update(started)
         assert set(queue.waiting) == waiting
         assert set(queue.running) == running
         for one in waiting:
