@@ -68,15 +68,6 @@ def test_who_may_overtake_the_head(policy: str, options: dict[str, object], star
     assert names(blocked(policy, *behind(), **options).schedule(0)) == started
 
 
-def test_conservative_starts_at_a_reserved_time_at_which_nothing_happens() -> None:
-    scheduler = blocked("conservative")
-    scheduler.schedule(1)
-    assert scheduler.wake_at == 100
-    scheduler.end(scheduler.running[0], 100)
-    assert names(scheduler.schedule(100)) == ["h"]
-    assert scheduler.wake_at == float("inf")
-
-
 def test_greedy_beyond_its_bound_still_fills_the_gap() -> None:
     """Too many kinds of candidates for the exact answer: the best are combined, and nothing that fits is left out."""
     free = 1000
@@ -96,13 +87,6 @@ def test_greedy_beyond_its_bound_still_fills_the_gap() -> None:
 
 
 # Order
-
-
-def test_equal_arrivals_keep_their_order() -> None:
-    scheduler = make_cluster_scheduler("fcfs", 1)
-    for name in "abc":
-        scheduler.submit(job(name, 1, 10, 5))
-    assert names(list(scheduler.waiting)) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(

@@ -207,13 +207,6 @@ def test_a_wish_that_can_be_granted_in_part_is_offered_and_kept() -> None:
     assert site.change().phase is ChangePhase.GATHERING
 
 
-def test_a_wish_that_can_be_granted_is_gathered_at_once() -> None:
-    site = still(6, j1=2)
-    assert site.wish(3) == [("1", 3, "")]
-    assert site.change().phase is ChangePhase.GATHERING
-    assert site.change().agreement == "0-1"
-
-
 def test_a_mandatory_wish_makes_another_job_shrink() -> None:
     site = still(6, j1=2, j2=4)
     before = len(site.actions)
@@ -290,16 +283,6 @@ def test_members_stay_in_the_order_in_which_they_joined() -> None:
         site.made(number=offer.number)
     assert membership_of(record, "m").members == told == (0, 3, 4, 5, 1, 2)
     assert membership_of(copied(site.state).jobs[record.job.id], "m").members == told
-
-
-def test_what_its_owner_wants_is_no_trouble() -> None:
-    """A growth that the owner's own word ends is not told as what went wrong last."""
-    site = AdaptiveSite({"a": 6})
-    (offer,) = of_kind(OfferProcessors, site.begin())
-    site.answer(offer)
-    site.want(2)
-    assert [one.reason for one in of_kind(WithdrawOffer, site.actions)] == ["its owner wants it smaller"]
-    assert site.record("1").last_trouble == ""
 
 
 def test_only_its_application_changes_an_evolving_job() -> None:

@@ -161,15 +161,6 @@ def test_other_placeholders_and_cancellations_by_the_user_are_not_corrected() ->
     assert site.outcome("1").exit_code == EXIT_CANCELLED
 
 
-def test_placeholder_whose_rank_is_done_may_go() -> None:
-    site = running(2)
-    site.rank_ends("1", 0)
-    site.ended(site.record("1").ranks[0].placeholder, EndReason.WALLTIME)
-    assert site.record("1").state is JobState.RUNNING
-    site.rank_ends("1", 1)
-    assert site.outcome("1").state is JobState.COMPLETED
-
-
 def test_walltime_counts_from_the_launch() -> None:
     """A job that does not stop by itself is stopped, while launching as well as while running."""
     for start in (True, False):

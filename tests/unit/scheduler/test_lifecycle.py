@@ -420,15 +420,6 @@ def test_silence_beyond_the_lease_loses_a_running_job() -> None:
     assert name in ends(actions, force=True)
 
 
-def test_silent_agent_is_not_launched_into() -> None:
-    site = Site({"a": 4})
-    first, second = site.queue(job("1", 2))
-    site.hold(first)
-    silent(site, "1")
-    assert launches(site.hold(second)) == []
-    assert launches(site.hold(first)) == ["1"]
-
-
 def test_silence_beyond_the_lease_while_claiming_claims_another() -> None:
     site = Site({"a": 4}, Parameters(lease=100.0, backoff=10.0, placeholder_life=5000.0))
     site.queue(job("1", 2))

@@ -165,6 +165,7 @@ def test_ranks_that_share_a_slot_are_numbered_within_it() -> None:
 
 
 def test_the_loss_of_a_slot_is_the_loss_of_its_ranks_that_run() -> None:
+    """One whose ranks have all ended well may go."""
     site = Site({"a": 16})
     site.submit(job("1", slotted(Slot(threads=2, ranks=2), 2)))
     site.run("1")
