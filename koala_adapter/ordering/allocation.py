@@ -117,10 +117,6 @@ class Allocation:
         """Processors on all nodes together."""
         return sum(count for _, count in self.nodes)
 
-    def __str__(self) -> str:
-        """``n4:3,n2:3``."""
-        return ",".join(f"{name}:{count}" for name, count in self.nodes)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misfit:
@@ -408,12 +404,6 @@ class Guard:
     spare: dict[str, int]
     """Processors, by node of the job, that are over even when it has started."""
 
-    def limit(self, room: NodeRoom, ends_at: float) -> int:
-        """Return the processors of a room that a job ending at ``ends_at`` may take."""
-        if ends_at <= self.at:
-            return room.processors
-        return min(room.processors, self.spare.get(room.node.name, room.processors))
-
     def taken(self, held: Mapping[str, int], ends_at: float) -> None:
         """Subtract the resources of a job that got nodes. ``held``: by node."""
         if ends_at > self.at:
@@ -467,6 +457,6 @@ def guarded_rooms(rooms: Mapping[str, NodeRoom], guards: Iterable[Guard], ends_a
     for guard in guards:
         for name in guard.spare if ends_at > guard.at else ():
             room = allowed.get(name) or rooms.get(name)
-            if room is not None and (limit := guard.limit(room, ends_at)) < room.processors:
+            if room is not None and (limit := guard.spare[name]) < room.processors:
                 allowed[name] = room.without(room.processors - limit, 0)
     return {**rooms, **allowed} if allowed else rooms

@@ -224,11 +224,9 @@ async def give_back(lrm: Lrm, *, pins: Iterable[Pin] = (), tell: Callable[[str],
         tell(f"releasing {len(now_held)} jobs")
         waiting |= dict.fromkeys(now_held)
         failures = await _release(lrm, now_held)
-        left = _waiting(await lrm.held_by_hook())
-        if not left or set(left) <= failures.keys():
-            now_held = left
+        now_held = _waiting(await lrm.held_by_hook())
+        if set(now_held) <= failures.keys():
             break
-        now_held = left
     still = {job: failures.get(job, "it came in meanwhile") for job in now_held}
     released = tuple(job for job in waiting if job not in still)
     return GivenBack(released=released, running=tuple(running), still_held=still)
@@ -319,7 +317,7 @@ class OutsideScheduler:
     async def _run(self, *, once: bool) -> None:
         async with anyio.create_task_group() as tasks:
             decided = False
-            while not (once and decided and not self.restless):
+            while True:
                 listing = await self._watcher.look()
                 if listing is not None:
                     await self._follow(listing, tasks, deciding=not (once and decided))

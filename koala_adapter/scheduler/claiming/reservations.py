@@ -57,13 +57,11 @@ def reserve(context: Context, record: JobRecord, claims: Sequence[Claim], second
     start = max(context.now + LEAD, ready_at(record, context.now))
     if record.not_reserved or start == inf:
         return not record.not_reserved
-    for claim in claims:
-        if claim.cluster is None:
-            continue
+    for claim, cluster in ((one, one.cluster) for one in claims if one.cluster is not None):
         record.reservations_asked += 1
         one = Reservation(
             name=f"koala-{context.state.parameters.instance}-r-{record.job.id}-{record.reservations_asked}",
-            cluster=claim.cluster,
+            cluster=cluster,
             component=claim.component,
             count=claim.missing,
             start_at=start,
