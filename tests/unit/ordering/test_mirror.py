@@ -179,6 +179,20 @@ def test_queues_without_common_nodes_do_not_wait_for_each_other() -> None:
     assert dict(site.jobs["3"].layout) == {"b": 8, "c": 8}
 
 
+def test_nodes_that_move_to_another_queue_take_its_jobs() -> None:
+    """What waits then is decided anew, and what runs holds its processors there."""
+    site = Listed(nodes=[node("a", queues=("day",)), node("b", queues=("day",)), node("c", queues=("night",))])
+    site.queues = {name: Queue(name=name, up=True, processors=8) for name in ("day", "night")}
+    site.submit("1", 12, queue="day")
+    site.submit("2", 8, queue="night")
+    site.submit("3", 10, queue="night")
+    assert site.step() == ["1", "2"]
+    site.nodes["b"] = node("b", queues=("night",))
+    site.end("2")
+    assert site.step() == ["3"]
+    assert dict(site.jobs["3"].layout) == {"c": 8, "b": 2}
+
+
 def test_a_changed_walltime_is_a_changed_promise() -> None:
     """A running job that may run longer moves the reservation; a waiting one that got shorter may slip in."""
     site = Listed()

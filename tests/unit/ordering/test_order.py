@@ -288,6 +288,8 @@ def test_queue_features_and_memory_choose_nodes() -> None:
     assert given_to(job(2, queue="night"), rooms) == {"night": 2}
     assert given_to(job(9, queue="d*,night"), rooms).keys() == {"day", "night"}
     assert given_to(job(2, features=("gpu",)), rooms) == {"night": 2}
+    assert given_to(job(2, any_feature=("gpu", "tpu")), rooms) == {"night": 2}
+    assert given_to(job(2, possible_nodes=frozenset({"night"})), rooms) == {"night": 2}
     assert given_to(job(4, memory_per_processor_mib=2000), rooms) == {"day": 2, "night": 2}
     assert "memory" in refused(job(5, memory_per_processor_mib=2000), rooms)
     assert "memory" in refused(job(1, memory_per_node_mib=4001), rooms)

@@ -94,6 +94,8 @@ class StartingLrm(ScriptedLrm):
         await super().undo_start(start)
 
     async def release(self, ids: Sequence[LrmJobId]) -> None:
+        if self.refuses in ids:
+            raise LrmRejectedError("access denied")
         for job_id in ids:
             self.change(job_id, LrmJobState.QUEUED)
 
@@ -319,6 +321,15 @@ async def test_nothing_is_started_that_is_not_on_record(tmp_path: Path) -> None:
             assert any("disk full" in one.detail for one in driven.happened)
             other.execute("DROP TRIGGER full")
             await driven.until(lambda: JobEventKind.STARTED in driven.kinds("1"))
+
+
+async def test_giving_back_leaves_no_job_in_hold_for_another_that_is_refused() -> None:
+    lrm = StartingLrm()
+    for job_id in ("1", "2", "3"):
+        lrm.add(job_id)
+    lrm.refuses = "2"
+    done = await give_back(lrm)
+    assert (done.released, done.still_held) == (("1", "3"), {"2": "access denied"})
 
 
 def test_explanations_name_place_reason_and_promise() -> None:

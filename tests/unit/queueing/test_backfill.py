@@ -144,7 +144,9 @@ def test_who_used_much_lately_goes_later(policy: str) -> None:
 def test_withdrawing_the_head_lets_the_next_start(policy: str) -> None:
     scheduler = blocked(policy, job("next", 4, 900, 2))
     assert scheduler.schedule(2) == []
-    head = scheduler.waiting[0]
+    head, brief = scheduler.waiting[0], job("brief", 1, 900, 3)
+    scheduler.submit(brief)
+    scheduler.withdraw(brief, 3)
     scheduler.withdraw(head, 3)
     assert names(scheduler.schedule(3)) == ["next"]
     with pytest.raises(ValueError, match="not in list"):

@@ -125,8 +125,9 @@ def test_a_newcomer_that_is_lost_after_the_point_is_the_end_of_the_job() -> None
 def test_a_shrink() -> None:
     site = shrinking()
     site.reach(2, 3)
+    assert "it is giving up 2 at its point 17 (room for job 2)." in site.explained()
     site.made()
-    assert site.change().made
+    assert "the processes of 2 that it gives up are ending (room for job 2)." in site.explained()
     first = site.rank_ends("1", 3)
     assert [len(one.placeholders) for one in of_kind(EndPlaceholders, first)] == [1]
     site.rank_ends("1", 2)
@@ -235,12 +236,17 @@ def test_an_application_gives_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "reason"),
-    [(2, "0 processors are below its minimum of 1"), (3, "it has 2 processors, and cannot give 3 back")],
+    ("id_", "count", "reason"),
+    [
+        ("1", 2, "0 processors are below its minimum of 1"),
+        ("1", 3, "it has 2 processors, and cannot give 3 back"),
+        ("rigid", 1, "this component keeps its size"),
+    ],
 )
-def test_an_application_may_not_give_back_below_its_minimum(count: int, reason: str) -> None:
+def test_what_an_application_may_not_give_back(id_: str, count: int, reason: str) -> None:
     site = still(6, j1=2)
-    (answer,) = site.give_back(count)
+    site.start(job("rigid", component("m", 2, cluster="a")))
+    (answer,) = site.give_back(count, id_)
     assert (answer.processors, answer.reason) == (0, reason)
 
 
@@ -350,6 +356,7 @@ def test_a_counter_offer_over_clusters(accepted: int, parts: list[int]) -> None:
     answer = site.demand(9)
     assert (answer.processors, answer.countered, answer.reason) == (6, True, "no more is free")
     assert [cluster.offered for cluster in site.state.clusters.values()] == [3, 3]
+    assert "it asked for 9 more and has been offered 3, which are kept for it on a; " in site.explained()
     site.answer_number(answer.number, accepted)
     assert list(site.parts.values()) == parts
     assert [cluster.offered for cluster in site.state.clusters.values()] == [0, 0]

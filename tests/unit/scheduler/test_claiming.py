@@ -142,6 +142,20 @@ def test_retake_counts_settled_and_moving_components_together() -> None:
     assert site.state.clusters[A].managed == 5
 
 
+def test_lost_component_that_fits_nowhere_any_more_ends_the_job() -> None:
+    """Its cluster has gone from the site file while it was to be claimed again."""
+    site = Site({"a": 4, "b": 6}, Parameters(backoff=10.0))
+    site.queue(job("1", component("x", 2, cluster="a"), component("y", 5)))
+    site.hold_all("1", "a")
+    for placeholder in site.claimed("1"):
+        if placeholder.cluster == B:
+            site.ended(placeholder.id, EndReason.NODE_LOST)
+    site.post(ev.Configured(time=site.now, parameters=site.parameters, clusters=site.clusters[:1]))
+    site.pass_time(30.0)
+    assert site.outcome("1").state is JobState.REFUSED
+    assert site.outcome("1").detail.startswith("component 'y' fits nowhere")
+
+
 def test_walltime_drain() -> None:
     """A held processor that ends too soon for the job is given back and replaced, and the job not launched on it."""
     site = Site({"a": 4}, Parameters(backoff=30.0))

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from koala_adapter.api.reporting import plan_report
-from koala_adapter.model import ClusterName, Job
+from koala_adapter.model import ClusterName, Job, RunnerName
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import LaunchJob
 from koala_adapter.scheduler.claiming.connections import PATIENCE, groups
 from koala_adapter.scheduler.clusters import CONNECTIONS_LAST
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+from tests.unit.scheduler.malleable_site import MalleableSite, malleable, offers
 from tests.unit.scheduler.scheduler_site import A, B, C, Site, component, ends, job, of_kind, submissions
 
 
@@ -127,6 +130,16 @@ def test_agents_that_do_not_tell_are_not_waited_for_any_longer() -> None:
     assert not of_kind(LaunchJob, site.actions)
     site.pass_time(1.0)
     assert len(of_kind(LaunchJob, site.actions)) == 1
+
+
+def test_it_grows_only_where_its_processes_can_connect() -> None:
+    """Nothing is offered to a running job on clusters in doubt."""
+    clusters = tuple(ClusterParameters(name=name, site=f"at {name}") for name in (A, B))
+    site = MalleableSite({"a": 4, "b": 4}, clusters=clusters)
+    members = malleable("1", replace(component("m", 2, 8, mpi=True), flexible=True))
+    assert offers(site.start(replace(members, runner=RunnerName.ADAPTIVE))) == [("1", 2)]
+    refused = {claim.cluster: claim.growth_refused for claim in site.record("1").claims}
+    assert refused == {A: "", B: "its nodes are not known to connect to those where its processes run"}
 
 
 def test_what_was_seen_later_counts() -> None:

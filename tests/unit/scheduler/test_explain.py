@@ -238,6 +238,13 @@ def test_running() -> None:
     )
 
 
+def test_running_on_many_clusters() -> None:
+    names = "abcdefgh"
+    site = Site(dict.fromkeys(names, 1), PARAMETERS)
+    site.start(job("1", *(component(name, 1, cluster=name) for name in names)))
+    assert "on 8 processors: a (1), b (1), c (1), d (1), e (1), f (1) and 2 more; its walltime" in site.explained()
+
+
 def test_ended() -> None:
     site = claiming()
     site.run("1")

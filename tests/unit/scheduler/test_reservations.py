@@ -87,6 +87,16 @@ def test_what_is_reserved_is_not_said_to_be_asked_for() -> None:
     assert "asked for so" not in site.explained()
 
 
+def test_processors_are_reserved_when_it_is_known_when_the_files_are_there() -> None:
+    site = Site({"b": 4}, None, ClusterParameters(name=B, reserves=True, stages=True))
+    one = with_file()
+    site.submit(replace(one, components=(replace(one.components[0], cluster=B),)))
+    assert "Processors are reserved (2 on b) when it is known when the files are there." in site.explained()
+    assert not of_kind(ReserveProcessors, site.actions)
+    event = ev.StagingProgressed(time=site.now, job_id=one.id, cluster=B, missing_bytes=60 * MIB, rate=float(MIB))
+    assert [ask.start_at for ask in of_kind(ReserveProcessors, site.post(event))] == [site.now + 60]
+
+
 def test_reservations_are_given_back_when_the_last_placeholder_is_gone() -> None:
     site = ReservingSite()
     site.submit(two_clusters())

@@ -18,7 +18,7 @@ from koala_adapter.scheduler.claiming.staging import LOOK, MARGIN, STARTS_IN
 from koala_adapter.scheduler.claiming.waiting import FIRST_LOOK
 from koala_adapter.scheduler.clusters import Wait
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from tests.unit.scheduler.scheduler_site import A, B, Site, component, job, launches, of_kind, submissions
+from tests.unit.scheduler.scheduler_site import A, B, C, Site, component, job, launches, of_kind, submissions
 
 MIB = 1024 * 1024
 SIZE = 300 * MIB
@@ -97,6 +97,15 @@ def test_the_estimate_gets_better_as_files_arrive() -> None:
     assert not submissions(site.progressed(SIZE // 2, 1.5 * MIB))  # another 100 s
     assert not submissions(site.pass_time(100 - BEFORE - 1))
     assert submissions(site.progressed(MIB, MIB)) == {"a": 2}
+
+
+def test_files_that_another_cluster_holds_come_from_there() -> None:
+    """From its site, where the way from there is faster."""
+    there = ClusterParameters(name=C, files=("/data",), site="far")
+    site = Site({"b": 4, "c": 4}, None, ClusterParameters(name=B, stages=True, bandwidth_from=((C, 10.0),)), there)
+    assert not submissions(site.submit(genome_job(cluster="b")))
+    assert "0.0 MiB of 300 MiB on b from far, there in 30 s at 10 MiB/s" in site.explained()
+    assert submissions(site.pass_time(30 - BEFORE)) == {"b": 2}
 
 
 def test_at_an_unknown_speed_it_is_waited_for_the_first_news() -> None:

@@ -20,7 +20,7 @@ from koala_adapter.scheduler.actions import (
     TakeProcessors,
 )
 from koala_adapter.scheduler.parameters import Approach
-from tests.unit.scheduler.malleable_site import MalleableSite, malleable, offers, part, requests
+from tests.unit.scheduler.malleable_site import MalleableSite, granted, malleable, offers, part, requests
 from tests.unit.scheduler.scheduler_site import WELL, component, job, of_kind
 
 FAILED = TaskEnd(reason=EndReason.EXITED, exit_code=3)
@@ -102,6 +102,8 @@ def test_workers_that_end_by_themselves_are_not_replaced_at_once(how: TaskEnd) -
     site.poll("a", 4, idle=2, ours=2)
     record = site.record("1")
     assert (record.state, site.sizes("1"), record.growth_rests) == (JobState.RUNNING, [1, 1], True)
+    ((_, _, why),) = granted(site.ask("1", 1))
+    assert why == "workers have ended by themselves, and no more are started for a while"
     assert offers(site.actions[before:]) == []
     site.pass_time(11)
     site.poll("a", 4, idle=2, ours=2)
