@@ -128,21 +128,10 @@ def test_a_full_journal_stops_everything_until_there_is_room(looped: Looped) -> 
     assert looped.handled == [1.0]
     looped.make_room()
     loop.try_again()
-    assert looped.handled == [1.0, 2.0, 3.0, 4.0]
+    assert looped.handled == [1.0, 2.0, 3.0, 4.0], "what a user was refused is not done later"
     assert (loop.trouble, looped.owner.halted_often) == ("", 1)
     loop.enter(at(10.0))
     assert journaled(looped.journal.path) == 5
-
-
-def test_what_a_user_wants_is_forgotten_when_it_cannot_be_journaled(looped: Looped) -> None:
-    """Who was told that it was refused must not find it done later."""
-    looped.fill()
-    with pytest.raises(JournalBlockedError):
-        looped.loop.enter(at(1.0))
-    looped.make_room()
-    looped.loop.try_again()
-    assert looped.handled == []
-    assert journaled(looped.journal.path) == 0
 
 
 def test_an_action_that_needs_the_journal_is_done_again(looped: Looped) -> None:
@@ -463,15 +452,6 @@ def upgrade(looped: Looped) -> None:
     looped.defects.before = lambda event: isinstance(event, ev.JobSubmitted) and event.job.id == "1"
     looped.restart()
     assert [one.event_type for one in looped.journal.events_set_aside()] == ["JobSubmitted"]
-
-
-def test_a_submission_keeps_its_name_when_an_earlier_one_is_left_out(named: Looped) -> None:
-    work(named)
-    assert asked_for(named) == [("koala-t-1", 2), ("koala-t-2", 3)]
-    upgrade(named)
-    assert known(named) == {"koala-t-2": ("2", 3)}
-    named.restart()
-    assert known(named) == {"koala-t-2": ("2", 3)}
 
 
 @pytest.mark.parametrize("snapshot", [False, True])

@@ -157,7 +157,7 @@ def test_an_application_of_powers_of_two(held: int, offered: int, taken: int) ->
         assert answer.status == NT_REJECTED
 
 
-@examples(100)
+@examples(40)
 @given(templates, st.integers(0, 2**31))
 def test_every_answer_may_follow_its_offer(offer: Template, most: int) -> None:
     """What is decided is never what the other side refuses to read, and never more than the terms allow."""

@@ -106,7 +106,7 @@ def test_what_koala_adds_is_in_its_own_namespace() -> None:
     assert (plain.agreement_id, plain.initiator, plain.status) == ("a:7-x._", "APPLICATION", NT_NEGOTIATION)
 
 
-@examples(60)
+@examples(40)
 @given(templates)
 def test_xml_keeps_every_template(value: Template) -> None:
     """What is written is read again, in one pass unless the reason has an escaped character; JSON says the same."""
@@ -219,14 +219,6 @@ def test_a_template_sends_koala_nowhere() -> None:
         assert parse(document) == published_value()
         with pytest.raises(BlockingIOError):
             trap.accept()
-
-
-def test_json_without_what_is_not_said() -> None:
-    said = to_object(published_value())
-    assert set(said) == {"agreement_id", "initiator", "source", "dest", "status", "resources"}
-    assert said["resources"][0] == {  # type: ignore[index]
-        "type": "CPU", "quantity": 4, "usage": "NT_REQUIRED", "negotiability": "NT_NEGOTIABLE", "status": NT_NEGOTIATION
-    }  # fmt: skip
 
 
 def test_an_optional_resource_can_be_declined() -> None:
@@ -352,7 +344,7 @@ def test_wounded_templates_are_read_or_refused(wound: Callable[[bytes, random.Ra
     one = plain._replace(resources=plain.resources[:1])
     documents = [PUBLISHED, build(plain), build(request(memory=512)), build(one), build(full())]
     read_, fast = 0, 0
-    for number in range(repeated(4000)):
+    for number in range(repeated(2000)):
         document = wound(documents[number % 5], chance)
         if b"\xef\xbb\xbf" in document:
             continue  # in names, the editions of XML do not agree about this character
@@ -363,7 +355,7 @@ def test_wounded_templates_are_read_or_refused(wound: Callable[[bytes, random.Ra
             continue
         read_ += 1
         assert parse(build(value)) == value
-    assert 0 < fast < read_ < repeated(4000)
+    assert 0 < fast < read_ < repeated(2000)
 
 
 @pytest.mark.parametrize("many", [1, 64, 65])

@@ -41,7 +41,7 @@ from tests.unit.scheduler.malleable_site import malleable, part
 from tests.unit.scheduler.scheduler_site import component, job
 from tests.unit.service.scripted_lrm import ScriptedLrm
 from tests.unit.service.standins import ScriptedAgent
-from tests.unit.service.test_service import Served, started, submit, until
+from tests.unit.service.test_service import Served, queued, started, submit, until
 
 
 @pytest.fixture
@@ -334,13 +334,9 @@ async def test_nothing_that_is_said_ends_the_service(
         service = server._service
         wanted = replace(malleable("0", part(1, 4), initial=1), runner=RunnerName.ADAPTIVE)
         id_ = service.submit(lambda id_, now: replace(wanted, id=id_, submitted_at=now))
-        await until(lambda: "submit" in served.lrm.order, service)
-        await until(lambda: bool(service.state.jobs[id_].claims[0].placeholders), service)
-        (batch,) = service.state.batches
+        batch = await queued(served, service, id_)
         served.lists(batch)
-        token = (served.tokens / f"{batch}.token").read_text(encoding="utf-8")
-        (placeholder,) = service.state.jobs[id_].claims[0].placeholders
-        agent = Babbler(placeholder, port=int(service.journal.value("port") or "0"), token=token)
+        agent = served.agent(service, batch, Babbler)
         told, spoken = notes(chance), templates(chance)
         agent.babble = (next(told) if chance.random() < 0.6 else next(spoken) for _ in iter(int, 1))
         tasks.start_soon(agent.run)

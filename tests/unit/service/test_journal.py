@@ -138,7 +138,7 @@ _events: st.SearchStrategy[Event] = st.one_of(
 
 
 @given(st.lists(_events, max_size=5))
-@examples(40)
+@examples(20)
 def test_events_come_back_as_they_were(events: list[Event]) -> None:
     with TemporaryDirectory() as directory, Journal(Path(directory) / "journal.sqlite") as journal:
         for event in events:

@@ -14,7 +14,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.events import Event
 from koala_adapter.service.leftovers import Owned, leftovers
 from koala_adapter.service.listings import RESTLESS_FOR, Findings, Reconciler, processors_held
-from tests.unit.scheduler.scheduler_site import A, B, Site, component, job
+from tests.unit.scheduler.scheduler_site import A, Site, component, job
 
 KEY = BatchKey("koala-k-1")
 
@@ -302,17 +302,6 @@ def test_another_job_of_ours_of_the_same_name_says_nothing_of_a_known_one() -> N
     watched.site.hold_all("1")
     again = [replace(job, id=LrmJobId(f"again:{job.id}"), state=LrmJobState.ENDED) for job in RUNNING]
     assert watched.look([*RUNNING, *again]) == Findings(events=(), orphans=(), restless=False)
-
-
-def test_other_clusters_are_not_judged() -> None:
-    watched = Watched()
-    watched.site.hold_all("1")
-    other = Reconciler(cluster=B, user="alice")
-    for _ in range(4):
-        found = other.examine(
-            watched.site.state, [], read_at=1e9, now=1e9, in_contact=lambda _: False, settled=lambda _: True
-        )
-        assert found.events == ()
 
 
 def test_an_expected_end_makes_restless_for_a_while_only() -> None:

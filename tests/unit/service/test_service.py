@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 import pytest
@@ -80,6 +81,9 @@ class NoSettings(BaseModel, extra="forbid"):
     """The scripted plugin has none."""
 
 
+Agent = TypeVar("Agent", bound=ScriptedAgent)
+
+
 class Served:
     """A service on a state directory, whose LRM and agents are in the test's hands."""
 
@@ -146,11 +150,11 @@ class Served:
             ),
         )
 
-    def agent(self, service: Service, batch: BatchKey) -> ScriptedAgent:
+    def agent(self, service: Service, batch: BatchKey, kind: type[Agent]) -> Agent:
         """Return the agent of a submission of one, which is not connected yet."""
         token = (self.tokens / f"{batch}.token").read_text(encoding="utf-8")
         port = int(service.journal.value("port") or "0")
-        return ScriptedAgent(PlaceholderId(batch=batch, index=1), port=port, token=token)
+        return kind(PlaceholderId(batch=batch, index=1), port=port, token=token)
 
 
 @pytest.fixture
@@ -182,12 +186,18 @@ def failing_on(monkeypatch: pytest.MonkeyPatch, fails: Callable[[ev.Event], bool
     monkeypatch.setattr(Scheduler, "handle", failing)
 
 
-async def started(served: Served, service: Service) -> tuple[JobId, ScriptedAgent]:
-    id_ = submit(service)
+async def queued(served: Served, service: Service, id_: JobId) -> BatchKey:
+    """Wait until the only submission has been sent to the batch system."""
     await until(lambda: "submit" in served.lrm.order and bool(service.state.jobs[id_].claims[0].placeholders), service)
     (batch,) = service.state.batches
+    return batch
+
+
+async def started(served: Served, service: Service) -> tuple[JobId, ScriptedAgent]:
+    id_ = submit(service)
+    batch = await queued(served, service, id_)
     served.lists(batch)
-    return id_, served.agent(service, batch)
+    return id_, served.agent(service, batch, ScriptedAgent)
 
 
 async def running(served: Served, service: Service, tasks: TaskGroup) -> tuple[JobId, ScriptedAgent]:
@@ -800,10 +810,7 @@ async def test_what_is_left_of_a_submission_is_removed_on_its_cluster_alone(serv
     async with served.running() as service, anyio.create_task_group() as tasks:
         one = component("x", 1, cluster="a")
         id_ = service.submit(lambda id_, now: job(id_, one, submitted_at=now))
-        await until(
-            lambda: "submit" in served.lrm.order and bool(service.state.jobs[id_].claims[0].placeholders), service
-        )
-        (batch,) = service.state.batches
+        batch = await queued(served, service, id_)
         service.cancel(id_)
         await until(lambda: batch in served.lrm.forgotten, service)
         assert other.forgotten == []
