@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from koala_adapter.cli.koala import koala as command
+from koala_adapter.cli.koala import koala
+from tests import forkserver
 from tests.real.systems.processes import wait_until
 
 SECONDS = 120.0
@@ -36,14 +36,9 @@ def options_of(site: Path) -> list[str]:
     return ["--site", str(site), "--state", str(site.with_name("state"))]
 
 
-def koala(site: Path, *arguments: str) -> list[str]:
-    """Return a command line of koala."""
-    return [sys.executable, "-m", "koala_adapter.cli", *options_of(site), *arguments]
-
-
 def inside(site: Path, *arguments: str) -> Result:
     """Run one command inside the test's process, where what it says is all that matters."""
-    done = CliRunner().invoke(command, [*options_of(site), *arguments])
+    done = CliRunner().invoke(koala, [*options_of(site), *arguments])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done
 
@@ -77,9 +72,15 @@ class Lines:
 def scheduling(site: Path, *options: str) -> Iterator[Lines]:
     """Run ``koala schedule`` during the block."""
     output = site.with_name("lines")
-    argv = koala(site, "schedule", "--cluster", "p", "--json", *options)
+    arguments = [*options_of(site), "schedule", "--cluster", "p", "--json", *options]
     with output.open("wb") as file, site.with_name("errors").open("wb") as errors:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=errors)
+        process = forkserver.start(
+            arguments,
+            environment=os.environ,
+            directory=Path.cwd(),
+            output=file.fileno(),
+            errors=errors.fileno(),
+        )
     try:
         yield Lines(output)
     finally:

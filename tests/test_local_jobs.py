@@ -62,7 +62,7 @@ class TestLocal(LrmConformance):
             assert isinstance(lrm, LocalLrm)
 
             async def stop_lrm() -> None:
-                lrm._daemon._seconds = 2  # so that nobody has to wait a minute for who does not answer
+                lrm._daemon._seconds = 0.5  # so that nobody has to wait a minute for who does not answer
                 os.kill(daemon_pid(context.state_directory), signal.SIGSTOP)
 
             async def start_lrm() -> None:
@@ -286,6 +286,15 @@ async def gentle(tmp_path: Path) -> AsyncIterator[Trial]:
     await end_daemon(state_of(trial))
 
 
+@pytest.fixture
+async def stern(tmp_path: Path) -> AsyncIterator[Trial]:
+    """Start a cluster of a processor, where jobs have next to no time to end."""
+    trial = await start_trial(tmp_path, processors=1, kill_wait=0.1)
+    yield trial
+    await trial.close()
+    await end_daemon(state_of(trial))
+
+
 async def read_pid(trial: Trial, path: Path) -> int:
     """Wait for a process id that a job has written."""
     return int(await trial.wait_file(path))
@@ -320,8 +329,9 @@ async def test_strays_end_with_their_job(trial: Trial) -> None:
     await wait_gone(trial, pid)
 
 
-async def test_cancel_ends_what_does_not_listen(trial: Trial) -> None:
-    """A job that ignores SIGTERM is killed some seconds later, with its strays, and counts as cancelled."""
+async def test_cancel_ends_what_does_not_listen(stern: Trial) -> None:
+    """A job that ignores SIGTERM is killed later, with its strays, and counts as cancelled."""
+    trial = stern
     batch = await trial.submit(body=f"trap '' TERM\n{STRAY}")
     pid = await read_pid(trial, batch.directory / "stray")
     await trial.lrm.cancel(batch.ids)
@@ -331,11 +341,13 @@ async def test_cancel_ends_what_does_not_listen(trial: Trial) -> None:
     await wait_gone(trial, pid)
 
 
+UNTIL_ENOUGH = 'until [ -e "$d/enough" ]; do sleep 0.1; done'
+
+
 async def test_cancel_lets_the_script_clean_up(gentle: Trial) -> None:
     """SIGTERM comes first, so a script can end in order; meanwhile it is shown as ending."""
     trial = gentle
-    wait = 'until [ -e "$d/enough" ]; do sleep 0.1; done'
-    body = f'trap \'echo bye > "$d/.bye"; mv "$d/.bye" "$d/bye"; {wait}; exit 5\' TERM; : > "$d/ready"'
+    body = f'trap \'echo bye > "$d/.bye"; mv "$d/.bye" "$d/bye"; {UNTIL_ENOUGH}; exit 5\' TERM; : > "$d/ready"'
     batch = await trial.submit(body=body)
     await trial.wait_file(batch.directory / "ready")
     await trial.lrm.cancel(batch.ids)
@@ -347,11 +359,14 @@ async def test_cancel_lets_the_script_clean_up(gentle: Trial) -> None:
     assert (job.end, job.exit_code) == (EndReason.CANCELLED, 5)
 
 
-async def test_requeued_job_can_be_cancelled(trial: Trial) -> None:
-    batch = await trial.submit(body="trap '' TERM; : > \"$d/ready\"")
+async def test_requeued_job_can_be_cancelled(gentle: Trial) -> None:
+    """It is on its way to its end then, and does not begin again."""
+    trial = gentle
+    batch = await trial.submit(body=f"trap '{UNTIL_ENOUGH}; exit 0' TERM; : > \"$d/ready\"")
     await trial.wait_file(batch.directory / "ready")
     await trial.lrm.requeue(batch.ids)
     await trial.lrm.cancel(batch.ids)
+    (batch.directory / "enough").touch()
     await trial.wait_ended(batch)
     assert (await job_of(trial, batch)).end is EndReason.CANCELLED
     assert batch.starts(1) == 1

@@ -6,7 +6,6 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from koala_pbs.lrm import make_lrm
 from tests.fakes.pbs import FakePbs
 from tests.fakes.slurm import FakeSlurm
 from tests.local_koala import Koala
-from tests.pbs_scheduling import SECONDS, SITE, inside, koala, scheduling
+from tests.pbs_scheduling import SECONDS, SITE, inside, scheduling
 from tests.real.systems.processes import wait_until
 
 # -- Starting held jobs on chosen vnodes of a fake PBS, as a user and as an operator; submissions in pieces.
@@ -413,9 +412,8 @@ def test_the_queue_is_given_back(schedule_fake: FakePbs, site: Path) -> None:
     plain = [schedule_submit(schedule_fake), schedule_submit(schedule_fake, "-l", "select=1:ncpus=2")]
     array = schedule_submit(schedule_fake, "-J", "1-2")
     own = schedule_submit(schedule_fake, "-h")
-    command = koala(site, "schedule", "--give-back", "p", "--json")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = inside(site, "schedule", "--give-back", "p", "--json")
+    assert done.exit_code == 0, done.stderr
     told = json.loads(done.stdout)
     elements = {array.replace("[]", f"[{index}]") for index in (1, 2)}
     assert set(plain) | elements <= set(told["released"])
