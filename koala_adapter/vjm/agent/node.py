@@ -70,7 +70,7 @@ class Settings:
         self.batch: str = given["batch"]
         self.lease: float = given["lease"]
         self.end_margin: float = given["end_margin"]
-        self.await_suspended: bool = given.get("await_suspended", False)  # older scripts do not say
+        self.await_suspended: bool = given["await_suspended"]
         self.token: str = given["token"] or read_token(given["token_file"])
         index = environment.get(given["array_index_variable"] or "", "")
         self.index = int(index) if index.isdigit() else 1

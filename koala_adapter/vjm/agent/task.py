@@ -70,7 +70,7 @@ class Task:
         self.results: "Optional[Results]" = None  # once the task is over
         self._collect: "Optional[Callable[[], Results]]" = None
         self.application: "Optional[ApplicationSocket]" = None
-        self._mark = b""
+        self.mark = b""  # what the environment of all its processes has
         self._oom_kills = oom_kills()
         self._setup_failure: "Callable[[int], Optional[Tuple[str, int]]]" = lambda _code: None
 
@@ -111,11 +111,6 @@ class Task:
         good = self.end is not None and self.end["reason"] == "exited" and self.end["exit_code"] == 0
         heard = self.complete and not self.speaks
         return heard and (not good or self._prompt or self.results is None or self.results.said)
-
-    @property
-    def mark(self) -> bytes:
-        """What the environment of all its processes has."""
-        return self._mark
 
     @property
     def directory(self) -> str:
@@ -166,17 +161,17 @@ class Task:
     def warn(self, number: int) -> None:
         """Send a signal to processes with a handler for it."""
         if self.pid is not None:
-            signal_all(self.pid, self._mark, number, prepared=True)
+            signal_all(self.pid, self.mark, number, prepared=True)
 
     def signal(self, *numbers: int) -> None:
         """Send signals to all processes; the first is not reaped before the end, so that its id stays valid."""
         if self.pid is not None:
-            signal_all(self.pid, self._mark, *numbers)
+            signal_all(self.pid, self.mark, *numbers)
 
     def kill(self) -> None:
         """Kill all processes of the task."""
         if self.pid is not None:
-            kill_all(self.pid, self._mark)
+            kill_all(self.pid, self.mark)
 
     def look(self) -> bool:
         """Return whether the process has exited; it stays a zombie until everything of its session is gone."""
@@ -219,7 +214,7 @@ class Task:
             return
         counts = self._workplace.orphans()
         process.end(counts)
-        kill_all(process.pid, self._mark)
+        kill_all(process.pid, self.mark)
         counts.add(reap(process.pid) or Counts())
         if self.application is not None:
             self.application.finish()
@@ -306,7 +301,7 @@ class Task:
         argv = message["argv"]
         if message.get("setup"):  # a control center of an earlier version says nothing of it
             argv = self._set_up(directory, message["setup"], argv, library, environment)
-        self._mark = raw(f"KOALA_STDOUT={directory}/out\0")
+        self.mark = raw(f"KOALA_STDOUT={directory}/out\0")
         writers = []
         try:
             for name, variable in (("out", "KOALA_STDOUT"), ("err", "KOALA_STDERR")):
@@ -316,7 +311,7 @@ class Task:
                 self._sources.append(Source(self._workplace.selector, reader, self.outputs[name], fifo=False))
             pid = start(argv, working_directory, environment, writers)
             self._workplace.begun(pid)
-            self._process = Usage(self._workplace.timers, pid, self._mark, environment)
+            self._process = Usage(self._workplace.timers, pid, self.mark, environment)
         finally:
             for writer in writers:
                 os.close(writer)

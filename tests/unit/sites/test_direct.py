@@ -90,7 +90,8 @@ class Two:
 
 
 @pytest.fixture
-async def two(tmp_path: Path) -> AsyncIterator[Two]:
+async def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Two]:
+    monkeypatch.setattr("koala_adapter.sites.remotesite.FIRST_PAUSE", 0.1)
     two = Two(tmp_path)
     await SiteCache(two.other.site).look()
     yield two
@@ -116,6 +117,7 @@ async def test_the_addresses_of_the_listener_are_found(two: Two) -> None:
 
 async def test_a_transfer_goes_on_where_it_was(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """What came before the connection of koala broke stays, and is no content before the rest is there."""
+    monkeypatch.setattr("koala_adapter.sites.direct.LAST_WORDS", 0.1)
     await two.other.site.close()
     takes = b"            data = received("
     stops = b"            while came > 2500000:\n                time.sleep(1)\n"  # until its connection has ended
@@ -147,8 +149,9 @@ async def test_where_nothing_answers_no_connection_is_made(two: Two) -> None:
     assert not two.came
 
 
-async def test_a_content_that_has_changed_is_not_taken(two: Two) -> None:
+async def test_a_content_that_has_changed_is_not_taken(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of another size is not sent, and one of another digest is not kept."""
+    monkeypatch.setattr("koala_adapter.sites.direct.LAST_WORDS", 0.1)
     data = two.path.read_bytes()
     for content in (data[:-1], data[:-1] + b"?"):
         two.path.write_bytes(content)

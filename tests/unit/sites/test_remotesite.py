@@ -664,7 +664,7 @@ async def test_a_gateway_in_use_stays_until_its_lease_is_over(staying: Place) ->
     await staying.site.facts()
     await staying.site.close(in_use=True)
     assert len(gateway_processes(staying.title)) == 1
-    staying.site = staying.new_site(stays=True, lease=1)
+    staying.site = staying.new_site(stays=True, lease=0.3)
     await staying.site.facts()
     await staying.site.close(in_use=True)
     await all_gone(staying)

@@ -43,7 +43,7 @@ __all__ = ["workplace"]
 GIVEN: dict[str, object] = {
     "host": "center", "port": 4433, "fingerprint": "AB" * 32, "batch": "b", "lease": 60.0, "end_margin": 10.0,
     "walltime": 3600.0, "token": "a-token", "token_file": None, "array_index_variable": "SGE_TASK_ID",
-    "job_id_variable": "JOB_ID",
+    "job_id_variable": "JOB_ID", "await_suspended": False,
 }  # fmt: skip
 
 

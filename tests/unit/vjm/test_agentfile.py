@@ -72,6 +72,7 @@ def test_every_module_is_found_in_the_file() -> None:
 GIVEN = {
     "host": "127.0.0.1", "port": 9, "fingerprint": "ab", "batch": "b", "lease": 60.0, "end_margin": 10.0,
     "walltime": None, "token": "a-token", "token_file": None, "array_index_variable": None, "job_id_variable": None,
+    "await_suspended": False,
 }  # fmt: skip
 DIAL = f"""
 from {agent.__name__}.holding import Agent, Settings
