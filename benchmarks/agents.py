@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -36,6 +36,7 @@ from benchmarks.common import (
     in_turns,
     main,
     medians,
+    process,
     resident_mib,
     slurm_site,
     until,
@@ -49,7 +50,7 @@ from koala_adapter.vjm.listener import AgentEvent, AgentListener, AgentRegistere
 from tests.real.systems import SlurmCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 BATCH = BatchKey("koala-benchmark-1")
 TOKEN = "a-token-that-guards-nothing-at-all"  # noqa: S105 - lives for the length of a benchmark
@@ -139,15 +140,15 @@ def measure(role: str, agents: int, clients: int, limit: int) -> dict[str, float
             stack.enter_context(started("client", "--port", str(port), "--indices", share, *limited))
             for share in shares
         ]
-        for process in processes:
-            heard(process.stdout)
+        for one in processes:
+            heard(one.stdout)
         begin = time.monotonic()
-        for process in processes:
-            if process.stdin:
-                process.stdin.close()
+        for one in processes:
+            if one.stdin:
+                one.stdin.close()
         result = heard(server.stdout)
-        for process in (server, *processes):
-            process.wait(timeout=60)
+        for one in (server, *processes):
+            one.wait(timeout=60)
     return {
         "register, s": result["registered"] - begin,
         "launch into all, s": result["launched"] - result["registered"],
@@ -156,15 +157,10 @@ def measure(role: str, agents: int, clients: int, limit: int) -> dict[str, float
     }
 
 
-@contextmanager
-def started(role: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a process of this benchmark, and kill it at the end if it is still there."""
+def started(role: str, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    """Return a process of this benchmark, which runs during the block."""
     command = [sys.executable, "-m", "benchmarks.agents", role, *arguments]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    return process(command, cwd=ROOT, stdin=subprocess.PIPE)
 
 
 def heard(output: IO[str] | None) -> dict[str, float]:
@@ -403,10 +399,10 @@ def begin(script: Path, count: int, path: str, output: int | None = None) -> lis
 def processor_seconds(processes: Sequence[subprocess.Popen[bytes]]) -> float:
     """Wait for all and return the mean processor time."""
     total = 0.0
-    for process in processes:
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        assert process.returncode == 0, process.returncode
+    for one in processes:
+        _, status, usage = os.wait4(one.pid, 0)
+        one.returncode = os.waitstatus_to_exitcode(status)
+        assert one.returncode == 0, one.returncode
         total += usage.ru_utime + usage.ru_stime
     return total / len(processes)
 

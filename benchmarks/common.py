@@ -16,9 +16,10 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from benchmarks import cutoff
 
@@ -168,6 +169,16 @@ def command_cost(command: Sequence[str], environment: Mapping[str, str]) -> dict
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, (command, process.returncode)
     return {"elapsed, s": time.monotonic() - began, "processor, s": usage.ru_utime + usage.ru_stime}
+
+
+@contextmanager
+def process(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:  # noqa: ANN401 - of Popen
+    """Run a process during the block, whose output is read as text; at the end it is told to end, by SIGTERM."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as one:
+        try:
+            yield one
+        finally:
+            one.terminate()
 
 
 def succeeds(command: Sequence[str]) -> bool:

@@ -44,6 +44,7 @@ from benchmarks.common import (
     in_turns,
     main,
     medians,
+    process,
     processor_time,
     resident_mib,
     succeeds,
@@ -371,16 +372,6 @@ def answers(address: tuple[str, int]) -> bool:
         return round_trip(address, 1) > 0
     except (OSError, SystemExit):
         return False
-
-
-@contextmanager
-def process(command: list[str], **options: object) -> Iterator[subprocess.Popen[str]]:
-    """Run a process during the block."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as one:  # type: ignore[call-overload]
-        try:
-            yield one
-        finally:
-            one.terminate()
 
 
 def told(server: subprocess.Popen[str]) -> tuple[str, int]:

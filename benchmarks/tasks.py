@@ -28,7 +28,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import koala_adapter as koala
-from benchmarks.common import DEADLINE, PYTHONPATH, ROOT, Row, beside, in_turns, main, medians, slurm_site, until
+from benchmarks.common import (
+    DEADLINE,
+    PYTHONPATH,
+    ROOT,
+    Row,
+    beside,
+    in_turns,
+    main,
+    medians,
+    process,
+    slurm_site,
+    until,
+)
 from benchmarks.frameworks import dask_on_slurm, parsl_executor, parsl_loaded, untyped
 from benchmarks.naps import command, nap, shell_command
 from koala_adapter.model import Component, Job, JobId, JobKind, RunnerName, Sweep
@@ -43,6 +55,7 @@ from tests.real.systems import SlurmCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from koala_adapter.vjm.certificate import Certificate
 
@@ -436,22 +449,13 @@ def executor(directory: Path, tasks: int, pullers: int) -> dict[str, float]:
     return found
 
 
-class answering:  # noqa: N801 - to be read as a verb
-    """A process that answers for all pullers during the block."""
-
-    def __init__(self, port: int, certificate: Certificate, token: str, kind: str, pullers: int) -> None:
-        """``kind``: sweep or executor."""
-        words = {"port": port, "fingerprint": certificate.fingerprint, "token": token, "kind": kind, "pullers": pullers}
-        options = [word for name, value in words.items() for word in (f"--{name}", str(value))]
-        self._process = subprocess.Popen([sys.executable, "-m", "benchmarks.tasks", "answer", *options], cwd=ROOT)
-
-    def __enter__(self) -> None:
-        """It has begun."""
-
-    def __exit__(self, *_: object) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.wait()
+def answering(
+    port: int, certificate: Certificate, token: str, kind: str, pullers: int
+) -> AbstractContextManager[subprocess.Popen[str]]:
+    """Return a process that answers for all pullers during the block; ``kind``: sweep or executor."""
+    words = {"port": port, "fingerprint": certificate.fingerprint, "token": token, "kind": kind, "pullers": pullers}
+    options = [word for name, value in words.items() for word in (f"--{name}", str(value))]
+    return process([sys.executable, "-m", "benchmarks.tasks", "answer", *options], cwd=ROOT)
 
 
 def answer(*, port: int = 0, fingerprint: str = "", token: str = "", kind: str = "sweep", pullers: int = 64) -> None:
