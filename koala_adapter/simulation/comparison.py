@@ -21,7 +21,7 @@ from koala_adapter.simulation import metrics
 from koala_adapter.simulation import workload as swf
 from koala_adapter.simulation.models import MODELS, PREFIX, make_model
 from koala_adapter.simulation.parallel import watched
-from koala_adapter.simulation.platform import PLATFORMS, load_platform, named_platform
+from koala_adapter.simulation.platform import PLATFORMS, load_platform
 from koala_adapter.simulation.replay import Policy, Replay, Site, replay, within_memory
 
 if TYPE_CHECKING:
@@ -370,7 +370,7 @@ def trace_names(traces: Iterable[str]) -> dict[str, str]:
 def find_platform(platform: str) -> Platform:
     """Return the platform of a file, or one by its name. Raises ConfigurationError, OSError."""
     path = Path(platform)
-    return named_platform(platform) if platform in PLATFORMS and not path.exists() else load_platform(path)
+    return PLATFORMS[platform] if platform in PLATFORMS and not path.exists() else load_platform(path)
 
 
 def sites_of(platform: Platform) -> tuple[Site, ...]:

@@ -289,14 +289,12 @@ MODELS = (*FITTED, *KINDS)
 
 
 def make_model(name: str, *, jobs: int | None = None, seed: int = 0, processors: int | None = None) -> Workload:
-    """Return the workload of a model, named with or without `PREFIX`. Raises SimulationError for an unknown one.
+    """Return the workload of a model of `MODELS`, named with or without `PREFIX`.
 
-    ``processors``: of the machine, where the model has no number of its own.
+    ``processors``: of the machine, where the model has no number of its own. Raises SimulationError for a number of
+    jobs that is none.
     """
     short = name.removeprefix(PREFIX)
-    if short not in MODELS:
-        known = ", ".join(PREFIX + model for model in MODELS)
-        raise SimulationError(f"there is no workload model {short}", hint=f"there is {known}")
     if jobs is not None and not 0 < jobs <= MOST_JOBS:
         raise SimulationError(f"a model cannot make {jobs} jobs", hint=f"allowed are 1 to {MOST_JOBS}")
     if short in FITTED:

@@ -27,10 +27,9 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from koala_adapter.config.diagnosis import Problems, inconsistent, not_among, show_value
+from koala_adapter.config.diagnosis import Problems, inconsistent, show_value
 from koala_adapter.config.fields import SECONDS, Mebibytes, Name, Seconds, Title, Whole
 from koala_adapter.config.tomlfile import read_document
-from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import ClusterName
 
 if TYPE_CHECKING:
@@ -215,12 +214,3 @@ DAS3 = Platform(
 
 PLATFORMS: Mapping[str, Platform] = {"das3": DAS3}
 """Platforms that can be named."""
-
-
-def named_platform(name: str) -> Platform:
-    """Return a platform by its name. Raises ConfigurationError for a name that is none."""
-    try:
-        return PLATFORMS[name.casefold().replace("-", "")]
-    except KeyError:
-        text = not_among(name, PLATFORMS, what="a named platform")
-        raise ConfigurationError(f"platform: {text}", hint="or give the path of a platform file") from None

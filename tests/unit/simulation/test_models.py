@@ -152,9 +152,7 @@ def test_only_the_seed_changes_a_workload(name: str) -> None:
     assert all(run >= 1 for run in one.runs)
 
 
-def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(SimulationError, match="model:lublin"):
-        make_model("model:lublim")
+def test_a_model_without_jobs_is_refused() -> None:
     with pytest.raises(SimulationError, match="0 jobs"):
         make_model("lublin", jobs=0)
 

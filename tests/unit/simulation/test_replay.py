@@ -22,7 +22,6 @@ from koala_adapter.simulation.platform import (
     ClusterModel,
     Failures,
     load_platform,
-    named_platform,
 )
 from koala_adapter.simulation.replay import NEVER, PlatformReplay, Policy, Replay, Site, replay, within_memory
 from koala_adapter.simulation.workload import NEEDED, Workload, read_trace, workload
@@ -423,7 +422,7 @@ def test_das3_is_the_testbed_of_the_paper() -> None:
     """Five clusters with 85, 41, 68, 46 and 32 nodes of one processor each, 272 in all; the file says the same."""
     assert [cluster.processors for cluster in DAS3.clusters] == [85, 41, 68, 46, 32]
     assert DAS3.processors == DAS3.capacity == 272
-    assert load_platform(EXAMPLES / "das3.toml") == DAS3 == named_platform("DAS-3")
+    assert load_platform(EXAMPLES / "das3.toml") == DAS3
 
 
 def test_a_file_can_say_everything() -> None:
@@ -475,12 +474,6 @@ def test_refusals_name_line_key_and_what_is_allowed(tmp_path: Path, text: str, e
         load_platform(tmp_path / "p")
     assert expected in str(refused.value)
     assert "koala docs simulation" in str(refused.value)
-
-
-def test_an_unknown_platform_name_is_refused_with_the_known_ones() -> None:
-    """The refusal lists what there is and says that a path would do."""
-    with pytest.raises(ConfigurationError, match=r'"das3".*path of a platform file'):
-        named_platform("grid5000")
 
 
 def test_background_can_be_set_for_all_clusters() -> None:

@@ -197,24 +197,6 @@ def test_utf16_and_other_compressions(tmp_path: Path) -> None:
         read_trace(path)
 
 
-CHAIN = (
-    job(1, 0, 1000, 2)
-    + job(2, 0, 1000, 2, preceding=1, think_time=600)
-    + job(3, 0, 1000, 2, preceding=2, think_time=600)
-)
-
-
-def test_preceding_jobs_are_told_or_obeyed() -> None:
-    trace = parsed(CHAIN)
-    plain, obeyed = workload(trace), workload(trace, dependencies=True)
-    assert {one.kind: (one.count, one.line) for one in plain.irregularities} == {
-        "jobs that do not wait for their preceding job (see --dependencies)": (2, 2)
-    }
-    assert (plain.preceding, plain.think_times) == ((), ())
-    assert (list(obeyed.preceding), list(obeyed.think_times)) == ([-1, 0, 1], [-1, 600, 600])
-    assert obeyed.irregularities == []
-
-
 def test_preceding_jobs_that_do_not_take_part() -> None:
     """Who names itself, a later job, one that is left out or one that is unknown waits for nobody, and that is told."""
     text = job(1, preceding=1) + job(2, preceding=3) + job(3, run=0) + job(4, preceding=3) + job(5, preceding=77)
@@ -312,13 +294,6 @@ def test_jobs_can_be_cut_off_at_their_limit() -> None:
     assert str(work.irregularities[0]) == "1 jobs cut off at their requested time, first in line 1"
 
 
-def test_jobs_larger_than_the_machine_are_left_out_and_counted() -> None:
-    work = workload(parsed(job(1, allocated=4) + job(2, run=0) + job(3, allocated=9))).fitting(8)
-    assert (work.ids, work.skipped) == ([1], 2)
-    assert str(work.irregularities[-1]) == "1 jobs larger than the 8 processors there are (left out)"
-    assert workload(parsed(job(1, allocated=4))).first(5).ids == [1]
-
-
 def test_of_the_first_jobs_only_their_irregularities_are_told() -> None:
     trace = parsed(
         job(1, 0, 30, requested_time=25)
@@ -373,19 +348,6 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(SimulationError, match=r"half\.swf\.gz: the compressed file is damaged"):
         read_trace(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "t.swf: there is no job in this file"),
-        ("; MaxProcs: 4\n", "t.swf: there is no job in this file"),
-        ("; MaxProcs: 4\n\nPK\x03\x04 what\n", r"t\.swf:3: not a job"),
-    ],
-)
-def test_a_file_without_jobs_is_refused(text: str, message: str) -> None:
-    with pytest.raises(SimulationError, match=message):
-        parsed(text)
 
 
 def test_a_trace_without_usable_jobs_is_refused() -> None:
