@@ -133,19 +133,17 @@ class Profile:
         after = max(after, self._firsts[0])
         at = bisect_right(self._firsts, after) - 1
         place = bisect_right(self._times[at], after) - 1
-        found: _Place | None = (at, place, sum(islice(self._sums, at)))
+        begin: _Place = (at, place, sum(islice(self._sums, at)))
         longest = 0.0
-        while found is not None:
-            found = self._first_with(processors, found)
-            if found is None:
-                break
+        while (found := self._first_with(processors, begin)) is not None:
             start = max(self._times[found[0]][found[1]], after)
             if start >= before:
                 break
-            found = self._first_without(processors, found, min(start + duration, before))
-            if found is None:
+            end = self._first_without(processors, found, min(start + duration, before))
+            if end is None:
                 return start, longest
-            longest = max(longest, self._times[found[0]][found[1]] - start)
+            longest = max(longest, self._times[end[0]][end[1]] - start)
+            begin = end
             self.tried += 1
         return before, longest
 

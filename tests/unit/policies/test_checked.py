@@ -370,6 +370,27 @@ def test_what_cannot_be_started(change: Change, problem: str) -> None:
     assert watched.queue.schedule(8.0) == [watched.jobs[2]]
 
 
+def test_a_policy_that_cannot_be_made_starts_nothing_until_it_can() -> None:
+    """It is made anew with each pass, and learns of all jobs then."""
+    can_be_made = False
+
+    def make(processors: int, /, *, weights: PriorityWeights) -> Easy:
+        if not can_be_made:
+            raise OSError("no such file")
+        return Easy(processors, weights=weights)
+
+    told: list[str] = []
+    queue = CheckedQueues(make=make, described="policy 'mine'", refused=lambda one: told.append(one.message))(
+        4, weights=ARRIVAL
+    )
+    waiting = LocalJob("1", 3, 10.0, 0.0)
+    queue.submit(waiting)
+    assert queue.schedule(1.0) == []
+    assert set(told) == {"the answer of policy 'mine' was refused: it raises OSError: no such file"}
+    can_be_made = True
+    assert queue.schedule(2.0) == [waiting]
+
+
 @pytest.mark.parametrize("at", [5.0, -1.0, nan, None])
 def test_a_policy_does_not_stop_the_clock(at: Any) -> None:  # noqa: ANN401 - anything
 
