@@ -29,6 +29,13 @@ def requeued(ranks: int = 1) -> Job:
     return replace(job("1", ranks, walltime=100), requeue_on_walltime=True)
 
 
+def started(one: Job) -> Site:
+    """Return a site where a job runs."""
+    site = Site({"a": 4})
+    site.start(one)
+    return site
+
+
 def run_again(site: Site) -> None:
     """Have the placeholders of an attempt end, and bring the next one to running."""
     site.end_ending()
@@ -38,8 +45,7 @@ def run_again(site: Site) -> None:
 
 
 def test_a_job_that_fails_runs_again_as_often_as_it_may() -> None:
-    site = Site({"a": 4})
-    site.start(retried(2, ranks=2))
+    site = started(retried(2, ranks=2))
     first = site.record("1").ranks
     done = site.rank_ends("1", 1, ILL)
     assert site.record("1").state is JobState.WAITING
@@ -59,8 +65,7 @@ def test_a_job_that_fails_runs_again_as_often_as_it_may() -> None:
 
 
 def test_the_first_retry_is_made_at_once_and_others_after_growing_pauses() -> None:
-    site = Site({"a": 4})
-    site.start(retried(9))
+    site = started(retried(9))
     pauses = []
     for _ in range(5):
         site.rank_ends("1", 0, ILL)
@@ -90,16 +95,14 @@ def test_the_first_retry_is_made_at_once_and_others_after_growing_pauses() -> No
     ],
 )
 def test_ends_after_which_a_job_runs_again(on: tuple[RetriedEnd | int, ...], end: TaskEnd, *, again: bool) -> None:
-    site = Site({"a": 4})
-    site.start(retried(1, *on))
+    site = started(retried(1, *on))
     site.rank_ends("1", 0, end)
     assert (site.record("1").state is JobState.WAITING) is again
 
 
 def test_a_job_that_its_user_cancels_does_not_run_again() -> None:
     for between in (False, True):
-        site = Site({"a": 4})
-        site.start(retried(3))
+        site = started(retried(3))
         if between:
             site.rank_ends("1", 0, ILL)
         site.cancel("1")
@@ -119,8 +122,7 @@ def test_a_job_that_its_user_cancels_does_not_run_again() -> None:
 )
 def test_the_batch_system_tells_why_a_placeholder_was_ended(told: EndReason, state: JobState) -> None:
     """An agent that is told to go does not know the reason; until its batch system tells it, nothing is decided."""
-    site = Site({"a": 4})
-    site.start(retried(1))
+    site = started(retried(1))
     (placeholder,) = site.claimed("1")
     site.post(
         ev.PlaceholderEnding(time=site.now, placeholder=placeholder.id, reason=EndReason.CANCELLED, detail="TERM")
@@ -147,8 +149,7 @@ def test_placeholders_that_do_not_end_are_not_waited_for_any_longer() -> None:
 
 
 def test_jobs_after_one_that_runs_again_wait_for_its_last_attempt() -> None:
-    site = Site({"a": 4})
-    site.start(retried(1))
+    site = started(retried(1))
     site.submit(replace(job("2", 1), after=(After(job=JobId("1")),)))
     site.rank_ends("1", 0, ILL)
     assert site.record("2").state is JobState.WAITING
@@ -160,8 +161,7 @@ def test_jobs_after_one_that_runs_again_wait_for_its_last_attempt() -> None:
 
 
 def test_a_job_goes_on_after_its_walltime_until_it_is_finished() -> None:
-    site = Site({"a": 4})
-    site.start(requeued())
+    site = started(requeued())
     for number in (1, 2, 3):
         site.pass_time(101)
         assert site.record("1").attempts_over == number
@@ -172,8 +172,7 @@ def test_a_job_goes_on_after_its_walltime_until_it_is_finished() -> None:
 
 
 def test_ranks_that_have_saved_their_state_wait_for_the_others() -> None:
-    site = Site({"a": 4})
-    site.start(requeued(ranks=3))
+    site = started(requeued(ranks=3))
     site.rank_ends("1", 0, SAVED)
     site.rank_ends("1", 1, WELL)
     assert site.record("1").state is JobState.RUNNING
@@ -184,8 +183,9 @@ def test_ranks_that_have_saved_their_state_wait_for_the_others() -> None:
 
 def test_a_rank_is_lost_beside_one_of_the_same_slot_that_has_saved_its_state() -> None:
     one = requeued()
-    site = Site({"a": 4})
-    site.start(replace(one, components=tuple(replace(part, slot=Slot(threads=2, ranks=2)) for part in one.components)))
+    site = started(
+        replace(one, components=tuple(replace(part, slot=Slot(threads=2, ranks=2)) for part in one.components))
+    )
     (placeholder,) = site.claimed("1")
     site.rank_ends("1", 0, SAVED)
     site.ended(placeholder.id, EndReason.NODE_LOST)
@@ -193,16 +193,14 @@ def test_a_rank_is_lost_beside_one_of_the_same_slot_that_has_saved_its_state() -
 
 
 def test_one_rank_that_fails_ends_a_job_whose_others_have_saved() -> None:
-    site = Site({"a": 4})
-    site.start(requeued(ranks=2))
+    site = started(requeued(ranks=2))
     site.rank_ends("1", 0, SAVED)
     site.rank_ends("1", 1, ILL)
     assert site.outcome("1").rank == 1
 
 
 def test_the_status_means_nothing_where_a_job_does_not_go_on() -> None:
-    site = Site({"a": 4})
-    site.start(job("1", 2))
+    site = started(job("1", 2))
     site.rank_ends("1", 0, SAVED)
     assert site.outcome("1").exit_code == 75
 
@@ -218,8 +216,7 @@ def test_mpiexec_that_ends_with_the_status_says_it_for_all_ranks() -> None:
 
 
 def test_requeues_are_no_retries() -> None:
-    site = Site({"a": 4})
-    site.start(replace(requeued(), retries=1))
+    site = started(replace(requeued(), retries=1))
     for end in (SAVED, ILL, SAVED):
         site.rank_ends("1", 0, end)
         run_again(site)

@@ -63,6 +63,14 @@ class ReservingSite(Site):
         return self.post(ev.ReservationRefused(time=self.now, job_id=JobId("1"), name=name, reason=reason))
 
 
+def reserved() -> ReservingSite:
+    """Return a site whose cluster a has made its reservation for a job of two clusters, and b not yet."""
+    site = ReservingSite()
+    site.submit(two_clusters())
+    site.made(NAMES[0])
+    return site
+
+
 def test_all_clusters_reserve_for_the_same_time_before_placeholders_are_submitted() -> None:
     site = ReservingSite()
     actions = site.submit(two_clusters())
@@ -98,9 +106,7 @@ def test_processors_are_reserved_when_it_is_known_when_the_files_are_there() -> 
 
 
 def test_reservations_are_given_back_when_the_last_placeholder_is_gone() -> None:
-    site = ReservingSite()
-    site.submit(two_clusters())
-    site.made(NAMES[0])
+    site = reserved()
     site.made(NAMES[1])
     site.run("1")
     done = site.complete("1")
@@ -113,9 +119,7 @@ def test_reservations_are_given_back_when_the_last_placeholder_is_gone() -> None
 
 @pytest.mark.parametrize("how", ["refused", "silent"])
 def test_where_one_is_refused_all_are_given_back_and_placeholders_go_into_the_queues(how: str) -> None:
-    site = ReservingSite()
-    site.submit(two_clusters())
-    site.made(NAMES[0])
+    site = reserved()
     actions = site.refused(NAMES[1], "Access denied") if how == "refused" else site.pass_time(PATIENCE)
     assert [one.name for one in of_kind(EndReservation, actions)] == NAMES
     actions += site.pass_time(1.0)
@@ -160,25 +164,19 @@ def test_a_cluster_may_say_it_for_its_jobs() -> None:
 
 
 def test_cancelled_while_a_cluster_has_not_answered() -> None:
-    site = ReservingSite()
-    site.submit(two_clusters())
-    site.made(NAMES[0])
+    site = reserved()
     assert [one.name for one in of_kind(EndReservation, site.cancel("1"))] == NAMES
     assert not site.made(NAMES[1])
 
 
 def test_asked_again_after_a_restart() -> None:
-    site = ReservingSite()
-    site.submit(two_clusters())
-    site.made(NAMES[0])
+    site = reserved()
     again = site.post(ev.Configured(time=site.now, parameters=site.parameters, clusters=site.clusters))
     assert [one.name for one in of_kind(ReserveProcessors, again)] == [NAMES[1]]
 
 
 def test_a_submission_that_the_batch_system_refuses_in_the_reservation_goes_without() -> None:
-    site = ReservingSite()
-    site.submit(two_clusters())
-    site.made(NAMES[0])
+    site = reserved()
     first, _ = of_kind(SubmitPlaceholders, site.made(NAMES[1]))
     site.post(ev.BatchRejected(time=site.now, batch=first.batch, reason="too long for it"))
     assert site.record("1").state is JobState.CLAIMING
@@ -187,9 +185,7 @@ def test_a_submission_that_the_batch_system_refuses_in_the_reservation_goes_with
 
 
 def test_lost_processors_are_claimed_again_without_a_reservation() -> None:
-    site = ReservingSite()
-    site.submit(two_clusters())
-    site.made(NAMES[0])
+    site = reserved()
     site.made(NAMES[1])
     site.take_all()
     site.ended(site.claimed("1")[0].id, EndReason.NODE_LOST)

@@ -58,6 +58,13 @@ class FilesSite(Site):
         return self.post(ev.StagingFailed(time=self.now, job_id=JobId("1"), cluster=cluster, reason=reason))
 
 
+def travelling() -> FilesSite:
+    """Return a site with a job whose file is on its way to a."""
+    site = FilesSite()
+    site.submit(genome_job())
+    return site
+
+
 # -- When placeholders are submitted
 
 
@@ -92,8 +99,7 @@ def test_a_file_with_a_logical_name_is_brought_where_it_is_missing() -> None:
 
 
 def test_the_estimate_gets_better_as_files_arrive() -> None:
-    site = FilesSite()
-    site.submit(genome_job())
+    site = travelling()
     assert not submissions(site.progressed(SIZE // 2, 1.5 * MIB))  # another 100 s
     assert not submissions(site.pass_time(100 - BEFORE - 1))
     assert submissions(site.progressed(MIB, MIB)) == {"a": 2}
@@ -151,8 +157,7 @@ def test_what_need_not_travel_is_not_waited_for(case: str) -> None:
 
 
 def test_explained_while_files_travel() -> None:
-    site = FilesSite()
-    site.submit(genome_job())
+    site = travelling()
     assert site.explained() == (
         "The job is placed (2 on a). Its input files are on the way: 0.0 MiB of 300 MiB on a, there in 5 min at 1.0 "
         "MiB/s. Processors are asked for so that they are held then: 2 on a in 5 min, expected at once."
@@ -196,8 +201,7 @@ def test_files_that_cannot_be_brought_to_a_cluster_go_to_another_one() -> None:
 
 
 def test_files_that_can_be_brought_nowhere_end_the_job() -> None:
-    site = FilesSite()
-    site.submit(genome_job())
+    site = travelling()
     site.failed("no space left on device")
     outcome = site.outcome("1")
     assert outcome.state is JobState.REFUSED
@@ -206,16 +210,14 @@ def test_files_that_can_be_brought_nowhere_end_the_job() -> None:
 
 @pytest.mark.parametrize("after", [0, 290])
 def test_the_transfer_of_a_cancelled_job_is_stopped(after: float) -> None:
-    site = FilesSite()
-    site.submit(genome_job())
+    site = travelling()
     site.pass_time(after)
     assert of_kind(StopStaging, site.cancel("1")) == [StopStaging(job_id=JobId("1"), cluster=A)]
     assert not site.staged()
 
 
 def test_files_are_asked_for_again_after_a_restart_and_when_nothing_is_heard() -> None:
-    site = FilesSite()
-    site.submit(genome_job())
+    site = travelling()
     assert of_kind(StageFiles, site.pass_time(300 + LOOK))
     site.take_all()
     site.now += 1000
@@ -224,8 +226,7 @@ def test_files_are_asked_for_again_after_a_restart_and_when_nothing_is_heard() -
 
 
 def test_after_a_restart_an_old_estimate_does_not_count() -> None:
-    site = FilesSite()
-    site.submit(genome_job())
+    site = travelling()
     site.now += 1000
     site.post(ev.Configured(time=site.now, parameters=site.parameters, clusters=site.clusters))
     assert not submissions(site.pass_time(30))
@@ -236,8 +237,7 @@ def test_after_a_restart_an_old_estimate_does_not_count() -> None:
 @pytest.mark.parametrize("answers", [True, False], ids=["answers", "does not"])
 def test_after_a_restart_a_cluster_that_has_not_answered_yet_is_waited_for(*, answers: bool) -> None:
     """What was postponed is submitted when it answers, and given up when it does not in time."""
-    site = FilesSite()
-    site.submit(genome_job())
+    site = travelling()
     site.post(ev.ClusterUnavailable(time=site.now, cluster=A, reason="it has not answered yet", awaited=True))
     site.post(ev.Configured(time=site.now, parameters=site.parameters, clusters=site.clusters))
     assert not submissions(site.staged())
@@ -252,8 +252,7 @@ def test_after_a_restart_a_cluster_that_has_not_answered_yet_is_waited_for(*, an
 
 def test_a_cluster_without_room_when_the_files_are_nearly_there_is_a_failed_claim() -> None:
     """The job waits again, and files that were there already need no second journey."""
-    site = FilesSite()
-    site.submit(genome_job())
+    site = travelling()
     site.staged()
     site.take_all()
     for placeholder in site.claimed("1"):
