@@ -96,14 +96,6 @@ def test_what_may_not_be_started_is_left_out(values: dict[str, Any], reason: str
     assert (entry.phase is Phase.LEFT_OUT) == bool(entry.reason)
 
 
-def test_a_left_out_job_comes_in_when_its_time_has_come() -> None:
-    site = Listed()
-    site.submit("1", 4, eligible_at=1500.0)
-    assert site.step() == []
-    assert site.mirror.next_due(site.now) == 1500.0
-    assert site.step(600.0) == ["1"]
-
-
 def test_the_site_may_say_that_user_holds_are_its_own() -> None:
     """Where the batch system's submission default can only give a user hold."""
     site = Listed(rules=Rules(user_holds=True))

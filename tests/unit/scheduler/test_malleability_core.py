@@ -273,19 +273,21 @@ def test_published_egs_asks_those_at_their_minimum_too() -> None:
 
 
 def test_pwa_shrinks_for_the_head_of_the_queue() -> None:
-    """Each gives half of what the head needs; the placeholders end, and the head is placed on them."""
+    """Each gives half of what it needs, which nobody else gets; placeholders end, and the head is placed on them."""
     site = grown()
     first, second = of_kind(RequestProcessors, site.submit(job("3", 4)))
     assert [(one.job_id, one.processors) for one in (first, second)] == [("1", 2), ("2", 2)]
     site.answer(first)
     released = site.release("1", 2)
     assert len(ends(released)) == 2
-    assert site.record("3").state is JobState.WAITING
-    site.answer(second)
-    site.release("2", 2)
+    before = len(site.actions)
+    site.submit(job("late", 2))
     site.end_ending()
+    assert offers(site.actions[before:]) == []
+    assert site.record("3").state is site.record("late").state is JobState.WAITING
+    site.shrink_by(second)
     assert site.placed("3") == {"c0": ("a", 4)}
-    assert requests(site.actions) == [("1", 2), ("2", 2)]
+    assert requests(site.actions) == [("1", 2), ("2", 2), ("1", 1), ("2", 1)]  # then for the late one
 
 
 def test_fpsma_shrinks_one_after_the_other() -> None:
@@ -311,20 +313,6 @@ def test_pwa_never_shrinks_below_minima_and_grows_when_no_room_can_be_made() -> 
     site.release("1", 2)
     site.end_ending()
     assert offers(site.actions)[-2:] == [("1", 1), ("2", 1)]
-
-
-def test_pwa_does_not_grow_while_room_is_made() -> None:
-    site = grown()
-    first, second = of_kind(RequestProcessors, site.submit(job("3", 4)))
-    site.answer(first)
-    before = len(site.actions)
-    site.submit(job("late", 2))
-    site.release("1", 2)
-    site.end_ending()
-    assert offers(site.actions[before:]) == []
-    assert site.record("late").state is JobState.WAITING
-    site.shrink_by(second)
-    assert site.record("3").state is JobState.CLAIMING
 
 
 def test_pra_grows_before_the_queue_is_looked_at_and_pwa_after_it() -> None:
