@@ -221,6 +221,18 @@ def test_wrong_cluster_is_refused_with_line_key_found_and_allowed(lines: str, sa
             one_cluster('[clusters.settings]\nslots = 2\nmode = "careful"'),
             r"^s.toml:4: clusters\[0\].settings: give slots or mode, not both",
         ),
+        (
+            one_cluster("") + '[notify]\nwebhook = "ftp://x"',
+            "^s.toml:6: notify.webhook: .* http:// or https://",
+        ),
+        (
+            one_cluster("") + '[notify]\nmail = "a b"',
+            '^s.toml:6: notify.mail: found "a b", allowed is one mail',
+        ),
+        (
+            one_cluster("") + '[[sites]]\nname = "far"\nssh = "far"\nlease = 59',
+            r"^s.toml:8: sites\[0\].lease: found 59, allowed is at least three heartbeats of",
+        ),
         ("schedular = 1\n" + one_cluster(""), r'^s.toml:1: schedular: unknown key, .*did you mean "scheduler"'),
     ],
 )

@@ -198,6 +198,8 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
         (HEAD + "environment.N = 4\n" + COMPONENT, "^j.toml:2: environment.N: found 4, allowed is a text in quotes"),
         (HEAD + '[[components]]\ncommand = "ls -l"\nprocessors = 1', r'command: .*such as command = \["ls", "-l"\]'),
         (HEAD + '[[components]]\ncommand = "a | b"\nprocessors = 1', r'command: .*\["/bin/sh", "-c", "a | b"\]'),
+        (HEAD + '[[components]]\ncommand = "it\'s"\nprocessors = 1', r'command: .*\["/bin/sh", "-c", "it\'s"\]'),
+        (HEAD + f'[[components]]\ncommand = "{"x" * 61}"\nprocessors = 1', r'command: .*\["./simulate", "--steps",'),
         (HEAD + "[[components]]\ncommand = []\nprocessors = 1", "command: found an empty list, .*at least 1"),
         (HEAD + '[[components]]\ncommand = [""]\nprocessors = 1', r"command\[0\]: found an empty text"),
         (HEAD + "[[components]]\ncommand = [1]\nprocessors = 1", r"^j.toml:3: components\[0\].command\[0\]: found 1, "),

@@ -86,6 +86,7 @@ def test_tables(tmp_path: Path) -> None:
         (TOP + COMPONENT + '[sweep.parameters]\na = "1..3"\nb = ["x"]\nc = ["z"]', r"no argument .* has \{c\}"),
         (TOP + COMPONENT + '[sweep.parameters]\na = "one"\nb = ["x"]', 'a range such as "1..100"'),
         (TOP + COMPONENT + '[sweep.parameters]\na = "3..1..1"\nb = ["x"]', "whose step leads"),
+        (TOP + COMPONENT + '[sweep.parameters]\na = { file = "empty" }\nb = ["x"]', "empty has no line with a value"),
         (TOP + COMPONENT + '[sweep.parameters]\na = { file = "none" }\nb = ["x"]', "none cannot be used: No such"),
         (TOP + COMPONENT + '[sweep.parameters]\na = "1..2000"\nb = "1..2000"', "4,000,000 tasks, allowed are at most"),
         (TOP + COMPONENT + '[sweep]\ncombine = "together"\n' + SWEEP, "a 3, b 2 values, allowed with"),
@@ -99,6 +100,7 @@ def test_tables(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_refused(text: str, refusal: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n\n")
     with pytest.raises(ConfigurationError, match=refusal):
         load(text, tmp_path)
 

@@ -115,23 +115,15 @@ def found_at(directory: Path, *destinations: str) -> Found:
 
 
 def test_sites_are_written_with_what_is_found_there(home: Path, tmp_path: Path) -> None:
-    """The variables are those of a login, and so are the directories of programs; names are made of the hosts'."""
-    found = found_at(tmp_path, "me@far.example.org", "ssh://far-example-org:22", "far")
+    """The variables are those of a login, and so are the directories of programs."""
+    found = found_at(tmp_path, "me@far.example.org")
     text = found.text(made="by a test")
     data = tomllib.loads(text)
-    assert [(one["name"], one["ssh"]) for one in data["sites"]] == [
-        ("far-example-org", "me@far.example.org"),
-        ("far-example-org-2", "ssh://far-example-org:22"),
-        ("far", "far"),
-    ]
-    assert [(one["name"], one["site"]) for one in data["clusters"]] == [
-        ("far-example-org-small", "far-example-org"),
-        ("far-example-org-2-small", "far-example-org-2"),
-        ("far-small", "far"),
-    ]
+    assert [(one["name"], one["ssh"]) for one in data["sites"]] == [("far-example-org", "me@far.example.org")]
+    assert [(one["name"], one["site"]) for one in data["clusters"]] == [("far-example-org-small", "far-example-org")]
     assert data["control_center"]["listen"] == "127.0.0.1"
     assert found.clusters[0].candidate.found.described == f"{home}/tools said politely\n ['#!/bin/sh']"
-    assert load_site_text(text, plugins()).cluster("far-small").site == "far"
+    assert load_site_text(text, plugins()).cluster("far-example-org-small").site == "far-example-org"
 
 
 @pytest.mark.usefixtures("home")
@@ -163,6 +155,9 @@ def test_a_site_without_a_batch_system_ends_the_search(home: Path, tmp_path: Pat
         found_at(tmp_path, "far")
 
 
-def test_what_is_no_host_for_ssh_is_refused() -> None:
+def test_names_of_sites_are_made_of_those_of_hosts() -> None:
+    """Each has one of its own; what is no host for ssh is refused."""
+    sites = sites_of(["me@far.example.org", "ssh://far-example-org:22", "far"])
+    assert [one.name for one in sites] == ["far-example-org", "far-example-org-2", "far"]
     with pytest.raises(ConfigurationError, match="-oProxyCommand=x"):
         sites_of(["-oProxyCommand=x"])
