@@ -293,12 +293,9 @@ def test_terminals_of_few_characters_get_what_they_can_show(encoding: str) -> No
     assert text.startswith("+----")
 
 
-def test_errors_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_and_log_lines_are_escaped_and_stay_lines(capsys: pytest.CaptureFixture[str]) -> None:
     show_error(KoalaError(HOSTILE, hint=HOSTILE))
     assert capsys.readouterr().err.count(SHOWN) == 2
-
-
-def test_log_lines_are_escaped_and_stay_lines(capsys: pytest.CaptureFixture[str]) -> None:
     former = structlog.get_config()
     try:
         set_up_log(shown=True)
@@ -462,13 +459,11 @@ def test_a_submission_tells_what_each_placeholder_asks_for() -> None:
     assert file.getvalue().splitlines() == [f"# component c1 on cluster alpha: {SAID}", "sbatch"]
 
 
-def test_what_fits_is_a_table() -> None:
+def test_rows_that_do_not_fit_are_named_and_have_all_cells() -> None:
+    """What fits is a table."""
     little = jobs_table([replace(running(1, 4), name="job")])
     assert shown(little, 60)[0].split() == ["id", "name", "state", "processors", "clusters", "waited", "ran", "exit"]
     assert shown(jobs_table([JOB]), 200)[0].split()[0] == "id"
-
-
-def test_rows_that_do_not_fit_are_named_and_have_all_cells() -> None:
     table = FittingTable("name", "one", "two", "three")
     table.add_row("a", "[red]1[/]", "", "x" * 15)
     table.add_row("b" * 15, "1", "2", "3")
@@ -717,14 +712,11 @@ def notes(text: str, approach: str, tmp_path: Path) -> list[str]:
     ],
 )
 def test_sizes_of_workers(approach: str, more: str, where: str, when: str, tmp_path: Path) -> None:
-    """Bounds, clusters, and when they change; nothing of the head, which does not."""
+    """Bounds, clusters, and when they change; nothing of the head, which does not, nor of a rigid job."""
+    assert not notes('walltime = 60\n[[components]]\ncommand = ["a"]\nprocessors = 2\n', approach, tmp_path)
     (said,) = notes(HEAD + WORKER.format(more=more), approach, tmp_path)
     assert said.startswith(f"worker can have 1 to 4 processors {where} while it runs: ")
     assert when in said
-
-
-def test_a_rigid_job_has_one_size(tmp_path: Path) -> None:
-    assert not notes('walltime = 60\n[[components]]\ncommand = ["a"]\nprocessors = 2\n', "pwa", tmp_path)
 
 
 # What a job has used.

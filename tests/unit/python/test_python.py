@@ -24,7 +24,7 @@ from koala_adapter.config.jobfile import job_of_values
 from koala_adapter.config.jobtables import ComponentTable, JobTable
 from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.config.slottable import SlotTable
-from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError
+from koala_adapter.errors import ConfigurationError, KoalaError
 from koala_adapter.lrm import load_plugins
 from koala_adapter.model import ClusterName, EndReason, InputFile, JobKind, RunnerName
 from koala_adapter.model import Job as CheckedJob
@@ -33,7 +33,7 @@ from koala_adapter.parsl import KoalaProvider, block_state, through_koala
 from koala_adapter.python import description, taskworker
 from koala_adapter.python.description import SlotKeys
 from koala_adapter.python.executor import require_known_to_workers
-from koala_adapter.python.jobs import in_hold, mimebundle, show_reports, text_of
+from koala_adapter.python.jobs import in_hold, mimebundle, show_reports
 from koala_adapter.python.localsite import local_site_text
 from koala_adapter.report.values import HoldReport, JobReport
 from koala_adapter.scheduler.parameters import Approach
@@ -199,12 +199,6 @@ def test_each_change_is_a_line_without_a_notebook(capsys: pytest.CaptureFixture[
         "  It waits for 5 & holds 3.",
         "job 7 lost",
     ]
-
-
-def test_output_of_a_component_that_is_not_there() -> None:
-    """It is refused wherever output is asked for, in programs with and without an event loop."""
-    with pytest.raises(JobNotFoundError, match="has no component 'no-such'; it has: left"):
-        text_of(WAITING, "no-such")
 
 
 @pytest.mark.parametrize("removed", [".", "0", "0/d"])
