@@ -17,7 +17,7 @@ from rich.text import Text
 from koala_adapter.cli.listing import COLUMNS, NOW_COLUMNS, Kind, short_time
 from koala_adapter.config.tomlfile import printable, show_duration, show_size
 from koala_adapter.outcome import JobState
-from koala_adapter.report.values import run_time, waiting_time
+from koala_adapter.report.values import counted, run_time, waiting_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -172,7 +172,7 @@ def job_lines(report: JobReport) -> list[str | FittingTable]:
 def placing(report: JobReport) -> str:
     """Return how often a job could not be placed, or had to hand back what it held; empty: never."""
     tries = f", tried {report.tries} times to be placed" if report.tries > 1 else ""
-    backs = f", handed back {_counted(report.hand_backs, 'time')}" if report.hand_backs else ""
+    backs = f", handed back {counted(report.hand_backs, 'time')}" if report.hand_backs else ""
     return tries + backs
 
 
@@ -224,7 +224,7 @@ def usage_line(report: JobReport) -> str:
         return ""
     before = usage.held_before_launch_seconds / usage.held_seconds if usage.held_seconds else 0.0
     claimed = f" ({_percent(before)} of that time before its launch)" if before >= WORTH_TELLING else ""
-    uncounted = f"; {_counted(usage.uncounted, 'rank')} not counted" if usage.uncounted else ""
+    uncounted = f"; {counted(usage.uncounted, 'rank')} not counted" if usage.uncounted else ""
     return f"used {_percent(usage.share)} of the processors it held{claimed}, {_memory(usage)}{uncounted}"
 
 
@@ -300,26 +300,22 @@ def files_lines(report: JobReport) -> list[str]:
     files, lines = report.files, []
     if files.arrived:
         where = f"{report.output_directory}/COMPONENT/RANK"
-        lines.append(f"{_counted(files.arrived, 'file')} of the ranks ({show_size(files.size)}) in {where}")
+        lines.append(f"{counted(files.arrived, 'file')} of the ranks ({show_size(files.size)}) in {where}")
     if files.refused:
         names = _listed(files.refusals, files.refused)
-        lines.append(f"{_counted(files.refused, 'file')} of the ranks did not come: {names}")
+        lines.append(f"{counted(files.refused, 'file')} of the ranks did not come: {names}")
     if report.outcome is not None and files.awaited:
         names = _listed(files.awaited_ranks, files.awaited)
         state = "are not all there" if report.over else "are still coming"
-        lines.append(f"output files of {_counted(files.awaited, 'rank')} {state}: {names}")
+        lines.append(f"output files of {counted(files.awaited, 'rank')} {state}: {names}")
     if files.left:
         names = _listed(files.left_names, files.left)
         were, are = ("was", "is") if files.left == 1 else ("were", "are")
         lines.append(
-            f"{_counted(files.left, 'file')} {were} left in the ranks' directories and {are} gone: {names}; "
+            f"{counted(files.left, 'file')} {were} left in the ranks' directories and {are} gone: {names}; "
             "see output_files in `koala docs jobfile`"
         )
     return lines
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def _listed(names: Sequence[str], number: int) -> str:

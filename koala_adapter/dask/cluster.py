@@ -62,9 +62,9 @@ BYTES_PER_MIB = 1024**2
 CREDENTIALS = {"ca_file": "dask-ca.pem", "cert": "dask-cert.pem", "key": "dask-key.pem"}
 """Files that a worker finds beside itself, by Dask's words for what is in them."""
 _NAMED = 'exec "$@" --name "$KOALA_CLUSTER-$KOALA_JOB_ID.$KOALA_RANK"'
+"""Only the worker itself knows where it is. The rest of its command stands in "$@", which the shell does not read."""
 _FIND_SCHEDULER = 'host=$KOALA_HOST_ADDRESS; case $host in *:*) host="[$host]" ;; esac; '
 """It depends on the cluster of the worker where some of them reach the scheduler through koala."""
-"""Only the worker itself knows where it is. The rest of its command stands in "$@", which the shell does not read."""
 
 
 def job_of_workers(
@@ -74,7 +74,7 @@ def job_of_workers(
     scheduler: str,
     size: int,
     files: Mapping[str, str],
-    relay: bool = False,
+    relay: bool,
 ) -> Description:
     """Return the job of the workers of a scheduler.
 
@@ -114,7 +114,7 @@ def memory_of(worker: Component) -> int | None:
 
 
 def worker_command(
-    described: Component, *, death_timeout: int, scheduler: str, credentials: Mapping[str, str], relay: bool = False
+    described: Component, *, death_timeout: int, scheduler: str, credentials: Mapping[str, str], relay: bool
 ) -> list[str]:
     """Return the command of a worker: Dask's own, with as many threads and as much memory as its slot has.
 
@@ -576,11 +576,7 @@ class KoalaCluster(SpecCluster):
     def _workers_spec(self) -> dict[str, dict[str, object]]:
         if self._wanted == 0:
             return {}
-        options = {
-            "owner": self,
-            "site": self._koala,
-            "size": self._wanted,
-        }
+        options = {"owner": self, "site": self._koala, "size": self._wanted}
         # The "group" is what Dask shows as the number of workers that are wanted.
         return {JOB: {"cls": WorkersJob, "options": options, "group": range(self._wanted)}}
 

@@ -17,11 +17,11 @@ import anyio
 from anyio import to_thread
 
 from koala_adapter.api.asyncclient import AsyncClient
-from koala_adapter.api.client import new_submission
+from koala_adapter.api.client import LOOK_AGAIN, new_submission
 from koala_adapter.errors import JobTimeoutError, KoalaError, ServiceUnavailableError
 from koala_adapter.model import Job as CheckedJob
 from koala_adapter.python.jobs import MOST_STARTS, JobResult, OutputFollower, SweepResults, mimebundle, text_of
-from koala_adapter.python.site import ENDING, LATEST, LOOK_AGAIN, Site
+from koala_adapter.python.site import ENDING, LATEST, Site
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Container

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from koala_adapter import config, lrm, policies, python, sitesetup
-from koala_adapter.api.client import Client, new_submission, stand_by, unanswered
+from koala_adapter.api.client import LOOK_AGAIN, Client, new_submission, stand_by, unanswered
 from koala_adapter.api.statedirectory import JOURNAL_NAME, check_directory, ended_within, require_journal
 from koala_adapter.config.locations import SiteFileState, locate_site_file, state_directory
 from koala_adapter.config.tomlfile import read_text
@@ -50,7 +50,6 @@ FIRST_LOOK = 30.0
 """Seconds within which a service that has just started should have seen its clusters."""
 ENDING = 30.0
 """Seconds that a service which is about to end may take, and one that was asked to end."""
-LOOK_AGAIN = 0.2
 LATEST = 50
 
 

@@ -69,6 +69,11 @@ class SweepProgress:
         return self.done + self.failed == self.total
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun in singular or plural."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def where_output_is(progress: SweepProgress) -> str:
     """Return, for people, the place of the tasks' output."""
     task = progress.first_failed[0] if progress.first_failed else 0

@@ -11,7 +11,7 @@ from koala_adapter.report.charts import cluster_chart, job_chart, legend, look, 
 from koala_adapter.report.history import NOTE, by_cluster, occupations, reason
 from koala_adapter.report.markup import Markup, isolated, joined, tag
 from koala_adapter.report.timeaxis import Period, duration, moment
-from koala_adapter.report.values import run_time, waiting_time
+from koala_adapter.report.values import counted, run_time, waiting_time
 from koala_adapter.slots import ranks_of
 
 if TYPE_CHECKING:
@@ -68,11 +68,6 @@ def state_word(state: JobState) -> Markup:
     """Return a state in its colour, with its mark."""
     one = look(state)
     return tag("span", f"{one.mark} {state.value}", class_=f"state {one.kind}")
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun in singular or plural."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _time(at: float | None, zone: tzinfo | None) -> Markup:

@@ -13,13 +13,13 @@ from koala_adapter.report.history import occupations
 from koala_adapter.report.markup import Markup, isolated, joined, tag
 from koala_adapter.report.selection import JobSelection
 from koala_adapter.report.timeaxis import DAY, HOUR, moment, zone_name
+from koala_adapter.report.values import counted
 from koala_adapter.report.views import (
     MOST_ROWS,
     chart_sections,
     charts,
     cluster_cards,
     cluster_use,
-    counted,
     document,
     job_title,
     job_view,
