@@ -50,7 +50,7 @@ from koala_adapter.scheduler.events import (
 )
 from koala_adapter.service.core import Nudge
 from koala_adapter.service.listings import ClusterObservation, ListingJudge, processors_held
-from koala_adapter.service.opening import remove_token, token_path
+from koala_adapter.service.opening import token_path
 from koala_adapter.service.reservations import Reservations
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ class ClusterDriver:
         path = token_path(self.config, batch)
         try:
             if path is not None:
-                remove_token(path)
+                path.unlink(missing_ok=True)
             with answering(self.name):
                 self.lrm.forget(batch)
         except (OSError, LrmError) as error:

@@ -192,9 +192,3 @@ def words_directory(config: ClusterConfig, directory: Path) -> Path:
     if config.output_directory is not None:
         return Path(config.output_directory)
     return directory / "clusters" / config.name / "output"
-
-
-def remove_token(path: Path) -> None:
-    """Remove a token that was left; no error when it is gone."""
-    with suppress(FileNotFoundError):
-        path.unlink()

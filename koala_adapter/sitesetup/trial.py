@@ -22,7 +22,7 @@ from koala_adapter.model import BatchKey, LrmJobState, MpiResize, PlaceholderId
 from koala_adapter.scheduler.actions import SubmitPlaceholders
 from koala_adapter.scheduler.reports import HOLDERS
 from koala_adapter.service.agents import ScriptMaker, last_words, leave_token, words_paths
-from koala_adapter.service.opening import remove_token, token_path, words_directory
+from koala_adapter.service.opening import token_path, words_directory
 from koala_adapter.service.reachability import Contact, Prober, Tried, keep_tried
 from koala_adapter.vjm import certificate, channel
 from koala_adapter.vjm import certificate as credentials
@@ -401,7 +401,7 @@ class Trial:
             with anyio.CancelScope(shield=True), anyio.move_on_after(LEAVING_TIME):
                 await self._clean_up()
             if token_file is not None:
-                remove_token(token_file)
+                token_file.unlink(missing_ok=True)
 
     async def _cancel(self, placeholders: Iterable[PlaceholderId]) -> None:
         seen = [self._seen[id_] for id_ in placeholders if id_ in self._seen]

@@ -431,10 +431,6 @@ class Program(NoProgram):
         self.heard += self.application.hear(nt.parse(payload), self._site.now)
 
 
-class NoApplications:
-    """In the place of the service's applications: starts nothing."""
-
-
 def around(
     world: World,
     center: Center | None = None,
@@ -446,8 +442,8 @@ def around(
     """Return what a job that changes its size uses of a service."""
     core = StandInCore(world, center=center)
     core.size_rules = rules
-    applications, kept = NoApplications(), keeper or NegotiationKeeper(core)
-    return Surroundings(core, applications, programs or NoProgram(), kept)  # type: ignore[arg-type]
+    kept = keeper or NegotiationKeeper(core)
+    return Surroundings(core, object(), programs or NoProgram(), kept)  # type: ignore[arg-type]
 
 
 def wish(number: int, *, mandatory: bool = False, direction: str = "grow") -> nt.Template:

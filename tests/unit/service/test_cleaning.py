@@ -236,7 +236,7 @@ def test_where_no_service_ever_ran(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("age", ["30", "a month", "-1d", "10:30"])
-def test_an_age_that_is_none_is_refused(state: Path, age: str) -> None:
-    result = invoke(state, "clean", "--older", age)
+def test_an_age_that_is_none_is_refused(tmp_path: Path, age: str) -> None:
+    result = invoke(tmp_path, "clean", "--older", age)
     assert result.exit_code == 2
     assert "allowed is" in result.output

@@ -371,7 +371,8 @@ async def test_a_service_whose_state_cannot_be_built_stops(served: Served, monke
                 )
             failing_on(monkeypatch, lambda event: isinstance(event, ev.ClusterUnavailable))
             service.core.loop.post(ev.ClusterUnavailable(time=service.now(), cluster=ClusterName("a"), reason="last"))
-            await anyio.sleep(30)
+            with anyio.fail_after(LIVENESS):
+                await anyio.sleep_forever()
     assert stopped.value.exceptions
     assert RecoveryError.exit_code == EXIT_SERVICE
 
