@@ -49,11 +49,6 @@ class Note(NamedTuple):
         return int(text)
 
 
-def encoded(text: str, safe: str = _SAFE) -> str:
-    """Percent-encode a text, except for letters, digits and safe characters."""
-    return quote(text, safe=safe)
-
-
 def decoded(text: str) -> str:
     """Decode a percent-encoded text. Raises NoteError unless it is UTF-8."""
     try:
@@ -64,7 +59,7 @@ def decoded(text: str) -> str:
 
 def note_payload(verb: str, **words: object) -> bytes:
     """Return a note as the payload of a frame. Raises NoteError when it is too large."""
-    line = " ".join([verb] + ["{}={}".format(key, encoded(str(value))) for key, value in words.items()])
+    line = " ".join([verb] + ["{}={}".format(key, quote(str(value), safe=_SAFE)) for key, value in words.items()])
     payload = line.encode("ascii")
     if len(payload) > LARGEST_NOTE:
         raise NoteError("a note of {} bytes is too large".format(len(payload)))
@@ -95,7 +90,6 @@ def one_line(text: str, longest: int = 500) -> str:
 
 # -- Members of a program, and a change of them --------------------------------------------------------------
 
-_SAFE_IN_FIELD = "._~:/[]-"
 _FIELDS = 4
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""koala's end of changes of size, as the protocol has it, and the same over real sockets."""
+"""koala's end of an adaptive program over real sockets, for tests of the library alone, and programs that are told."""
 
 from __future__ import annotations
 
@@ -8,244 +8,124 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from koala_adapter import negotiation as nt
-from koala_adapter.application.notes import Member, Note, encoded, note_payload, parse_note
+from koala_adapter.application.notes import note_payload
+from koala_adapter.model import JobId
+from koala_adapter.runners.coordinator import Coordinator
+from koala_adapter.runners.notes import Complaint, Membership, Note, Place, WantedChange, parse_note, payload_of
+from koala_adapter.scheduler.events import ChangeMade, Event, PointReached
 from tests.frames import frames_of
 
-# -- koala's end of changes of size, as the protocol has it: for tests of the library alone. Pure. It keeps in mind
-# what a service writes down (the members, and which change is under way) and can forget all the rest.
+# -- What a service and its scheduler write down of one program, around koala's own coordinator of its processes.
 
 Said = list[tuple[int, bytes]]
 """What is said to whom."""
 
 
-def members_text(members: Iterable[Member]) -> str:
-    """Return members as the value of a word."""
-    return ",".join("@".join(encoded(str(field), "._~:/[]-") for field in one) for one in members)
+class Records:
+    """Brings the processes of one program through the changes that a test wants."""
 
-
-@dataclass(kw_only=True)
-class Plan:
-    """A change: who was a member, and who is afterwards."""
-
-    number: int
-    old: list[int]
-    members: list[int]
-    reason: str = ""
+    def __init__(self, first: int, minimum: int, maximum: int) -> None:
+        self.first = list(range(first))
+        self.members = list(self.first)
+        self.here = set(self.first)
+        """Ranks whose processes were started, and have not left."""
+        self.address = ""
+        """Of all nodes; otherwise each has its own."""
+        self.finished = 0
+        """Changes that were made."""
+        self.at = 0
+        """The point that the processes were told last to stop at."""
+        self.errors: list[tuple[int, str]] = []
+        self._wanted: tuple[WantedChange, ...] = ()
+        self._begun = 0
+        self._bounds = (minimum, maximum)
+        self._coordinator = Coordinator(JobId("1"), inf, inf)
+        self._follow()
 
     @property
-    def leaving(self) -> list[int]:
-        return [one for one in self.old if one not in self.members]
-
-    @property
-    def joining(self) -> list[int]:
-        return [one for one in self.members if one not in self.old]
-
-    @property
-    def concerned(self) -> list[int]:
-        return [*self.members, *self.leaving]
-
-
-@dataclass(kw_only=True)
-class Coordinator:
-    """Brings the processes of one program through their changes."""
-
-    first: list[int]
-    minimum: int = 1
-    maximum: int = 100
-    address: str = ""
-    """Of all nodes; otherwise each has its own."""
-    members: list[int] = field(default_factory=list)
-    plan: Plan | None = None
-    phase: str = "forming"
-    """forming, idle, gathering, asking, stopping, changing; asked: all have been asked who they are."""
-    hellos: dict[int, Note] = field(default_factory=dict)
-    answers: dict[int, int] = field(default_factory=dict)
-    at: int = 0
-    distance: int = 1
-    """How many points away the next one is that is tried."""
-    finished: int = 0
-    errors: list[tuple[int, str]] = field(default_factory=list)
-
-    def member(self, rank: int) -> Member:
-        """Return what is told of a process."""
-        contact = self.hellos[rank].words["contact"] if rank in self.hellos else ""
-        return Member(rank, "alpha", self.address or f"node{rank}", contact)
+    def idle(self) -> bool:
+        """Whether all take part, and no change is under way."""
+        return self._coordinator.joined and all(one.made for one in self._wanted)
 
     def begin(self, members: list[int], reason: str = "") -> Said:
-        assert self.phase == "idle"
-        self.plan = Plan(number=self.finished + 1, old=self.members, members=members, reason=reason)
-        self.phase = "gathering"
-        return self._gathered()
+        assert self.idle
+        self._begun += 1
+        joining = tuple(rank for rank in members if rank not in self.members)
+        leaving = tuple(rank for rank in self.members if rank not in members)
+        wanted = WantedChange(number=self._begun, joining=joining, leaving=leaving, reason=reason)
+        self._wanted = (*self._wanted, wanted)
+        return self._follow()
 
     def abandon(self) -> Said:
-        assert self.plan is not None
-        number, old = self.plan.number, self.plan.old
-        self.finished, self.plan, self.phase = number, None, "idle"  # its number is not used again
-        return [(rank, note_payload("abandon", change=number)) for rank in old]
+        self._wanted = ()
+        return self._follow()
 
     def forget(self) -> Said:
         """Forget all that is not written down, and ask."""
-        self.phase, self.hellos, self.answers, self.at = "asked", {}, {}, 0
-        return [(rank, note_payload("who")) for rank in self._expected()]
+        self._coordinator = Coordinator(JobId("1"), inf, inf)
+        return [*self._follow(), *((rank, note_payload("who")) for rank in sorted(self.here))]
 
-    def heard(self, rank: int, note: Note) -> Said:
-        match note.verb:
-            case "hello":
-                self.hellos[rank] = note
-                return self._greeted(rank)
-            case "reached":
-                return self._reached(rank, note)
-            case "armed" | "waiting" | "passed":
-                return self._stopping(rank, note)
-            case "done":
-                return self._done(rank, note.number("change"))
-            case "leaving":
-                pass
-            case "error":
-                self.errors.append((rank, note.text("text")))
-            case other:
-                raise AssertionError(other)
-        return []
+    def heard(self, rank: int, said: Note) -> Said:
+        self._coordinator.heard(rank, said, 0.0)
+        if said.verb == "leaving":
+            self.here.discard(rank)
+            self._wanted = tuple(one for one in self._wanted if not one.made or self.here.intersection(one.leaving))
+        return self._follow()
 
-    def _expected(self) -> list[int]:
-        return self.plan.concerned if self.plan is not None else (self.members or self.first)
+    def _follow(self) -> Said:
+        """Have the coordinator see what is written down, write down what it reports, and return what it says."""
+        minimum, maximum = self._bounds
+        membership = None
+        while membership is None or self._write_down(self._coordinator.take_reports()):
+            joining = (rank for one in self._wanted for rank in one.joining)
+            membership = Membership(
+                members=tuple(self.members),
+                places={rank: self._place(rank) for rank in (*self.here, *joining)},
+                wanted=self._wanted,
+                minimum=minimum,
+                maximum=maximum,
+                head=Place(rank=0, cluster="alpha", address="head"),
+            )
+            self._coordinator.update(membership, 0.0)
+        tells = self._coordinator.take_tells()
+        self.at = next((one.note.number("at") for one in reversed(tells) if one.note.verb == "stop"), self.at)
+        return [(one.rank, payload_of(one.note)) for one in tells]
 
-    def _greeted(self, rank: int) -> Said:
-        if self.phase != "forming" and rank not in self._expected() and self.hellos[rank].text("state") == "done":
-            number = self.hellos.pop(rank).number("change")  # it was taken out, and lacks the word that all are done
-            return [(rank, note_payload("resume", change=number))]
-        if self.phase == "forming" and all(one in self.hellos for one in self.first):
-            self.members, self.phase = list(self.first), "idle"
-            return [(one, self._welcome(one)) for one in self.first]
-        if self.phase == "gathering":
-            lost = rank in self.members and self.hellos[rank].text("state") == "new"
-            return ([(rank, self._welcome(rank))] if lost else []) + self._gathered()
-        if self.phase == "asked":
-            return self._recovered() if all(one in self.hellos for one in self._expected()) else []
-        if self.phase == "forming" or rank not in self._expected():  # one that is early will be needed later
-            return []
-        # Somebody has come back, and what was said to it may not have arrived.
-        hellos, self.phase = self.hellos, "asked"
-        self.hellos = {one: hellos[one] for one in hellos if one == rank or one not in self._expected()}
-        return [(one, note_payload("who")) for one in self._expected() if one != rank] or self._recovered()
+    def _place(self, rank: int) -> Place:
+        return Place(rank=rank, cluster="alpha", address=self.address or f"node{rank}")
 
-    def _welcome(self, rank: int) -> bytes:
-        return note_payload(
-            "welcome", rank=rank, size=len(self.members), minimum=self.minimum, maximum=self.maximum, head="head",
-            members=members_text(self.member(one) for one in self.members),
-        )  # fmt: skip
-
-    def _recovered(self) -> Said:
-        states = {one: self.hellos[one].text("state") for one in self._expected()}
-        again = [(one, self._welcome(one)) for one, state in states.items() if state == "new" and one in self.members]
-        return again + self._recovered_from(states)
-
-    def _recovered_from(self, states: dict[int, str]) -> Said:
-        if self.plan is None:
-            self.phase = "idle"
-            return [
-                (one, note_payload("abandon", change=self.hellos[one].number("change")))
-                for one, state in states.items()
-                if state in {"armed", "waiting"}
-            ] + [
-                (one, note_payload("resume", change=self.hellos[one].number("change")))
-                for one, state in states.items()
-                if state == "done"
-            ]  # fmt: skip
-        number = self.plan.number
-        behind = [
-            one for one, state in states.items() if state == "done" and self.hellos[one].number("change") < number
-        ]
-        if behind:  # they lack the resume of the change before
-            lacking = [(one, note_payload("resume", change=self.hellos[one].number("change"))) for one in behind]
-            return lacking + self._recovered_from({**states, **dict.fromkeys(behind, "running")})
-        ends = {one for one, state in states.items() if self.hellos[one].number("change") == number
-                and state in {"running", "left"}}  # fmt: skip
-        if ends:
-            return self._resume([one for one, state in states.items() if state == "done"])
-        begun = [one for one, state in states.items() if state in {"changing", "done"}]
-        if not begun:
-            self.phase = "gathering"
-            return self._gathered()
-        self.phase, self.at = "changing", self.hellos[begun[0]].number("at")
-        self.answers = {one: 1 for one in begun if states[one] == "done"}
-        missed = [one for one in self.plan.concerned if states[one] in {"new", "waiting"}]
-        return [(one, self._change(one)) for one in missed] + self._all_done()
-
-    def _gathered(self) -> Said:
-        assert self.plan is not None
-        if not all(one in self.hellos for one in self.plan.joining):
-            return []
-        self.phase, self.answers, self.distance = "asking", {}, 1
-        return [(one, note_payload("when", change=self.plan.number)) for one in self.plan.old]
-
-    def _reached(self, rank: int, note: Note) -> Said:
-        if self.phase != "asking" or self.plan is None or note.number("change") != self.plan.number:
-            return []
-        self.answers[rank] = note.number("point")
-        return self._stop() if len(self.answers) == len(self.plan.old) else []
-
-    def _stop(self) -> Said:
-        assert self.plan is not None
-        self.at = max(self.answers.values()) + self.distance
-        self.phase, self.answers = "stopping", {}
-        return [(one, note_payload("stop", change=self.plan.number, at=self.at)) for one in self.plan.old]
-
-    def _stopping(self, rank: int, note: Note) -> Said:
-        if self.phase != "stopping" or self.plan is None or note.number("change") != self.plan.number:
-            return []
-        if note.verb == "passed":
-            if note.number("reached") < self.at:  # an earlier one: that this one is meant now is on its way
-                return []
-            self.answers = {rank: note.number("reached")}
-            self.distance *= 2
-            return self._stop()
-        if note.number("at") == self.at and note.verb == "waiting":
-            self.answers[rank] = self.at
-        if len(self.answers) < len(self.plan.old):
-            return []
-        self.phase, self.answers = "changing", {}
-        return [(one, self._change(one)) for one in self.plan.concerned]
-
-    def _change(self, rank: int) -> bytes:
-        plan = self.plan
-        assert plan is not None
-        return note_payload(
-            "change", change=plan.number, at=self.at, size=len(plan.members), rank=rank,
-            members=members_text(self.member(one) for one in plan.members), old=",".join(map(str, plan.old)),
-            leaving=members_text(self.member(one) for one in plan.leaving), reason=plan.reason,
-            minimum=self.minimum, maximum=self.maximum, head="head",
-        )  # fmt: skip
-
-    def _done(self, rank: int, number: int) -> Said:
-        if self.phase == "asked" and rank in self.hellos:  # it has gone on since it said who it is
-            words = {**self.hellos[rank].words, "state": "done", "change": str(number)}
-            self.hellos[rank] = Note("hello", words)
-        if self.phase != "changing" or self.plan is None or number != self.plan.number:
-            return []
-        self.answers[rank] = 1
-        return self._all_done()
-
-    def _all_done(self) -> Said:
-        assert self.plan is not None
-        return self._resume(self.plan.concerned) if len(self.answers) == len(self.plan.concerned) else []
-
-    def _resume(self, whom: list[int]) -> Said:
-        plan = self.plan
-        assert plan is not None
-        self.members, self.finished, self.plan, self.phase = plan.members, plan.number, None, "idle"
-        return [(one, note_payload("resume", change=plan.number)) for one in whom]
+    def _write_down(self, reports: list[Event | Complaint]) -> bool:
+        """Write down what has happened; return whether that was anything."""
+        by_number = {one.number: one for one in self._wanted}
+        for report in reports:
+            match report:
+                case Complaint(rank=rank, text=text):
+                    self.errors.append((rank, text))
+                case PointReached(number=number):
+                    point = replace(by_number[number], adaptation=report.adaptation, point=report.point)
+                    by_number[number] = point
+                case ChangeMade(number=number):
+                    made = by_number.pop(number)
+                    self.members = [*(one for one in self.members if one not in made.leaving), *made.joining]
+                    self.finished += 1
+                    if made.leaving:
+                        by_number[number] = replace(made, made=True)
+                case _:
+                    raise AssertionError(report)
+        self._wanted = tuple(by_number.values())
+        return bool(reports)
 
 
-# -- koala's end over real sockets: one Unix socket for each process, a coordinator, and its side of negotiations.
+# -- koala's end over real sockets: one Unix socket for each process, these records, and its side of negotiations.
 
 LIVENESS = 60.0
 """Seconds within which what must happen does, on however busy a machine."""
@@ -265,7 +145,7 @@ class KoalaEnd:
 
     def __init__(self, directory: Path, first: int, *, minimum: int = 1, maximum: int = 100) -> None:
         self.lock = threading.Condition()
-        self.coordinator = Coordinator(first=list(range(first)), minimum=minimum, maximum=maximum)
+        self.coordinator = Records(first, minimum, maximum)
         self.endpoints: dict[int, nt.Endpoint] = {}
         self.peers: dict[int, Peer] = {}
         self.granting: Callable[[nt.Template], nt.Template] = nt.accepted
@@ -298,6 +178,7 @@ class KoalaEnd:
         listening.bind(str(path))
         listening.listen()
         with self.lock:
+            self.coordinator.here.add(rank)
             self._sockets.append(listening)
             self._selector.register(listening, selectors.EVENT_READ, rank)
         self._wake.send(b"x")
@@ -318,7 +199,7 @@ class KoalaEnd:
 
     def begin(self, members: list[int], reason: str = "") -> None:
         """Begin a change, when none is under way."""
-        self.wait(lambda: self.coordinator.phase == "idle")
+        self.wait(lambda: self.coordinator.idle)
         with self.lock:
             self.say(self.coordinator.begin(members, reason))
 
@@ -343,7 +224,7 @@ class KoalaEnd:
 
     def wait(self, over: Callable[[], bool]) -> None:
         with self.lock:
-            assert self.lock.wait_for(over, LIVENESS), (self.coordinator.phase, self.notes[-20:])
+            assert self.lock.wait_for(over, LIVENESS), self.notes[-20:]
 
     def said(self, rank: int, start: str) -> bool:
         """Tell whether a process has said a note that starts so."""

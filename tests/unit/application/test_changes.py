@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults in changes of size, over real sockets, in C and Python: all processes see the same changes.
 
-What messages in any order lead to is in tests/unit/runners, where koala's own coordinator brings the processes of the
-library through their changes. The program here is one that computes in step. At each change every process tells its
-count of points, the members before and after in their order, who joins and who leaves; all must tell the same, whatever
-failed meanwhile.
+What messages in any order lead to is in tests/unit/runners. The program here is one that computes in step. At each
+change every process tells its count of points, the members before and after in their order, who joins and who leaves;
+all must tell the same, whatever failed meanwhile.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ class Schedule:
         self._chance = random.Random(seed)
         self._drivers: dict[int, Driver] = dict(enumerate(stage.joined(koala)))
         self._next = len(self._drivers)
-        self._last = 0
+        self._last = 0, 0
+        """Number and point of the last change."""
 
     def change(self, number: int) -> None:
         """Bring the program to other members, with faults, and compare what its processes say of it."""
@@ -63,11 +63,12 @@ class Schedule:
             f"old {listed(old)} members {listed([*staying, *joining])} "
             f"leaving {listed(old[len(staying) :])} joining {listed(joining)}"
         )
-        at = int(said[old[0]].split()[3])
+        _, adaptation, _, at, *_ = said[old[0]].split()
         same = {rank: text.partition(" rank ")[0] for rank, text in said.items()}
-        assert set(same.values()) == {f"change {number} at {at} {expected}"}, same
-        assert at > self._last
-        self._last = at
+        assert set(same.values()) == {f"change {adaptation} at {at} {expected}"}, same
+        assert int(adaptation) > self._last[0]
+        assert int(at) > self._last[1]
+        self._last = int(adaptation), int(at)
         for rank in said:
             self._drivers[rank].tell("done")
         self._fail()

@@ -41,11 +41,12 @@ from koala_adapter.application.shipping import FILE_NAME, install, joined, libra
 from koala_adapter.application.sizes import size_rule
 from koala_adapter.errors import KoalaError
 from koala_adapter.negotiation import frame
+from koala_adapter.runners.notes import Place, listed
 from koala_adapter.sizes import rule_named
 from tests.compiled import MEMORY_CHECKED, compiled
 from tests.examplejobs import ALONE, BODIES, EXAMPLES, STEPS, sizes_and_digest
 from tests.examples import examples, repeated
-from tests.unit.application.koala_end import LIVENESS, KoalaEnd, members_text
+from tests.unit.application.koala_end import LIVENESS, KoalaEnd
 
 pytestmark = pytest.mark.real("cc")
 
@@ -86,7 +87,8 @@ def test_no_bytes_do_more_than_be_refused(payload: bytes) -> None:
 @given(MEMBERS)
 def test_members_come_back_as_they_were(members: list[Member]) -> None:
     """Also with the characters that separate members, fields and words."""
-    note = parse_note(note_payload("welcome", members=members_text(members)))
+    places = (Place(rank=one.rank, cluster=one.cluster, address=one.address, contact=one.contact) for one in members)
+    note = parse_note(note_payload("welcome", members=listed(places)))
     assert parse_members(note.text("members")) == tuple(members)
 
 
@@ -322,7 +324,7 @@ def test_it_decides_about_offers_as_it_is_told(programs: Programs) -> None:
         koala.coordinator.address = "127.0.0.1"
         for rank in range(2):
             programs.join(koala, rank, NBODY_SIZES="power-of-two")
-        koala.wait(lambda: koala.coordinator.phase == "idle")
+        koala.wait(lambda: koala.coordinator.idle)
         declined = koala.first_event(koala.offer(1, "grow"))
         assert (declined.kind, declined.state) == ("ended", "rejected")
         countered = koala.first_event(koala.offer(3, "grow", minimum=1, maximum=3))
