@@ -16,7 +16,7 @@ from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import Lrm, PinnedStart
 from koala_adapter.lrm.commands import CommandResult
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
-from koala_adapter.testing import LrmConformance, LrmUnderTest, RecordingRunner, Trial, eventually, new_context
+from koala_adapter.testing import LrmConformance, LrmUnderTest, RecordingRunner, eventually, new_context
 from koala_adapter.testing.trial import begin_start
 from koala_pbs import PLUGIN as PBS
 from koala_pbs import PbsSettings
@@ -229,15 +229,6 @@ class TestPbsAsOperator(StartsByOperator, PbsConformance):
     """As an operator, who starts jobs by qrun."""
 
     operator = True
-
-    async def test_a_suspended_job_is_resumed_to_be_cancelled(self, live_trial: Trial) -> None:
-        """PBS leaves it suspended, and its processes stopped, until it goes on or is killed."""
-        batch = await live_trial.submit()
-        await live_trial.wait_running(batch)
-        await live_trial.lrm.suspend(batch.ids)
-        await live_trial.wait_states(batch, LrmJobState.SUSPENDED)
-        await live_trial.lrm.cancel(batch.ids)
-        await live_trial.wait_ended(batch)
 
 
 # -- Starting held jobs on chosen nodes of a fake Slurm, of a release before and one after reservations changed.

@@ -10,6 +10,7 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -273,14 +274,11 @@ def test_a_walltime_is_not_moved_by_the_time_of_day(tmp_path: Path, step: float)
 
 
 slots_of_jobs = st.builds(
-    lambda job, threads, memory, gpus, exclusive: replace(
-        job, threads=threads, memory_mib=memory, gpus=gpus, exclusive=exclusive
-    ),
-    st.sampled_from([SAMPLE]),
-    st.integers(1, 4),
-    st.sampled_from([0, 100, 1000]),
-    st.integers(0, 2),
-    st.booleans(),
+    partial(replace, SAMPLE),
+    threads=st.integers(1, 4),
+    memory_mib=st.sampled_from([0, 100, 1000]),
+    gpus=st.integers(0, 2),
+    exclusive=st.booleans(),
 )
 rich_nodes = st.lists(
     st.builds(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -172,10 +173,18 @@ async def test_no_accounting_no_history(fake: FakeSlurm, context: ClusterContext
     assert sent(context, "sacct") == []
 
 
-async def test_hanging_accounting_is_none(tmp_path: Path, context: ClusterContext) -> None:
-    fake = FakeSlurm(tmp_path / "hangs", accounting=True)
-    (fake.bin_directory / "sacct").write_text("#!/bin/sh\nexec sleep 60\n")
-    lrm = await started(fake, context, command_timeout=1)
+async def test_hanging_accounting_is_none(
+    tmp_path: Path, context: ClusterContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, run = FakeSlurm(tmp_path / "hangs", accounting=True), context.commands.run
+
+    async def hangs(argv: Sequence[str], **more: Any) -> CommandResult:  # noqa: ANN401 - passed on
+        if argv[0].endswith("/sacct"):
+            raise LrmUnavailableError("sacct did not answer")
+        return await run(argv, **more)
+
+    monkeypatch.setattr(context.commands, "run", hangs)
+    lrm = await started(fake, context)
     assert not lrm.capabilities.accounting
     assert len(await lrm.nodes()) == 2
 
