@@ -75,6 +75,7 @@ class SlurmConformance(LrmConformance):
             stop_lrm=stop,
             start_lrm=start,
             patience=120,
+            poll_interval=0.05,
         ) as under:
             if self.library:
                 # Then changes of single jobs go through it, too. A check would leave partitions that are remembered.
@@ -193,6 +194,7 @@ class PbsConformance(LrmConformance):
             stop_lrm=stop,
             start_lrm=start,
             patience=120,
+            poll_interval=0.05,
             walltime_precision=120,
         ) as under:
             yield under

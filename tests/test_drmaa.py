@@ -87,6 +87,7 @@ class DrmaaConformance(LrmConformance):
             stop_lrm=cell.stop,
             start_lrm=cell.start,
             patience=120,
+            poll_interval=0.05,
             walltime_precision=120,
         ) as under:
             yield under
