@@ -398,6 +398,23 @@ def test_check_says_what_is_missing(schedule_fake: FakePbs, site: Path) -> None:
     plain.close()
 
 
+async def test_check_finds_what_hinders(fake: FakePbs, context: ClusterContext) -> None:
+    """A scheduler that is off, while others start no jobs, and vnodes that are out of use."""
+    lrm = await started(fake, context, operator=False)
+    fake.set_scheduling(on=False)
+    fake.set_offline("n1", "n2", "n3")
+    wrong = {result.subject: (result.found, result.remedy) for result in await lrm.check() if not result.ok}
+    assert set(wrong) == {"server", "vnodes"}
+    assert "its scheduling is off" in wrong["server"][0]
+    assert "none of 3 is up" in wrong["vnodes"][0]
+    assert all(remedy for _, remedy in wrong.values())
+    outside = {result.subject: result for result in await lrm.check_outside()}
+    assert (outside["who starts jobs"].ok, "set server scheduling=True" in outside["who starts jobs"].remedy) == (
+        False,
+        True,
+    )
+
+
 def test_one_cluster_is_checked(site: Path) -> None:
     site.write_text(site.read_text() + site.read_text().replace('"p"', '"q"'))
     checks = json.loads(inside(site, "check", "--outside", "--cluster", "q", "--json").stdout)["checks"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pure parts of the plugin ``pbs``: ids, chunks, command lines, directives, vnodes."""
+"""The plugin ``pbs`` without a server: ids, chunks, command lines, directives, vnodes, reservations."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,8 +19,10 @@ from koala_adapter.lrm.commands import CommandResult
 from koala_adapter.lrm.contract import Directives, ReservationRequest
 from koala_adapter.model import BatchKey, EndReason, LrmJob, Node, NodeState
 from koala_adapter.slots import Slot
+from koala_adapter.testing import new_context
 from koala_pbs import client as control
 from koala_pbs.jobs import assign, parse_exec_vnode, parse_jobs, parse_nodes, parse_select, parse_selections, tied_place
+from koala_pbs.lrm import PbsLrm
 from koala_pbs.queues import (
     QueueConfig,
     ServerConfig,
@@ -46,6 +49,7 @@ from koala_pbs.words import (
     seconds_of,
     submission_error,
 )
+from tests.fakes.scriptedrunner import ScriptedRunner
 
 # The pure parts of the plugin ``pbs`` that nothing recorded is needed for: ids, chunks, command lines, directives.
 
@@ -462,6 +466,31 @@ def test_reservations_are_asked_for_and_read() -> None:
     assert parse_reservations("", "ann") == {}
     # The queue of a reservation takes the place of the one that was named.
     assert qsub(replace(placeholders, reservation="R2"))[qsub(placeholders).index("-q") + 1] == "R2"
+
+
+async def test_reservations_are_made_listed_and_removed(tmp_path: Path) -> None:
+    runner = ScriptedRunner(
+        {
+            "pbs_rsub": (0, "R2.vm CONFIRMED\n", ""),
+            "pbs_rstat": (0, RESERVATIONS, ""),
+            "qselect": (0, "7.vm\n", ""),
+            "pbs_rdel": (1, "", "pbs_rdel: Unknown Reservation Id  R2.vm"),
+        }
+    )
+    lrm = PbsLrm(replace(new_context(tmp_path), commands=runner, user="ann"), SETTINGS)
+    request = ReservationRequest(placeholders=SUBMISSION, starts_in=9.0)
+    assert await lrm.reserve(request) == "R2"
+    assert await lrm.reservations() == {"koala-x-r-12-1": "R2"}
+    with pytest.raises(LrmUnavailableError, match="jobs are in it"):
+        await lrm.unreserve("R2")
+    runner.answers["qselect"] = (0, "", "")
+    await lrm.unreserve("R2")  # it is there no more
+    runner.answers["pbs_rdel"] = (1, "", "pbs_rdel: Unauthorized Request  R2.vm")
+    with pytest.raises(LrmRejectedError, match="Unauthorized Request"):
+        await lrm.unreserve("R2")
+    runner.answers["pbs_rsub"] = (0, "R3.vm DENIED\n", "")
+    with pytest.raises(LrmRejectedError, match=r"pbs_rsub: R3\.vm DENIED"):
+        await lrm.reserve(request)
 
 
 def vnode(*, partition: str = "", used: dict[str, object] | None = None, **resources: object) -> dict[str, object]:

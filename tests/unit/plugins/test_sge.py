@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import ClusterContext, Submission
-from koala_adapter.lrm.commands import CommandResult, CommandRunner, LocalHost
+from koala_adapter.lrm.commands import CommandRunner, LocalHost
 from koala_adapter.lrm.contract import Directives, ReservationRequest
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery
 from koala_adapter.lrm.lrmhost import HostFacts
@@ -38,6 +38,7 @@ from koala_sge.slots import (
     shared,
 )
 from koala_sge.submission import native_options, parse_granted, parse_reservations, qrsub_command, slots_granted
+from tests.fakes.scriptedrunner import ScriptedRunner
 
 # -- Slots in the words of Grid Engine: options, shares of each processor, and what qconf tells of a cell.
 
@@ -248,30 +249,6 @@ HELD = (
 )
 
 QUEUES = {"qconf": (0, "qname all.q\nh_rt INFINITY\n", ""), "qselect": (0, "all.q@n1\nall.q@n2\n", "")}
-
-
-class ScriptedRunner(CommandRunner):
-    """Answers each command with what a test has laid out for it, and remembers what was asked."""
-
-    def __init__(self, answers: Mapping[str, tuple[int, str, str]]) -> None:
-        """``answers``: exit code, stdout and stderr by the command's last path component."""
-        super().__init__(per_minute=60_000)
-        self.answers = dict(answers)
-        self.asked: list[tuple[str, ...]] = []
-
-    async def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",  # noqa: ARG002 - the signature is the parent's
-        environment: Mapping[str, str] | None = None,  # noqa: ARG002
-        timeout: float = 30.0,  # noqa: ARG002
-        urgent: bool = False,  # noqa: ARG002
-    ) -> CommandResult:
-        """Answer from the table."""
-        self.asked.append(tuple(argv))
-        code, stdout, stderr = self.answers[argv[0]]
-        return CommandResult(argv=tuple(argv), returncode=code, stdout=stdout.encode(), stderr=stderr.encode())
 
 
 def lrm_of(tmp_path: Path, *, answers: Mapping[str, tuple[int, str, str]] | None = None, **settings: object) -> SgeLrm:
