@@ -209,7 +209,9 @@ CASES: Mapping[str, Sequence[str]] = {
 
 
 @contextmanager
-def asked_by_peers(settings: Mapping[str, str], *options: str) -> Iterator[tuple[SlurmCluster, WikiServing]]:
+def asked_by_peers(
+    settings: Mapping[str, str], *options: str
+) -> Iterator[tuple[SlurmCluster, WikiServing[SlurmCluster]]]:
     """Have a Slurm with conf/job_submit.lua, and ``koala wiki serve`` for it."""
     cluster = SlurmCluster("wiki", nodes=4, cpus=8, settings={**settings, "JobSubmitPlugins": "lua"})
     (cluster.directory / "job_submit.lua").write_text((ROOT / "conf" / "job_submit.lua").read_text())
@@ -242,7 +244,7 @@ def start_job(*, repeat: int = 15) -> list[Row]:
     return rows
 
 
-def started_by_peer(serving: WikiServing, nodes: Sequence[str], job: str) -> object:
+def started_by_peer(serving: WikiServing[SlurmCluster], nodes: Sequence[str], job: str) -> object:
     """Start a job as Maui does."""
     return serving.done(f"STARTJOB ARG={job} TASKLIST={':'.join(nodes)}")
 

@@ -97,11 +97,15 @@ class Site(AgentListener, TaskListener):
         """Return the first registration of the agent in a placeholder."""
         return await self.wait_for(AgentRegistered, lambda event: event.placeholder == placeholder(index))
 
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is so, of which no event may tell: another process's doing, or files."""
+        with anyio.fail_after(LIVENESS):
+            while not condition():  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+
     async def wait_for_output(self, task: str, expected: bytes) -> None:
         """Wait until exactly this has arrived of a task's standard output."""
-        with anyio.fail_after(LIVENESS):
-            while self.output(task) != expected:  # noqa: ASYNC110 - another process's doing, of which no event tells
-                await anyio.sleep(0.02)
+        await self.wait_until(lambda: self.output(task) == expected)
 
     async def news(self) -> None:
         """Wait until something has happened."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import anyio
 
@@ -26,6 +26,7 @@ from tests.real.systems import SlurmCluster
 from tests.real.systems.processes import PATIENCE, Ports, tail, wait_until
 from tests.real.user import KoalaUser, toml
 
+S_co = TypeVar("S_co", bound=System, covariant=True)
 PIECE = Path(__file__).parents[2] / "conf" / "job_submit.lua"
 PACE = {"requests_per_minute": 6000, "poll_interval": 0.5}
 
@@ -39,12 +40,12 @@ class HoldingCluster(SlurmCluster):
         (self.directory / PIECE.name).write_text(PIECE.read_text())
 
 
-class Serving:
+class Serving(Generic[S_co]):
     """One cluster, and a command of koala that serves it as a process of its own."""
 
     ended_by = signal.SIGTERM
 
-    def __init__(self, directory: Path, system: System, errors: str, *options: str) -> None:
+    def __init__(self, directory: Path, system: S_co, errors: str, *options: str) -> None:
         """Nothing is started yet. ``errors``: file for what it writes for people; ``options`` of the command."""
         self.user = KoalaUser(directory / "user", [system], clusters={system.name: PACE})
         self.system = system
@@ -99,12 +100,12 @@ class Serving:
         return tail(self.errors, 40)
 
 
-class Scheduling(Serving):
+class Scheduling(Serving[S_co]):
     """``koala schedule --json`` for a cluster."""
 
     ended_by = signal.SIGINT
 
-    def __init__(self, directory: Path, system: System, *options: str) -> None:
+    def __init__(self, directory: Path, system: S_co, *options: str) -> None:
         """Nothing is started yet. ``options`` of the command."""
         super().__init__(directory, system, "schedule.err", *options)
         self.runs = directory / "runs"
@@ -194,10 +195,10 @@ class Scheduling(Serving):
 KEY = "1234567890"
 
 
-class WikiServing(Serving):
+class WikiServing(Serving[S_co]):
     """``koala wiki serve`` for a cluster."""
 
-    def __init__(self, directory: Path, system: System, *options: str) -> None:
+    def __init__(self, directory: Path, system: S_co, *options: str) -> None:
         """Nothing is started yet. ``options`` of the command."""
         super().__init__(directory, system, "serve.err", *options)
         self.key_file = directory / "key"

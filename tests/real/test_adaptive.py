@@ -28,7 +28,7 @@ from tests.real.lrms import System, agents_directories, local_job, placeholders
 from tests.real.slow_commands import PausedCommand
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
-from tests.real.user import KoalaUser, part
+from tests.real.user import KoalaUser, at_most, part
 from tests.wishes import write_wishes
 
 # -- Programs whose processes change together, over Slurm and Grid Engine at once, whatever happens meanwhile. All of
@@ -46,8 +46,7 @@ def two_systems(
     new_user: NewUser, slurm: SlurmCluster, cell: GridEngineCell, *, approach: str = "pwa", path: Path | None = None
 ) -> KoalaUser:
     """Return a user who may have three processors on Slurm, and two on Grid Engine."""
-    thresholds = {slurm.name: slurm.cpus * len(slurm.nodes) - 3, cell.name: cell.slots - 2}
-    clusters = {name: {"threshold": one} for name, one in thresholds.items()}
+    clusters = {slurm.name: at_most(slurm, 3), cell.name: at_most(cell, 2)}
     return new_user(slurm, cell, scheduler={"approach": approach}, clusters=clusters, path=path)
 
 
@@ -161,7 +160,7 @@ def test_the_service_is_killed_in_each_phase_of_growing_and_of_shrinking(
     commands.mkdir()
     user = two_systems(new_user, slurm_a, sge_cell, path=commands)
     with local_job(sge_cell, sge_cell.slots):
-        with local_job(slurm_a, slurm_a.cpus * len(slurm_a.nodes) - 2):
+        with local_job(slurm_a, slurm_a.processors - 2):
             user.wait_available(2, 0)
             job = submit(user)
             wait_joined(user, job)
@@ -219,13 +218,12 @@ def wishes_submit(user: KoalaUser, system: System, name: str, initial: int, *wis
 def test_wishes_on_both_systems(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
     """A voluntary one gets part of what it asks for; for a mandatory one another program of that cluster shrinks."""
     systems = (slurm_a, sge_cell)
-    thresholds = {slurm_a.name: slurm_a.cpus * len(slurm_a.nodes) - FOUR, sge_cell.name: sge_cell.slots - FOUR}
-    clusters = {name: {"threshold": one} for name, one in thresholds.items()}
+    clusters = {one.name: at_most(one, FOUR) for one in systems}
     user = new_user(*systems, scheduler={"approach": "none"}, clusters=clusters)
     rich = {one.name: wishes_submit(user, one, "rich", 2) for one in systems}
     poor = {one.name: wishes_submit(user, one, "poor", 1, "voluntary=2", "mandatory=1") for one in systems}
     for job in (*rich.values(), *poor.values()):
-        user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+        user.wait_running(job)
     user.wait(poor[slurm_a.name], lambda _: [one.available for one in user.client.clusters()] == [1, 1], what="polled")
     for system in systems:
         (user.directory / f"poor-{system.name}" / "go").touch()
@@ -260,7 +258,7 @@ def test_memory_comes_with_new_processors(new_user: NewUser, slurm_a: SlurmClust
     user = new_user(*systems, scheduler={"approach": "none"}, clusters=clusters)
     jobs = {one.name: wishes_submit(user, one, "big", 1, f"memory={LIMIT + 1}", f"memory={WANTED}") for one in systems}
     for job in jobs.values():
-        user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+        user.wait_running(job)
     for system in systems:
         (user.directory / f"big-{system.name}" / "go").touch()
     for system in systems:
@@ -364,8 +362,7 @@ def test_a_process_never_calls_done(new_user: NewUser, slurm_a: SlurmCluster, sg
     user = new_user(slurm_a, sge_cell)
     hold(user, 1)
     job = submit_growing(user, slurm_a.name, more="done_patience = 3\n")
-    outcome = user.wait_over(job).outcome
-    assert outcome is not None
+    outcome = user.wait_outcome(job)
     assert (outcome.state, outcome.reason) == (JobState.LOST, EndReason.LOST)
     why = "process 1 has not called done() within 3 s of the change at point "
     assert why in outcome.detail

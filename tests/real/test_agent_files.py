@@ -15,7 +15,7 @@ from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.service.results import LEDGER_NAME, Results, ResultStore, read_ledger
 from koala_adapter.vjm.channel import Launch, LaunchFile, Release, TaskEnded, TaskFiles
 from koala_adapter.vjm.listener import AgentRegistered
-from tests.real.agents import LIVENESS, Site, placeholder
+from tests.real.agents import Site, placeholder
 from tests.vanishing import size_below
 
 MIB = 1024 * 1024
@@ -44,10 +44,8 @@ class Deliveries:
 
     async def said(self, task: str = "0") -> TaskFiles:
         """Return what the agent said of the files when all were there."""
-        with anyio.fail_after(LIVENESS):
-            while f"c1/{task}" not in (said := read_ledger(self.job)):  # noqa: ASYNC110 - told by no event
-                await anyio.sleep(0.02)
-        return said[f"c1/{task}"]
+        await self.site.wait_until(lambda: f"c1/{task}" in read_ledger(self.job))
+        return read_ledger(self.job)[f"c1/{task}"]
 
     @property
     def arrived(self) -> dict[str, bytes]:
@@ -199,9 +197,7 @@ async def test_what_is_said_of_files_and_cannot_be_written_is_waited_for(deliver
     async with site.serving_agent():
         order = Launch(task="0", argv=("/bin/sh", "-c", "echo x >a"), output_files=("a",))
         assert site.center.tell(placeholder(), order)
-        with anyio.fail_after(LIVENESS):
-            while len(site.unwritten) < 2:
-                await site.news()
+        await site.wait_until(lambda: len(site.unwritten) >= 2)
         assert {(stream, why) for _, stream, _, why in site.unwritten} == {("files", "Is a directory")}
         ledger.rmdir()
         assert (await deliveries.said()).arrived == 1
@@ -224,13 +220,13 @@ async def test_files_survive_restarts_of_the_center(deliveries: Deliveries) -> N
         site.center.tell(placeholder(), order)
         assert (await site.wait_for(TaskEnded)).end.exit_code == 4
         site.center.tell(placeholder(), Release(grace=1))  # from now on the agent stays only for its files
-        await some_arrived(deliveries, 2 * MIB)
+        await site.wait_until(lambda: size_below(deliveries.job) >= 2 * MIB)
     assert (await anyio.to_thread.run_sync(size_below, deliveries.job)) < 2 * len(content)
     for more in (6 * MIB, 100 * MIB):
         deliveries.restart()
         async with site.serving():
             if more < 2 * len(content):
-                await some_arrived(deliveries, more)
+                await site.wait_until(lambda: size_below(deliveries.job) >= 6 * MIB)
             else:
                 said = await deliveries.said()
                 assert (await site.ended(process))[0] == 0
@@ -238,13 +234,6 @@ async def test_files_survive_restarts_of_the_center(deliveries: Deliveries) -> N
     assert set(deliveries.arrived) == {"big-1", "big-2", "small-1", "small-2", "small-3"}
     assert deliveries.arrived["big-1"] == deliveries.arrived["big-2"] == content
     assert not (deliveries.job / "c1" / "0.partial").exists()
-
-
-async def some_arrived(deliveries: Deliveries, size: int) -> None:
-    """Wait until so many bytes are there."""
-    with anyio.fail_after(LIVENESS):
-        while size_below(deliveries.job) < size:  # noqa: ASYNC110 - files, of which no event tells
-            await anyio.sleep(0.01)
 
 
 async def test_a_tree_without_bottom_costs_nobody_anything(deliveries: Deliveries) -> None:

@@ -10,14 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import anyio
 import pytest
 
 from koala_adapter.model import EndReason
 from koala_adapter.vjm.channel import FETCHES, INPUT_PIECE, Launch, LaunchFile, Release
 from koala_adapter.vjm.jobscript import SYSTEM_PYTHONS
 from koala_adapter.vjm.listener import AgentDisconnected, AgentRegistered
-from tests.real.agents import LIVENESS, Site, placeholder
+from tests.real.agents import Site, placeholder
 from tests.real.test_agent_local import EXITED, PYTHONS, end_of, run
 
 SHARE = "koala-" + "a" * 32
@@ -101,12 +100,9 @@ async def test_what_arrived_of_a_large_file_is_not_sent_twice(site: Site, lost: 
         first, second = site.processes
         site.after_piece = PIECES // 2, lambda: os.killpg(first.pid, signal.SIGSTOP)
         assert site.center.tell(placeholder(1), content.launch("t1"))
-        while len(site.sent) < PIECES // 2:
-            await site.news()
+        await site.wait_until(lambda: len(site.sent) >= PIECES // 2)
         assert site.center.tell(placeholder(2), content.launch("t2"))
-        with anyio.fail_after(LIVENESS):
-            while not shares(second.pid):  # noqa: ASYNC110 - another process's doing, of which no event tells
-                await anyio.sleep(0.02)
+        await site.wait_until(lambda: shares(second.pid))
         if lost == "agent":
             os.killpg(first.pid, signal.SIGKILL)
         else:

@@ -55,9 +55,7 @@ def processes_with(text: str, site: Site) -> list[int]:
 
 async def nothing_left(text: str, site: Site) -> None:
     """Insist that these processes end: who is killed on a busy machine may be seen for a moment yet."""
-    with anyio.fail_after(LIVENESS):
-        while processes_with(text, site):  # noqa: ASYNC110 - another process's doing, of which no event tells
-            await anyio.sleep(0.02)
+    await site.wait_until(lambda: not processes_with(text, site))
 
 
 async def run(site: Site, order: Launch, index: int = 1) -> TaskEnd:
@@ -136,8 +134,7 @@ async def test_a_launch_is_carried_out_once(site: Site) -> None:
         for _ in range(3):
             site.center.tell(placeholder(), order)
         await site.wait_for(TaskStarted)
-        while sum(isinstance(event, TaskStarted) for event in site.events) < 3:
-            await site.news()
+        await site.wait_until(lambda: sum(isinstance(event, TaskStarted) for event in site.events) == 3)
         await anyio.Path(site.directory / "go").write_text("\n")
         assert (await site.wait_for(TaskEnded)).end == EXITED
         seen = len(site.events)
@@ -439,14 +436,11 @@ async def test_nothing_outlives_an_agent_that_is_killed(site: Site) -> None:
         text = "setsid sleep 61241 >/dev/null 2>&1 & env -i sleep 61241 & echo started; wait"
         site.center.tell(placeholder(), shell("t", text))
         await site.wait_for_output("t", b"started\n")
-        with anyio.fail_after(LIVENESS):
-            while len(processes_with("sleep\x0061241", site)) < 2:  # noqa: ASYNC110 - started is not yet executed
-                await anyio.sleep(0.02)
+        await site.wait_until(lambda: len(processes_with("sleep\x0061241", site)) == 2)  # started is not yet executed
         os.killpg(process.pid, signal.SIGKILL)
         await site.wait_for(AgentDisconnected)
-        with anyio.fail_after(LIVENESS):
-            while processes_with("sleep\x0061241", site) or any(site.directory.glob("koala-*")):  # noqa: ASYNC110
-                await anyio.sleep(0.02)
+        await nothing_left("sleep\x0061241", site)
+        await site.wait_until(lambda: not any(site.directory.glob("koala-*")))
 
 
 @pytest.mark.parametrize("which", ["task", "last command of the task"])
@@ -455,10 +449,8 @@ async def test_the_cause_of_a_killed_task_shows_late(site: Site, which: str) -> 
     async with site.serving_agent() as process:
         site.center.tell(placeholder(), shell("t", "sleep 61238" if which == "task" else "sleep 61238; exit $?"))
         pid = (await site.wait_for(TaskStarted)).pid
-        with anyio.fail_after(LIVENESS):
-            while not (found := processes_with("sleep\x0061238", site)):  # noqa: ASYNC110
-                await anyio.sleep(0.02)
-        os.kill(pid if which == "task" else found[0], signal.SIGTERM)
+        await site.wait_until(lambda: bool(processes_with("sleep\x0061238", site)))
+        os.kill(pid if which == "task" else processes_with("sleep\x0061238", site)[0], signal.SIGTERM)
         process.terminate()
         end = (await site.wait_for(TaskEnded)).end
         assert (end.reason, end.status) == (EndReason.CANCELLED, 143)
@@ -540,9 +532,7 @@ async def test_output_that_cannot_be_written_waits_for_its_file(site: Site) -> N
     async with site.serving_agent():
         text = "seq 700000 & seq 300000 >&2; wait"
         assert site.center.tell(placeholder(), shell("t", text))
-        with anyio.fail_after(LIVENESS):
-            while len(site.unwritten) < 3:
-                await site.news()
+        await site.wait_until(lambda: len(site.unwritten) >= 3)
         assert {why for _, _, _, why in site.unwritten} == {"Not a directory"}
         assert {stream for _, stream, _, _ in site.unwritten} == {"out", "err"}
         assert not [event for event in site.events if isinstance(event, TaskEnded)]
@@ -558,9 +548,7 @@ async def test_a_short_last_word_that_cannot_be_written_is_not_lost(site: Site) 
     (site.directory / "output").write_text("a file in the place of the directory")
     async with site.serving_agent():
         assert site.center.tell(placeholder(), shell("t", "echo precious"))
-        with anyio.fail_after(LIVENESS):
-            while len(site.unwritten) < 2:
-                await site.news()
+        await site.wait_until(lambda: len(site.unwritten) >= 2)
         assert not [event for event in site.events if isinstance(event, TaskEnded)]
         (site.directory / "output").unlink()
         assert await end_of(site, "t") == EXITED
@@ -576,9 +564,7 @@ async def test_an_agent_of_an_earlier_version_sends_again_on_a_new_connection(si
         site.start_agent(script=script.replace('"resends": True', '"old": True'))
         await site.wait_for(AgentRegistered)
         assert site.center.tell(placeholder(), shell("t", "seq 700000"))
-        with anyio.fail_after(LIVENESS):
-            while len(site.unwritten) < 2:
-                await site.news()
+        await site.wait_until(lambda: len(site.unwritten) >= 2)
         (site.directory / "output").unlink()
         assert await end_of(site, "t") == EXITED
         assert site.output("t") == "".join(f"{i}\n" for i in range(1, 700001)).encode()
@@ -590,9 +576,7 @@ async def test_a_journal_that_cannot_be_written_turns_an_agent_away_for_a_while(
     site.unbindable = True
     async with site.serving():
         site.start_agent()
-        with anyio.fail_after(LIVENESS):
-            while "the journal cannot be written" not in site.rejected:
-                await site.news()
+        await site.wait_until(lambda: "the journal cannot be written" in site.rejected)
         assert not site.events
         site.unbindable = False
         await site.wait_for(AgentRegistered)

@@ -26,7 +26,7 @@ from tests.real.conftest import NewUser
 from tests.real.lrms import local_job, placeholders
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
-from tests.real.user import KoalaUser, part
+from tests.real.user import KoalaUser, at_most, part, until
 
 # -- Dask over Slurm, Grid Engine and a local cluster at once, while local users come and go.
 
@@ -46,20 +46,6 @@ settings = {{ processors = 2, idle_seconds = 5 }}
 def workers(report: JobReport) -> int:
     """Return how many processors the workers have."""
     return sum(one.processors for one in report.components if one.name == "worker")
-
-
-def two_systems(
-    new_user: NewUser, slurm: SlurmCluster, cell: GridEngineCell, *, on_slurm: int, on_cell: int
-) -> KoalaUser:
-    """Return a user who may have so many processors on Slurm and on Grid Engine; no service runs yet."""
-    thresholds = {slurm.name: kept_free(slurm, on_slurm), cell.name: cell.slots - on_cell}
-    settings = {name: {"threshold": threshold} for name, threshold in thresholds.items()}
-    return new_user(slurm, cell, clusters=settings, serve=False)
-
-
-def kept_free(slurm: SlurmCluster, ours: int) -> int:
-    """Return the processors of a Slurm cluster that are left to local users when so many are ours."""
-    return slurm.cpus * len(slurm.nodes) - ours
 
 
 def expect_over(user: KoalaUser, job: str, *codes: int) -> JobReport:
@@ -85,7 +71,8 @@ def test_dask_workers_come_and_go_with_local_users(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
     """1 worker becomes 6 on three systems, 2 for jobs of sbatch and qsub, and 4 when one of them ends."""
-    user = two_systems(new_user, slurm_a, sge_cell, on_slurm=3, on_cell=2)
+    clusters = {"a": at_most(slurm_a, 3), "c": at_most(sge_cell, 2)}
+    user = new_user(slurm_a, sge_cell, clusters=clusters, serve=False)
     with user.site.open("a") as site:
         site.write(LOCAL_CLUSTER.format(directory=user.output))
     user.serve()
@@ -99,7 +86,7 @@ def test_dask_workers_come_and_go_with_local_users(
     report = user.wait(job, lambda report: workers(report) == 6, what="has all there is")
     assert {one.cluster for one in report.components} == {"here", *user.systems}
     with local_job(sge_cell, sge_cell.slots):
-        with local_job(slurm_a, kept_free(slurm_a, 3) + 2):
+        with local_job(slurm_a, slurm_a.processors - 3 + 2):
             # Where the batch system starts an array piece by piece, more may be given at first than is taken.
             user.wait(job, lambda report: workers(report) == 2, what="has made room")
         report = user.wait(job, lambda report: workers(report) == 4, what="has grown again on Slurm alone")
@@ -116,12 +103,11 @@ def test_a_cluster_of_a_script_over_two_batch_systems(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
     """It begins a service, has workers from both, is made smaller by koala, and loses nothing; closed, all is gone."""
-    user = two_systems(new_user, slurm_a, sge_cell, on_slurm=2, on_cell=1)
-    user.serve()
+    user = new_user(slurm_a, sge_cell, clusters={"a": at_most(slurm_a, 2), "c": at_most(sge_cell, 1)})
     with DaskProgram(user.directory, user.environment(), "breathe", 3, 1, site=user.site, state=user.state) as dask:
         assert dask.until_said("many on") == " ".join(sorted(user.systems))
         go = user.directory / "go"
-        waiting = ("sh", "-c", f"until [ -e {go} ]; do sleep 0.2; done")
+        waiting = until(go)
         rigid = user.submit(user.job_file(*(part(name, 1, *waiting) for name in user.systems)))
         dask.until_said("during")  # it was made smaller
         go.touch()
@@ -159,7 +145,7 @@ def test_parsl_computes_where_processors_are_idle(
         status_polling_interval=1,
     )
     with ExitStack() as parsl:
-        with local_job(slurm_a, slurm_a.cpus * len(slurm_a.nodes)):
+        with local_job(slurm_a, slurm_a.processors):
             # A block goes where processors are idle by what was last seen, and waits in that queue for good.
             wait_until(
                 lambda: (
@@ -230,7 +216,7 @@ def test_a_sweep_yields_and_every_result_comes_once(
     go = tmp_path / "go"
     file = user.directory / "sweep.toml"
     file.write_text(SWEEP.format(free=FREE, go=go, tasks=SWEEP_TASKS))
-    everything = slurm_a.cpus * len(slurm_a.nodes) + slurm_b.cpus * len(slurm_b.nodes) + sge_cell.slots
+    everything = slurm_a.processors + slurm_b.processors + sge_cell.slots
     job = user.submit(file)
     user.wait(
         job,
@@ -304,12 +290,10 @@ def test_on_grid_engine(scenario: Scenario, new_user: NewUser, started: ExitStac
 @pytest.mark.parametrize("scenario", NIGHTLY)
 def test_across_both(scenario: Scenario, new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
     """The application begins on Grid Engine, and grows over to Slurm."""
-    own = {slurm_a.name: ALL - scenario.initial, sge_cell.name: scenario.initial}
-    have = {slurm_a.name: slurm_a.cpus * len(slurm_a.nodes), sge_cell.name: sge_cell.slots}
     user = new_user(
         slurm_a,
         sge_cell,
         scheduler={"approach": scenario.approach.value},
-        clusters={name: {"threshold": have[name] - many} for name, many in own.items()},
+        clusters={"a": at_most(slurm_a, ALL - scenario.initial), "c": at_most(sge_cell, scenario.initial)},
     )
     expect_as_published(user, scenario, Places(home=sge_cell.name, other=slurm_a.name))

@@ -17,7 +17,7 @@ from tests.real.conftest import NewUser
 from tests.real.lrms import local_job, placeholders
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, SYSTEM_PATH, wait_until
-from tests.real.user import KoalaUser, Values, part, toml
+from tests.real.user import KoalaUser, Values, at_most, part, toml, until
 from tests.sizes_over_time import PROCESSORS, expect_the_same, live
 
 # -- A head and workers over Slurm and Grid Engine at once: the job grows, shrinks, and survives losses on both.
@@ -30,11 +30,6 @@ def workers(report: JobReport) -> dict[str | None, int]:
         if one.name == "worker" and one.processors:
             found[one.cluster] = found.get(one.cluster, 0) + one.processors
     return found
-
-
-def two_systems(new_user: NewUser, slurm: SlurmCluster, cell: GridEngineCell) -> KoalaUser:
-    """Return a user who may have four processors on Slurm, and all of Grid Engine."""
-    return new_user(slurm, cell, clusters={slurm.name: {"threshold": slurm.cpus * len(slurm.nodes) - 4}})
 
 
 def enough(user: KoalaUser) -> Path:
@@ -61,12 +56,12 @@ def test_a_job_breathes_over_slurm_and_grid_engine(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
     """It grows on both systems, makes room on both for a rigid job that is co-allocated there, and grows again."""
-    user = two_systems(new_user, slurm_a, sge_cell)
+    user = new_user(slurm_a, sge_cell, clusters={"a": at_most(slurm_a, 4)})
     job = submit(user)
     everything = 4 + sge_cell.slots
     user.wait(job, lambda report: sum(workers(report).values()) == everything - 1, what="has all there is")
     go = user.directory / "go"
-    waiting = ("sh", "-c", f"until [ -e {go} ]; do sleep 0.2; done")
+    waiting = until(go)
     rigid = user.submit(user.job_file(*(part(name, 2, *waiting) for name in user.systems), name="rigid"))
     user.wait(rigid, lambda report: report.launched_at is not None, what="has got its processors")
     report = user.report(job)
@@ -84,11 +79,11 @@ def test_a_job_makes_room_for_local_users_who_wait(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
     """What `sbatch` and `qsub` put in a queue is seen by polling and gets processors; after it the job grows again."""
-    user = two_systems(new_user, slurm_a, sge_cell)
+    user = new_user(slurm_a, sge_cell, clusters={"a": at_most(slurm_a, 4)})
     job = submit(user)
     full = 4 + sge_cell.slots - 1
     user.wait(job, lambda report: sum(workers(report).values()) == full, what="has all there is")
-    left_to_local_users = slurm_a.cpus * len(slurm_a.nodes) - 4
+    left_to_local_users = slurm_a.processors - 4
     with local_job(slurm_a, left_to_local_users + 2), local_job(sge_cell, 2):
         # Where the batch system starts an array piece by piece, more may be given at first than is taken.
         report = user.wait(job, lambda report: sum(workers(report).values()) == full - 4, what="has made room")
@@ -103,7 +98,7 @@ def test_workers_whose_placeholders_are_ended_by_others_are_replaced(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
     """An operator's scancel and qdel cost a worker each; what it was doing is done by another; the size comes back."""
-    user = two_systems(new_user, slurm_a, sge_cell)
+    user = new_user(slurm_a, sge_cell, clusters={"a": at_most(slurm_a, 4)})
     job = submit(user)
     full = 4 + sge_cell.slots - 1
     user.wait(job, lambda report: sum(workers(report).values()) == full, what="has all there is")
@@ -122,7 +117,7 @@ def test_the_service_is_killed_while_a_job_shrinks_and_while_it_grows(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
     """The application works on meanwhile; the next service goes on with the change; nobody else is kept waiting."""
-    user = two_systems(new_user, slurm_a, sge_cell)
+    user = new_user(slurm_a, sge_cell, clusters={"a": at_most(slurm_a, 4)})
     with local_job(sge_cell, sge_cell.slots):
         job = submit(user)
         user.wait(job, lambda report: sum(workers(report).values()) == 3, what="has all there is on Slurm")
@@ -179,8 +174,7 @@ def test_nbody_over_slurm_and_grid_engine(
 ) -> None:
     """2 to 5 to 3 processes on both systems at once; the end state is that of fixed size, bit by bit."""
     method: Values = {"mpi_resize": "spawn" if mpich.spawns else "restart"}
-    threshold = slurm_a.cpus * len(slurm_a.nodes) - 3
-    own = {slurm_a.name: {"threshold": threshold, **method}, sge_cell.name: method}
+    own = {slurm_a.name: {**at_most(slurm_a, 3), **method}, sge_cell.name: method}
     user = new_user(slurm_a, sge_cell, clusters=own)
     program, stop = mpich.compile("nbody", tmp_path), tmp_path / "stop"
     command = [str(program), "100", "100000", "0.1", str(stop)]
@@ -210,7 +204,7 @@ def test_sizes_over_time_are_those_of_the_simulator(
     approach: Approach, new_user: NewUser, slurm_a: SlurmCluster
 ) -> None:
     """The same changes in the same order; under PRA the rigid job waits for an end, under PWA it does not."""
-    assert slurm_a.cpus * len(slurm_a.nodes) == PROCESSORS
+    assert slurm_a.processors == PROCESSORS
     user = new_user(slurm_a, serve=False)
     expect_the_same(approach, live(approach, site=str(user.site)))
     assert not placeholders(slurm_a)

@@ -16,7 +16,7 @@ import pytest
 from koala_adapter.cli.display import SHORTEST_MEASURED
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_LOST, EXIT_WALLTIME
 from koala_adapter.model import EndReason
-from koala_adapter.outcome import JobOutcome, JobState
+from koala_adapter.outcome import JobState
 from koala_adapter.report.values import JobReport
 from tests.real.conftest import NewUser
 from tests.real.lrms import System, Traces, agents_directories, local_job, parent_of, placeholders
@@ -93,8 +93,7 @@ def test_cancelled_at_once_while_waiting_and_while_running(
 
     def cancel(job: str, *options: str) -> None:
         assert user.run("cancel", *options, job).code == 0
-        outcome = user.wait_over(job).outcome
-        assert outcome is not None
+        outcome = user.wait_outcome(job)
         assert (outcome.state, outcome.exit_code) == (JobState.CANCELLED, EXIT_CANCELLED)
         assert not any(placeholders(system) for system in user.systems.values())
 
@@ -105,7 +104,7 @@ def test_cancelled_at_once_while_waiting_and_while_running(
         user.wait_held(job, 8)
         cancel(job)
     job = user.submit(file)
-    user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    user.wait_running(job)
     cancel(job)
     traces.expect_none(but_words=True)
 
@@ -116,16 +115,9 @@ def test_cancelled_at_once_while_waiting_and_while_running(
 def running(user: KoalaUser, traces: Traces, *parts: str, launcher: str = "process") -> JobReport:
     """Submit a job and return its report once all its ranks run."""
     job = user.submit(user.job_file(*parts, launcher=launcher))
-    report = user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    report = user.wait_running(job)
     traces.note_running()
     return report
-
-
-def outcome_of(user: KoalaUser, job: str) -> JobOutcome:
-    """Return the outcome of a job once nothing of it is left in any batch system."""
-    outcome = user.wait_over(job).outcome
-    assert outcome is not None
-    return outcome
 
 
 def agent(system: System, index: int) -> SeenProcess:
@@ -150,7 +142,7 @@ def test_scancel_of_one_placeholder_cancels_the_job(
     traces = Traces(user)
     report = running(user, traces, *(part(name, 2, *LONG, environment=traces.mark) for name in "ab"))
     slurm_b.run("scancel", report.components[1].lrm_ids[1])
-    outcome = outcome_of(user, report.id)
+    outcome = user.wait_outcome(report.id)
     assert (outcome.state, outcome.reason) == (JobState.CANCELLED, EndReason.CANCELLED)
     assert outcome.exit_code == EXIT_CANCELLED
     assert "on b, " in outcome.detail
@@ -165,7 +157,7 @@ def test_time_limit_that_slurm_enforces_is_a_walltime(new_user: NewUser, slurm_a
     report = running(user, traces, part("a", 2, *LONG, environment=traces.mark))
     (first, _) = report.components[0].lrm_ids
     slurm_a.run("scontrol", "update", f"jobid={first}", "TimeLimit=1")
-    outcome = outcome_of(user, report.id)
+    outcome = user.wait_outcome(report.id)
     assert (outcome.state, outcome.exit_code, outcome.reason) == (JobState.FAILED, EXIT_WALLTIME, EndReason.WALLTIME)
     assert user.run("status", report.id, "--json").json["outcome"]["exit_code"] == EXIT_WALLTIME
     traces.expect_none()
@@ -180,7 +172,7 @@ def test_qdel_of_one_placeholder_ends_the_job(
     report = running(user, traces, *(part(name, 2, *LONG, environment=traces.mark) for name in "ac"))
     number, _, task = report.components[1].lrm_ids[1].partition(".")
     sge_cell.run("qdel", number, "-t", task)
-    outcome = outcome_of(user, report.id)
+    outcome = user.wait_outcome(report.id)
     ends = {EndReason.CANCELLED: (JobState.CANCELLED, EXIT_CANCELLED), EndReason.LOST: (JobState.LOST, EXIT_LOST)}
     assert (outcome.state, outcome.exit_code) == ends[outcome.reason]
     assert "on c, " in outcome.detail
@@ -196,7 +188,7 @@ def test_a_killed_agent_loses_the_job(
     traces = Traces(user)
     report = running(user, traces, *(part(name, 2, *LONG, environment=traces.mark) for name in "ac"))
     os.kill(agent(slurm_a if victim == "a" else sge_cell, 2).pid, signal.SIGKILL)
-    outcome = outcome_of(user, report.id)
+    outcome = user.wait_outcome(report.id)
     assert (outcome.state, outcome.exit_code) == (JobState.LOST, EXIT_LOST)
     assert f"on {victim}, " in outcome.detail
     if victim == "a":
@@ -213,7 +205,7 @@ def test_a_killed_agent_ends_an_mpi_world(
     parts = [part(name, 2, str(allreduce), "/no/such/file", environment=traces.mark) for name in "ab"]
     report = running(user, traces, *parts, launcher="mpi")
     os.kill(agent(slurm_b, 2).pid, signal.SIGKILL)
-    outcome = outcome_of(user, report.id)
+    outcome = user.wait_outcome(report.id)
     assert (outcome.state, outcome.exit_code) == (JobState.LOST, EXIT_LOST)
     assert "rank 3" in outcome.detail
     assert "its agent was killed by signal 9" in outcome.detail
@@ -235,7 +227,7 @@ def test_a_lost_node_loses_the_job(new_user: NewUser, started: ExitStack, slurm_
     for system in (dead, deaf):
         system.give_up("n1")
     for name, job in jobs.items():
-        outcome = outcome_of(user, job)
+        outcome = user.wait_outcome(job)
         assert (outcome.state, outcome.reason) == (JobState.LOST, EndReason.NODE_LOST)
         assert outcome.exit_code == EXIT_LOST
         assert f"on {name}, host " in outcome.detail
@@ -271,7 +263,7 @@ def test_a_job_runs_again_when_its_node_has_died(new_user: NewUser, started: Exi
     cluster = started.enter_context(SlurmCluster("mortal", nodes=2))
     user = new_user(cluster)
     job = user.submit(user.job_file(part("mortal", 1, "sh", "-c", WAITS_ONCE), retries=1))
-    first = user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    first = user.wait_running(job)
     (node,) = cluster.squeue(f"--jobs={first.components[0].lrm_ids[0]}", form="%N")[0]
     cluster.kill_node(node)
     cluster.give_up(node)

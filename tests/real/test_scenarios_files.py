@@ -197,7 +197,7 @@ def test_files_of_ranks_that_are_ended(new_user: NewUser, slurm_a: SlurmCluster,
     user = new_user(slurm_a, sge_cell)
     traces = Traces(user)
     job = user.submit(user.job_file(*two_of_each(traces, writing() + "exec sleep 600")))
-    user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    user.wait_running(job)
 
     def all_written() -> bool:
         traces.note_running()
@@ -293,7 +293,7 @@ def running_directories(user: KoalaUser, traces: Traces, systems: str) -> tuple[
     """Run a job that never ends by itself, two ranks on each system; return its id and the agents' directories."""
     parts = [part(name, 2, "sh", "-c", "touch result; exec sleep 600", environment=traces.mark) for name in systems]
     job = user.submit(user.job_file(*parts))
-    user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    user.wait_running(job)
     count = 2 * len(systems)
 
     def all_seen() -> bool:

@@ -21,7 +21,7 @@ from tests.real.conftest import NewUser
 from tests.real.lrms import System, Traces, jobs_named, listing, placeholders, submit_array
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
-from tests.real.user import part
+from tests.real.user import part, until
 
 # -- More jobs than the clusters can hold: all finish, no threshold is exceeded, and the controllers are spared.
 
@@ -148,9 +148,9 @@ def test_jobs_of_one_name_belong_to_their_users(
     systems: tuple[System, ...] = (started.enter_context(SlurmCluster("m", nodes=1, auth="munge")), sge_cell)
     user = new_user(*systems)
     go = user.directory / "go"
-    waiting = ("sh", "-c", f"until [ -e {go} ]; do sleep 0.2; done")
+    waiting = until(go)
     job = user.submit(user.job_file(*(part(system.name, 2, *waiting) for system in systems), name="ours"))
-    user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    user.wait_running(job)
     unused: list[str] = []
     for system in systems:
         (name,) = set(placeholders(system))
@@ -191,7 +191,7 @@ def test_what_stands_in_the_way_of_words_keeps_nobody(
             (shared / word).symlink_to(target / word if index == 1 else target)
     waiting = user.job_file(*(part(system.name, 2, "sleep", "600") for system in systems), name="waiting")
     job = user.submit(waiting)
-    user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    user.wait_running(job)
     assert user.run("cancel", job).code == 0
     assert user.wait_over(job).state is JobState.CANCELLED
     assert list(target.iterdir()) == []
@@ -209,7 +209,7 @@ def test_one_world_over_three_batch_systems(
     go = user.directory / "go"
     parts = [part(name, 4, str(allreduce), str(go), environment=traces.mark) for name in ("a", "b", "c")]
     job = user.submit(user.job_file(*parts, launcher="mpi"))
-    user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    user.wait_running(job)
     for system in (slurm_a, slurm_b, sge_cell):
         assert len(placeholders(system)) == 4, system.name
     traces.note_running()
@@ -247,10 +247,10 @@ def test_shell_of_a_rank_that_is_killed_is_a_signal(new_user: NewUser, slurm_a: 
     user = new_user(slurm_a)
     traces = Traces(user)
     go = user.directory / "go"
-    program = ("sh", "-c", f"until [ -e {go} ]; do sleep 0.2; done")
+    program = until(go)
     parts = [part("a", 2, *program, environment=traces.mark) for _ in range(2)]
     job = user.submit(user.job_file(*parts, launcher="mpi"))
-    user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    user.wait_running(job)
     shells: list[int] = []
 
     def found() -> bool:

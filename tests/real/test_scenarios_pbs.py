@@ -19,7 +19,7 @@ from tests.real.systems.pbs import PbsServer, missing_for_pbs
 from tests.real.systems.requirements import drmaa_library, require
 from tests.real.test_malleable import expect_right, workers
 from tests.real.test_malleable import submit as submit_workers
-from tests.real.user import part
+from tests.real.user import part, until
 
 pytestmark = pytest.mark.never_required
 
@@ -63,7 +63,7 @@ def test_processes_on_pbs_and_slurm_do_not_notice_a_kill(
     traces = Traces(user)
     ranks = NotedRanks(tmp_path / "notes", {server.name: 2, "a": 2}, lines=5, mark=traces.mark)
     job = user.submit(user.job_file(*ranks.parts()))
-    user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    user.wait_running(job)
     user.kill()
     assert (len(placeholders(server)), len(placeholders(slurm_a))) == (2, 2)
     user.serve()
@@ -109,7 +109,7 @@ def test_output_and_cancellation(new_user: NewUser, submitting: PbsServer) -> No
     assert (report.state, report.outcome.exit_code) == (JobState.FAILED, 3)
     assert [user.output_of(job, "c1", rank) for rank in range(2)] == [b"rank 0\n", b"rank 1\n"]
     long = user.submit(user.job_file(part(submitting.name, 3, "sleep", "600", environment=traces.mark)))
-    user.wait(long, lambda report: report.state is JobState.RUNNING, what="runs")
+    user.wait_running(long)
     assert user.run("cancel", long).code == 0
     assert user.wait_over(long).state is JobState.CANCELLED
     traces.expect_none()
@@ -137,7 +137,7 @@ def test_a_job_of_workers_grows_and_shrinks(new_user: NewUser, submitting: PbsSe
     job = submit_workers(user)
     user.wait(job, lambda report: sum(workers(report).values()) == 3, what="has all there is")
     go = user.directory / "go"
-    waiting = ("sh", "-c", f"until [ -e {go} ]; do sleep 0.2; done")
+    waiting = until(go)
     rigid = user.submit(user.job_file(part(submitting.name, 2, *waiting), name="rigid"))
     user.wait(rigid, lambda report: report.launched_at is not None, what="has got its processors")
     assert sum(workers(user.report(job)).values()) == 1

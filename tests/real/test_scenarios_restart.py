@@ -13,7 +13,6 @@ from typing import Literal
 import pytest
 
 from koala_adapter.outcome import JobState
-from koala_adapter.report.values import JobReport
 from tests.real.conftest import NewUser
 from tests.real.lrms import Traces, local_job, placeholders, submissions
 from tests.real.ranks import NotedRanks, expect_noted_end
@@ -35,11 +34,6 @@ def killed_and_started(user: KoalaUser) -> None:
     user.kill()
     assert not user.client.running()
     user.serve()
-
-
-def runs(report: JobReport) -> bool:
-    """Tell whether all processes of a job run."""
-    return report.state is JobState.RUNNING
 
 
 def test_jobs_do_not_notice(
@@ -64,7 +58,7 @@ def test_jobs_do_not_notice(
             if not user.kills:
                 killed_and_started(user)
     for one in (job, world):
-        user.wait(one, runs, what="runs")
+        user.wait_running(one)
     killed_and_started(user)
     plain.let_end()
     go.touch()
@@ -87,7 +81,7 @@ def test_an_end_while_nobody_listens_is_told_later(new_user: NewUser, slurm_a: S
     traces = Traces(user)
     ranks = NotedRanks(tmp_path / "notes", {"a": 3}, lines=5, mark=traces.mark)
     job = user.submit(user.job_file(*ranks.parts()))
-    user.wait(job, runs, what="runs")
+    user.wait_running(job)
     user.kill()
     with socket.create_server(("127.0.0.1", user.port), reuse_port=False) as thief:
         ranks.let_end()
@@ -146,7 +140,7 @@ def test_a_cancellation_is_not_forgotten(new_user: NewUser, slurm_a: SlurmCluste
     user = new_user(slurm_a, sge_cell)
     traces = Traces(user)
     job = user.submit(user.job_file(*(part(name, 2, "sleep", "600", environment=traces.mark) for name in "ac")))
-    user.wait(job, runs, what="runs")
+    user.wait_running(job)
     user.client.cancel(job)
     killed_and_started(user)
     report = user.wait_over(job)
@@ -201,7 +195,7 @@ def test_away_while_the_job_runs(
     traces = Traces(user)
     ranks = NotedRanks(tmp_path / "notes", {"a": 2, "b": 2}, lines=5, mark=traces.mark)
     job = user.submit(user.job_file(*ranks.parts()))
-    user.wait(job, runs, what="runs")
+    user.wait_running(job)
     slurm_a.stop_controller()
     try:
         wait_noticed(user, "a")
@@ -245,7 +239,7 @@ def test_away_before_the_job_is_submitted(new_user: NewUser, slurm_a: SlurmClust
     traces = Traces(user)
     # While there is a job, koala looks more often.
     other = user.submit(user.job_file(part("b", 1, "sleep", "600", environment=traces.mark)))
-    user.wait(other, runs, what="runs")
+    user.wait_running(other)
     slurm_a.stop_controller()
     try:
         wait_noticed(user, "a")

@@ -17,7 +17,7 @@ from tests.real.conftest import NewUser
 from tests.real.lrms import System, Traces, jobs_named, local_job, placeholders, submissions
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
-from tests.real.user import KoalaUser, Values, part, runs_with_known_ids
+from tests.real.user import KoalaUser, Values, at_most, part, runs_with_known_ids
 
 # -- A job that cannot have all its processors at once: it holds what it has for a bounded time, and starts by itself.
 
@@ -102,7 +102,7 @@ def test_who_holds_placeholders_is_told(
     """The hold of an operator, and a user's own, which a hook's looks like; once released, the job runs."""
     user = new_user(slurm_a, sge_cell)
     systems: dict[str, System] = {"a": slurm_a, "c": sge_cell}
-    with local_job(slurm_a, slurm_a.cpus * len(slurm_a.nodes)), local_job(sge_cell, sge_cell.slots):
+    with local_job(slurm_a, slurm_a.processors), local_job(sge_cell, sge_cell.slots):
         file = user.job_file(*(part(name, 2, "true") for name in systems))
         shown = user.directory / "progress"
         command = user.start_into(shown, "run", str(file))
@@ -245,8 +245,7 @@ def test_a_suspension_that_is_awaited_loses_nothing(
         job.wait_for_progress()
         job.expect_all()
     for id_ in limited.values():
-        outcome = user.wait_over(id_).outcome
-        assert outcome is not None
+        outcome = user.wait_outcome(id_)
         end = (outcome.state, outcome.reason, outcome.exit_code)
         assert end == (JobState.FAILED, EndReason.WALLTIME, EXIT_WALLTIME)
     traces.expect_none(but_words=True)
@@ -262,8 +261,7 @@ def test_a_suspension_beyond_the_lease_loses_the_job(
     for job in jobs:
         job.suspend()
     for job in jobs:
-        outcome = user.wait_over(job.id).outcome
-        assert outcome is not None
+        outcome = user.wait_outcome(job.id)
         assert (outcome.state, outcome.reason, outcome.exit_code) == (JobState.LOST, EndReason.LOST, EXIT_LOST), outcome
         assert "its batch system lists it as suspended, for " in outcome.detail
         assert "await_suspended" in outcome.detail
@@ -277,7 +275,7 @@ def test_one_component_in_pieces_on_two_batch_systems(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, allreduce: Path
 ) -> None:
     """A flexible component too large for either becomes one MPI world over both; its ranks are numbered through."""
-    user = new_user(slurm_a, sge_cell, clusters={"a": {"threshold": slurm_a.cpus * len(slurm_a.nodes) - 4}})
+    user = new_user(slurm_a, sge_cell, clusters={"a": at_most(slurm_a, 4)})
     traces = Traces(user)
     go = user.directory / "go"
     flexible = part(None, 6, str(allreduce), str(go), flexible=True, environment=traces.mark)
@@ -285,7 +283,7 @@ def test_one_component_in_pieces_on_two_batch_systems(
     planned = {one["cluster"]: one["processors"] for one in user.run("plan", "--json", str(file)).json["components"]}
     assert planned in ({"a": 4, "c": 2}, {"a": 2, "c": 4})
     job = user.submit(file)
-    user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    user.wait_running(job)
     assert sorted(len(placeholders(system)) for system in (slurm_a, sge_cell)) == [2, 4]
     go.touch()
     user.wait_completed(job)
@@ -301,7 +299,7 @@ def test_a_job_starts_in_what_another_held_in_vain(
     """Held on Slurm while Grid Engine is full, processors go to a job that starts; its places come back."""
     user = new_user(slurm_a, sge_cell, scheduler={"placeholder_life": 30})
     traces = Traces(user)
-    rest = slurm_a.cpus * len(slurm_a.nodes) - 2
+    rest = slurm_a.processors - 2
     command = ("sh", "-c", "echo rank $KOALA_RANK on $KOALA_CLUSTER")
     with local_job(sge_cell, sge_cell.slots), local_job(slurm_a, rest):
         wide = user.submit(user.job_file(*(part(name, 2, *command, environment=traces.mark) for name in "ac")))

@@ -41,7 +41,7 @@ def cluster(module_cluster: SlurmCluster) -> Iterator[SlurmCluster]:
 
 
 def submit(
-    scheduling: Scheduling,
+    scheduling: Scheduling[SlurmCluster],
     name: str,
     processors: int,
     *options: str,
@@ -50,7 +50,6 @@ def submit(
     until_told: bool = False,
 ) -> str:
     """Submit an ordinary job, ``limit`` in minutes, that runs so many seconds or until told to end; return its id."""
-    assert isinstance(scheduling.system, SlurmCluster)
     script = scheduling.script_until_told(name) if until_told else scheduling.script(name, seconds)
     given = (f"--ntasks={processors}", f"--time={limit}", "--output=/dev/null", *options)
     return scheduling.system.submit(script, *given)
@@ -130,7 +129,7 @@ def test_jobs_that_are_queued_again_wait_held_and_untied(
         scheduling.start()
         scheduling.wait(lambda: set(jobs) <= set(scheduling.told("started")), what="all run")
         # A job is put in hold as soon as it is seen to run; one that is queued again before would escape a dead koala.
-        scheduling.wait(lambda: all(details(cluster, job)["Priority"] == "0" for job in jobs), what="all are in hold")
+        scheduling.wait(lambda: all(cluster.show(job)["Priority"] == "0" for job in jobs), what="all are in hold")
         if down:
             scheduling.kill()
         for job in jobs[:3]:
@@ -144,7 +143,7 @@ def test_jobs_that_are_queued_again_wait_held_and_untied(
             lambda: all(untied(cluster, job) or again(scheduling, job) for job in (even, uneven, element)),
             what="all are untied",
         )
-        waiting = {job: shown for job in jobs if (shown := details(cluster, job))["JobState"] == "PENDING"}
+        waiting = {job: shown for job in jobs if (shown := cluster.show(job))["JobState"] == "PENDING"}
         assert waiting
         assert {shown["Reason"] for shown in waiting.values()} == {"JobHeldUser"}
         asked = {even: "10", uneven: "7", one: "1", element: "1"}
@@ -183,7 +182,7 @@ def test_a_users_range_of_nodes_is_kept(cluster: SlurmCluster, tmp_path: Path) -
     assert scheduling.told("not started") == {}
 
 
-def fail_node(cluster: SlurmCluster, scheduling: Scheduling, job: str) -> None:
+def fail_node(cluster: SlurmCluster, scheduling: Scheduling[SlurmCluster], job: str) -> None:
     """Have the node of a running job fail, and come back."""
     node = cluster.squeue(f"--jobs={job}", form="%N")[0][0]
     cluster.kill_node(node)
@@ -200,19 +199,14 @@ def node_state(cluster: SlurmCluster, node: str) -> str:
     return cluster.run("sinfo", "--noheader", f"--nodes={node}", "--format=%T").strip()
 
 
-def details(cluster: SlurmCluster, job: str) -> dict[str, str]:
-    text = cluster.run("scontrol", "--oneliner", "show", "job", job)
-    return {name: value for name, _, value in (word.partition("=") for word in text.split())}
-
-
-def again(scheduling: Scheduling, job: str) -> bool:
+def again(scheduling: Scheduling[SlurmCluster], job: str) -> bool:
     """Tell whether a job was started a second time."""
     return [line["kind"] for line in scheduling.lines() if line["job_id"] == job].count("started") > 1
 
 
 def untied(cluster: SlurmCluster, job: str) -> bool:
     """Tell whether a job waits in hold, bound to no node."""
-    shown = details(cluster, job)
+    shown = cluster.show(job)
     return (shown["JobState"], shown["Reason"], shown["ReqNodeList"]) == ("PENDING", "JobHeldUser", "(null)")
 
 
@@ -278,7 +272,7 @@ def test_a_shadow_changes_nothing(slurm_a: SlurmCluster, tmp_path: Path) -> None
     waiting = slurm_a.submit("#!/bin/sh\nsleep 900\n", "--ntasks=8", *run)
     scheduling.wait(lambda: len(slurm_a.squeue("--states=RUNNING")) == 1, what="the first one runs")
     # With its first look at a job, Slurm works out what it will show of it from then on.
-    scheduling.wait(lambda: details(slurm_a, waiting)["Reason"] == "Resources", what="the second one was looked at")
+    scheduling.wait(lambda: slurm_a.show(waiting)["Reason"] == "Resources", what="the second one was looked at")
     submit(scheduling, "held", 1, "--hold")
     before = shown(slurm_a)
     logged = len(slurm_a.controller_log.read_text())

@@ -29,7 +29,7 @@ SETTINGS = {
 
 
 @contextmanager
-def scheduled(cluster: SlurmCluster, directory: Path) -> Iterator[Scheduling]:
+def scheduled(cluster: SlurmCluster, directory: Path) -> Iterator[Scheduling[SlurmCluster]]:
     """Run a cluster, and one ``koala schedule`` for all jobs of a test or a module."""
     with cluster:
         scheduling = Scheduling(directory, cluster)
@@ -38,7 +38,7 @@ def scheduled(cluster: SlurmCluster, directory: Path) -> Iterator[Scheduling]:
 
 
 @pytest.fixture(scope="module")
-def scheduling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduling]:
+def scheduling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduling[SlurmCluster]]:
     """Schedule two nodes of four cores with two threads, two GPUs and 4000 MiB each."""
     threads = "Sockets=1 CoresPerSocket=4 ThreadsPerCore=2"
     cluster = HoldingCluster("needs", nodes=2, cpus=8, settings=SETTINGS, gres=("gpu", 2), node_options=threads)
@@ -76,7 +76,7 @@ def by_night(*case: object) -> object:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_as_many_run_together_as_slurm_has_room_for(
-    options: tuple[str, ...], together: int, scheduling: Scheduling
+    options: tuple[str, ...], together: int, scheduling: Scheduling[SlurmCluster]
 ) -> None:
     """No more are started, so none in vain, and no fewer; the rest follows."""
     expect_together(scheduling, options, together)
@@ -108,7 +108,7 @@ def test_what_the_site_gives_together(
 
 
 @pytest.fixture(scope="module")
-def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduling]:
+def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduling[SlurmCluster]]:
     """Schedule a node with two GPUs of each of two types, four shards of each, and a bandwidth of 4 Mi."""
     cluster = HoldingCluster(
         "typed",
@@ -145,15 +145,14 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduling]:
         by_night("gpu:1,bandwidth:2M", 2),
     ],
 )
-def test_resources_with_types_and_units(resources: str, together: int, typed: Scheduling) -> None:
+def test_resources_with_types_and_units(resources: str, together: int, typed: Scheduling[SlurmCluster]) -> None:
     """Counts with K and M, types of a resource, and shards of GPUs."""
     expect_together(typed, (f"--gres={resources}",), together)
 
 
-def expect_together(scheduling: Scheduling, options: tuple[str, ...], together: int) -> None:
+def expect_together(scheduling: Scheduling[SlurmCluster], options: tuple[str, ...], together: int) -> None:
     """Submit one job more than have room: so many run at once, and all in the end, without a start in vain."""
     cluster, before = scheduling.system, len(scheduling.traces())
-    assert isinstance(cluster, SlurmCluster)
     names = [f"j{before + number}" for number in range(together + 1)]
     given = ("--time=30", "--output=/dev/null", *options)
     jobs = {cluster.submit(scheduling.script_until_told(name), *given) for name in names}
@@ -192,7 +191,7 @@ def require_library(cluster: SlurmCluster) -> None:
     require([] if installed == found else [f"pyslurm of Slurm {found}"])
 
 
-def helpers(scheduling: Scheduling) -> set[int]:
+def helpers(scheduling: Scheduling[SlurmCluster]) -> set[int]:
     """Return the processes of pyslurm that a scheduler has started and that have not ended."""
     log = str(scheduling.user.state)
     found = set()
@@ -206,12 +205,12 @@ def helpers(scheduling: Scheduling) -> set[int]:
     return found
 
 
-def is_said(scheduling: Scheduling, text: str) -> bool:
+def is_said(scheduling: Scheduling[SlurmCluster], text: str) -> bool:
     """Tell whether the scheduler has logged something."""
     return any(text in line for line in scheduling.said())
 
 
-def kill(scheduling: Scheduling) -> set[int]:
+def kill(scheduling: Scheduling[SlurmCluster]) -> set[int]:
     """Kill the helpers that there are, and return them."""
     found = helpers(scheduling)
     for helper in found:

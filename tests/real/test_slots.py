@@ -31,7 +31,7 @@ from tests.real.lrms import placeholders
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, compile_program, wait_until
 from tests.real.systems.requirements import missing_for_mpi, require
-from tests.real.user import KoalaUser, part
+from tests.real.user import KoalaUser, part, until
 
 # -- Slots on real batch systems: what is asked for is what a placeholder gets, and what its nodes show.
 
@@ -272,9 +272,9 @@ def test_dask_workers_of_two_threads_come_and_go(user: KoalaUser, systems: tuple
         assert dask.until_said("threads") == "2"
         assert len(placeholders(plain)) == 3
         assert sorted(cpus for (cpus,) in plain.squeue("--states=RUNNING", form="%C")) == ["1", "2", "2", "2"]
-        rigid = user.submit(user.job_file(part("plain", 5, "sh", "-c", f"until [ -e {go} ]; do sleep 0.2; done")))
+        rigid = user.submit(user.job_file(part("plain", 5, *until(go))))
         dask.until_said("during")
-        user.wait(rigid, lambda report: report.state is JobState.RUNNING, what="runs where workers were")
+        user.wait_running(rigid)
         go.touch()
         dask.until_said("closed")
         assert dask.ended() == 0

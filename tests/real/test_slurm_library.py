@@ -233,13 +233,9 @@ async def test_changes_do_what_the_commands_do(cluster: SlurmCluster, tmp_path: 
     job = LrmJobId(cluster.submit(script, "--hold", "-n1", f"--output={output}", "--comment=mine", "--no-requeue"))
     await by_library.jobs_to_schedule()
 
-    def shown() -> dict[str, str]:
-        words = cluster.run("scontrol", "show", "job", job).split()
-        return {name: value for name, _, value in (word.partition("=") for word in words)}
-
-    before = shown()
+    before = cluster.show(job)
     await by_library.modify(job, walltime=59 * 60)
-    after = shown()
+    after = cluster.show(job)
     assert {name for name in before if before[name] != after[name]} == {"TimeLimit"}
     start = await begin_start(by_library, job, ["n2"])
     running = await eventually(

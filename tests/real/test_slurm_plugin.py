@@ -71,7 +71,7 @@ class TestSlurm(LrmConformance):
             PLUGIN,
             settings,
             tmp_path,
-            processors=slurm_a.cpus * len(slurm_a.nodes),
+            processors=slurm_a.processors,
             unknown_id=LrmJobId("999999_1"),
             foreign_job=foreign_job(slurm_a),
             namesake_job=namesake_job(slurm_a),

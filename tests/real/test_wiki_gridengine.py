@@ -44,7 +44,7 @@ def two_queues(cell: GridEngineCell) -> None:
 
 
 @pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServing]:
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServing[GridEngineCell]]:
     """Serve a cell of two queues through the module."""
     with GridEngineCell("w", slots=8) as cell:
         two_queues(cell)
@@ -64,10 +64,9 @@ def submit(cell: GridEngineCell, processors: int) -> str:
     return cell.submit("#!/bin/sh\nexec sleep 600\n", *options, *where, user="nobody")
 
 
-def test_jobs_start_where_they_are_told(serving: WikiServing) -> None:
+def test_jobs_start_where_they_are_told(serving: WikiServing[GridEngineCell]) -> None:
     """Jobs of qsub come in held, and each starts in the queue instance that the scheduler names, with all its slots."""
     cell = serving.system
-    assert isinstance(cell, GridEngineCell)
     first, second, third = submit(cell, 6), submit(cell, 3), submit(cell, 1)
     serving.wait(lambda: cell.qstat().count(" hqw ") == 3, what="held jobs")
     assert {name for name in serving.nodes() if serving.nodes()[name].state != "Drained"} == {
@@ -156,7 +155,9 @@ def cell() -> Iterator[GridEngineCell]:
 
 
 @pytest.fixture
-def maui_serving(cell: GridEngineCell, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServing]:
+def maui_serving(
+    cell: GridEngineCell, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[WikiServing[GridEngineCell]]:
     """Serve them as docs/wiki.md says."""
     server = WikiServing(tmp_path_factory.mktemp("shapes"), cell, "--cache", "0.5")
     with server.user.site.open("a") as site:
@@ -193,10 +194,9 @@ def check_ends(cell: GridEngineCell, jobs: Mapping[str, str]) -> None:
         assert {number for _, number in runs} == {slots}, (name, runs)
 
 
-def run_all(serving: WikiServing, rounds: int) -> None:
+def run_all(serving: WikiServing[GridEngineCell], rounds: int) -> None:
     """Have so many jobs of each shape run, beside some that cannot, and arrays."""
     cell = serving.system
-    assert isinstance(cell, GridEngineCell)
     impossible = {maui_submit(cell, *options): (name, words) for name, (options, words) in NEVER.items()}
     jobs = {maui_submit(cell, *options): name for _ in range(rounds) for name, (options, *_) in SHAPES.items()}
     jobs[maui_submit(cell, "-hold_jid", next(iter(jobs)))] = "one"
@@ -224,25 +224,26 @@ def run_all(serving: WikiServing, rounds: int) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_every_shape_runs_where_its_user_allows(maui_serving: WikiServing) -> None:
+def test_every_shape_runs_where_its_user_allows(maui_serving: WikiServing[GridEngineCell]) -> None:
     """One job of each, five that cannot run, arrays, a job that waits for another, and a hold of its user."""
     run_all(maui_serving, 1)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
-def test_two_hundred_jobs_of_all_shapes(maui_serving: WikiServing) -> None:
+def test_two_hundred_jobs_of_all_shapes(maui_serving: WikiServing[GridEngineCell]) -> None:
     """None waits for a refused one, none violates its request."""
     run_all(maui_serving, 16)
 
 
-def survive(serving: WikiServing, jobs: Mapping[str, str], *, kills: int, between: float, seconds: float) -> None:
+def survive(
+    serving: WikiServing[GridEngineCell], jobs: Mapping[str, str], *, kills: int, between: float, seconds: float
+) -> None:
     """Have jobs run while koala is killed, a host goes away and comes back, and jobs are queued again.
 
     ``between``: seconds between two kills; there is also a start between them.
     """
     cell = serving.system
-    assert isinstance(cell, GridEngineCell)
     maui = MauiStandIn(serving.peer(Dialect.WIKI), interval=1.0, defer=5.0)
     left, until, killed = set(jobs), time.monotonic() + seconds, 0
     while left and time.monotonic() < until:
@@ -271,14 +272,16 @@ def trouble(cell: GridEngineCell, turn: int) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
-def test_kills_host_loss_and_requeues_lose_nothing(maui_serving: WikiServing, cell: GridEngineCell) -> None:
+def test_kills_host_loss_and_requeues_lose_nothing(
+    maui_serving: WikiServing[GridEngineCell], cell: GridEngineCell
+) -> None:
     """Kills every ten seconds: all of two hundred jobs run to their end, and where they may."""
     jobs = {maui_submit(cell, *options): name for _ in range(16) for name, (options, *_) in SHAPES.items()}
     survive(maui_serving, jobs, kills=1000, between=10.0, seconds=1200)
 
 
 @pytest.mark.timeout(900)
-def test_kills_and_requeues_lose_nothing(maui_serving: WikiServing, cell: GridEngineCell) -> None:
+def test_kills_and_requeues_lose_nothing(maui_serving: WikiServing[GridEngineCell], cell: GridEngineCell) -> None:
     """The same with few jobs, and few kills."""
     jobs = {
         maui_submit(cell, *SHAPES[name][0]): name for name in ("five", "in a queue", "in an instance", "one", "one")

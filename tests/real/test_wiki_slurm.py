@@ -40,7 +40,9 @@ def module_cluster() -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture(scope="module")
-def module_serving(module_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServing]:
+def module_serving(
+    module_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[WikiServing[SlurmCluster]]:
     """Serve the cluster through the module."""
     directory = tmp_path_factory.mktemp("wiki")
     with WikiServing(directory, module_cluster, "--dialect", "wiki2", "--cache", "0.2") as serving:
@@ -48,28 +50,25 @@ def module_serving(module_cluster: SlurmCluster, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture
-def serving(module_serving: WikiServing, module_cluster: SlurmCluster) -> Iterator[WikiServing]:
+def serving(
+    module_serving: WikiServing[SlurmCluster], module_cluster: SlurmCluster
+) -> Iterator[WikiServing[SlurmCluster]]:
     """Return the server, with a cluster that has no jobs."""
     yield module_serving
     module_cluster.reset()
 
 
-def submit(serving: WikiServing, processors: int, *options: str) -> str:
+def submit(serving: WikiServing[SlurmCluster], processors: int, *options: str) -> str:
     """Submit an ordinary job of an ordinary user; return its id."""
-    assert isinstance(serving.system, SlurmCluster)
     given = (f"--ntasks={processors}", "--output=/dev/null", "--time=10", *options)
     return serving.system.submit(SLEEPER, *given, user=USER)
 
 
-def shown(serving: WikiServing, job: str) -> str:
-    """Return what scontrol says of a job in detail."""
-    return serving.system.run("scontrol", "--details", "show", "job", job)
-
-
-def layout(serving: WikiServing, job: str) -> dict[str, int]:
+def layout(serving: WikiServing[SlurmCluster], job: str) -> dict[str, int]:
     """Return the processors that a job has on each node, as scontrol says."""
     counts: dict[str, int] = {}
-    for nodes, cpus in re.findall(r"^\s+Nodes=(\S+) CPU_IDs=(\S+)", shown(serving, job), re.MULTILINE):
+    shown = serving.system.run("scontrol", "--details", "show", "job", job)
+    for nodes, cpus in re.findall(r"^\s+Nodes=(\S+) CPU_IDs=(\S+)", shown, re.MULTILINE):
         ranges = [part.partition("-") for part in cpus.split(",")]
         number = sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
         names = serving.system.run("scontrol", "show", "hostnames", nodes).split()
@@ -77,25 +76,22 @@ def layout(serving: WikiServing, job: str) -> dict[str, int]:
     return counts
 
 
-def value(serving: WikiServing, job: str, name: str) -> str:
+def value(serving: WikiServing[SlurmCluster], job: str, name: str) -> str:
     """Return a value of a job, as scontrol says."""
-    found = re.search(rf"\b{name}=(\S*)", shown(serving, job))
-    assert found, shown(serving, job)
-    return found[1]
+    return serving.system.show(job)[name]
 
 
-def no_reservation(serving: WikiServing) -> bool:
+def no_reservation(serving: WikiServing[SlurmCluster]) -> bool:
     """Tell whether no cores are reserved."""
     return "No reservations" in serving.system.run("scontrol", "show", "reservation")
 
 
-def states(serving: WikiServing) -> set[str]:
+def states(serving: WikiServing[SlurmCluster]) -> set[str]:
     """Return the states of the jobs that are not over."""
-    assert isinstance(serving.system, SlurmCluster)
     return {row[1] for row in serving.system.squeue("--states=PENDING,RUNNING")}
 
 
-def test_ten_ordinary_jobs(serving: WikiServing, tmp_path: Path) -> None:
+def test_ten_ordinary_jobs(serving: WikiServing[SlurmCluster], tmp_path: Path) -> None:
     """Jobs of sbatch come in held, our own client sees them, and starts one on exactly the processors it names."""
     jobs = [submit(serving, 6) for _ in range(10)]
     assert states(serving) == {"PENDING"}
@@ -126,20 +122,31 @@ def test_ten_ordinary_jobs(serving: WikiServing, tmp_path: Path) -> None:
     assert serving.nodes()["n4"].state == "Running"
 
 
-def test_number_of_nodes_is_the_users(serving: WikiServing) -> None:
-    """Who asked for one node gets one; who did not, has any number until he says otherwise."""
+def test_number_of_nodes_is_the_users(serving: WikiServing[SlurmCluster]) -> None:
+    """Who asked for one node, or for a range, gets that; who did not, has any number until he says otherwise.
+
+    A start on fewer or more nodes is refused, and nothing is changed in Slurm.
+    """
     one, plain, later = submit(serving, 6, "--nodes=1"), submit(serving, 6), submit(serving, 6)
-    assert isinstance(serving.system, SlurmCluster)
+    ranged = submit(serving, 4, "--nodes=2-3")
     serving.system.run("scontrol", "update", f"JobId={later}", "NumNodes=1-1", user=USER)
-    for job in (one, later):
-        refused = serving.ask(f"STARTJOB ARG={job} TASKLIST=n2:n2:n2:n4:n4:n4")
-        assert "it insists on" in refused.text
+    for job, hosts, told in (
+        (one, "n2:n2:n2:n4:n4:n4", "insists on"),
+        (later, "n2:n2:n2:n4:n4:n4", "insists on"),
+        (ranged, "n1:n1:n1:n1", "insists on 2 to 3 nodes"),
+        (ranged, "n1:n2:n3:n4", "insists on 2 to 3 nodes"),
+    ):
+        refused = serving.ask(f"STARTJOB ARG={job} TASKLIST={hosts}")
+        assert (refused.status, told in refused.text) == (-930, True), refused
+    assert (value(serving, ranged, "NumNodes"), value(serving, ranged, "ReqNodeList")) == ("2-3", "(null)")
     serving.done(f"STARTJOB ARG={plain} TASKLIST=n2:n2:n2:n4:n4:n4")
     serving.done(f"STARTJOB ARG={one} TASKLIST=n1:n1:n1:n1:n1:n1")
-    assert (layout(serving, plain), layout(serving, one)) == ({"n2": 3, "n4": 3}, {"n1": 6})
+    serving.done(f"STARTJOB ARG={ranged} TASKLIST=n3:n3:n4:n4")
+    layouts = [layout(serving, job) for job in (plain, one, ranged)]
+    assert layouts == [{"n2": 3, "n4": 3}, {"n1": 6}, {"n3": 2, "n4": 2}]
 
 
-def test_different_numbers_on_busy_nodes(serving: WikiServing) -> None:
+def test_different_numbers_on_busy_nodes(serving: WikiServing[SlurmCluster]) -> None:
     """Five and one processors beside other jobs are exactly five and one; no reservation is left."""
     first, second, third = (submit(serving, size) for size in (3, 6, 7))
     serving.done(f"STARTJOB ARG={first} TASKLIST=n2:n2:n4")
@@ -153,9 +160,8 @@ def test_different_numbers_on_busy_nodes(serving: WikiServing) -> None:
     assert value(serving, third, "Reason") == "JobHeldUser"
 
 
-def test_control_is_seen_in_slurm(serving: WikiServing) -> None:
+def test_control_is_seen_in_slurm(serving: WikiServing[SlurmCluster]) -> None:
     """Suspend, resume, signal, notify, modify, requeue and cancel each do to the job in Slurm what they say."""
-    assert isinstance(serving.system, SlurmCluster)
     traces = serving.system.directory / "traces"
     traces.mkdir(mode=0o777)
     traces.chmod(0o777)
@@ -183,13 +189,13 @@ def test_control_is_seen_in_slurm(serving: WikiServing) -> None:
     assert serving.job(job).state == "Removed"
 
 
-def waits_again(serving: WikiServing, job: str) -> bool:
+def waits_again(serving: WikiServing[SlurmCluster], job: str) -> bool:
     """Tell whether a job is told as queued again, and not to be started yet."""
     record = serving.job(job)
     return record.state == "Hold" and "queued again" in record.comment
 
 
-def test_a_job_that_slurm_queues_again_is_idle_when_it_may_start(serving: WikiServing) -> None:
+def test_a_job_that_slurm_queues_again_is_idle_when_it_may_start(serving: WikiServing[SlurmCluster]) -> None:
     """Requeued by its user, also while the service is down, it is held, tied to nothing, and started elsewhere."""
     first, second = submit(serving, 6), submit(serving, 7)
     serving.done(f"STARTJOB ARG={first} TASKLIST=n1:n1:n1:n2:n2:n2")
@@ -210,20 +216,8 @@ def test_a_job_that_slurm_queues_again_is_idle_when_it_may_start(serving: WikiSe
     assert layout(serving, second) == {"n1": 4, "n2": 3}
 
 
-def test_a_users_range_of_nodes_is_kept(serving: WikiServing) -> None:
-    """A start on fewer or more nodes than ``sbatch -N2-3`` allows is refused, and nothing is changed in Slurm."""
-    job = submit(serving, 4, "--nodes=2-3")
-    for hosts in ("n1:n1:n1:n1", "n1:n2:n3:n4"):
-        refused = serving.ask(f"STARTJOB ARG={job} TASKLIST={hosts}")
-        assert (refused.status, "insists on 2 to 3 nodes" in refused.text) == (-930, True), refused
-    assert (value(serving, job, "NumNodes"), value(serving, job, "ReqNodeList")) == ("2-3", "(null)")
-    serving.done(f"STARTJOB ARG={job} TASKLIST=n1:n1:n2:n2")
-    assert layout(serving, job) == {"n1": 2, "n2": 2}
-
-
-def test_users_cannot_start_their_jobs(serving: WikiServing) -> None:
+def test_users_cannot_start_their_jobs(serving: WikiServing[SlurmCluster]) -> None:
     """Releasing does nothing to the site's hold; a user's own hold counts, and its release gives the job back to us."""
-    assert isinstance(serving.system, SlurmCluster)
     job, own = submit(serving, 1), submit(serving, 1, "--hold")
     with pytest.raises(CommandError):
         serving.system.run("scontrol", "release", job, user=USER)
@@ -237,7 +231,7 @@ def test_users_cannot_start_their_jobs(serving: WikiServing) -> None:
     assert states(serving) == {"PENDING"}
 
 
-def test_check_finds_the_piece(serving: WikiServing) -> None:
+def test_check_finds_the_piece(serving: WikiServing[SlurmCluster]) -> None:
     """``koala check --outside`` sees a job come in held, marked as ours, and that we may start it; none is left."""
     done = serving.user.run("check", "--outside", "--json")
     found = {one["subject"]: one["ok"] for one in done.json["checks"]}
@@ -245,7 +239,7 @@ def test_check_finds_the_piece(serving: WikiServing) -> None:
     assert states(serving) == set()
 
 
-def test_dead_node_is_down(serving: WikiServing) -> None:
+def test_dead_node_is_down(serving: WikiServing[SlurmCluster]) -> None:
     """A job is refused on a drained node, and dependent jobs are not started before their time."""
     first = submit(serving, 1)
     dependent = submit(serving, 1, f"--dependency=afterany:{first}")
@@ -266,7 +260,7 @@ def test_dead_node_is_down(serving: WikiServing) -> None:
 @pytest.mark.parametrize(
     "after", [pytest.param(0.05, marks=pytest.mark.nightly), 0.15, pytest.param(0.4, marks=pytest.mark.nightly)]
 )
-def test_killed_between_start_and_reply(serving: WikiServing, after: float) -> None:
+def test_killed_between_start_and_reply(serving: WikiServing[SlurmCluster], after: float) -> None:
     """A service that is killed in the middle of starts leaves each job running once, or held once, never lost."""
     jobs = {submit(serving, 6): f"{a}:{a}:{a}:{a}:{b}:{b}" for a, b in (("n1", "n2"), ("n3", "n4"), ("n2", "n3"))}
     serving.jobs()
@@ -361,7 +355,7 @@ NUMBERS: Mapping[str, tuple[int, int]] = {
 
 
 @pytest.fixture(scope="module")
-def maui_serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServing]:
+def maui_serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServing[SlurmCluster]]:
     """Serve a cluster of four nodes of eight processors, three of them with features."""
     cluster = HoldingCluster("shapes", nodes=4, cpus=8, settings=SETTINGS, gres=("fpga", 1))
     with cluster:
@@ -372,23 +366,19 @@ def maui_serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServi
             yield served
 
 
-def maui_submit(serving: WikiServing, *options: str) -> str:
+def maui_submit(serving: WikiServing[SlurmCluster], *options: str) -> str:
     """Submit a short job of an ordinary user."""
-    assert isinstance(serving.system, SlurmCluster)
     return serving.system.submit(SCRIPT, "--output=/dev/null", "--time=20", *options, user=USER)
 
 
-def ran_on(serving: WikiServing, job: str) -> frozenset[str]:
+def ran_on(serving: WikiServing[SlurmCluster], job: str) -> frozenset[str]:
     """Return the nodes on which a job ran, as Slurm says."""
-    assert isinstance(serving.system, SlurmCluster)
-    shown = serving.system.run("scontrol", "show", "job", job)
-    found = re.search(r"^\s+NodeList=(\S+)", shown, re.MULTILINE)
-    assert found, shown
-    assert re.search(r"JobState=COMPLETED", shown), shown
-    return frozenset(serving.system.run("scontrol", "show", "hostnames", found[1]).split())
+    shown = serving.system.show(job)
+    assert shown["JobState"] == "COMPLETED", shown
+    return frozenset(serving.system.run("scontrol", "show", "hostnames", shown["NodeList"]).split())
 
 
-def run_all(serving: WikiServing, rounds: int) -> None:
+def run_all(serving: WikiServing[SlurmCluster], rounds: int) -> None:
     """Have so many jobs of each shape run, and compare what Slurm did with what was asked for."""
     impossible = {maui_submit(serving, *options): (name, words) for name, (options, words) in NEVER.items()}
     jobs = {maui_submit(serving, *options): name for _ in range(rounds) for name, options in SHAPES.items()}
@@ -411,21 +401,20 @@ def run_all(serving: WikiServing, rounds: int) -> None:
     assert Counter(job.state for job in maui.jobs.values())["Idle"] == 0
 
 
-def test_every_shape_runs_where_its_user_allows(maui_serving: WikiServing) -> None:
+def test_every_shape_runs_where_its_user_allows(maui_serving: WikiServing[SlurmCluster]) -> None:
     """One job of each, two that cannot be told, an array with a throttle, and a job that waits for another."""
     run_all(maui_serving, 1)
 
 
 @pytest.mark.nightly
-def test_two_hundred_jobs_of_all_shapes(maui_serving: WikiServing) -> None:
+def test_two_hundred_jobs_of_all_shapes(maui_serving: WikiServing[SlurmCluster]) -> None:
     """None waits for a refused one, none violates its request."""
     run_all(maui_serving, 15)
 
 
 @pytest.mark.nightly
-def test_kills_node_loss_and_requeues_lose_nothing(maui_serving: WikiServing) -> None:
+def test_kills_node_loss_and_requeues_lose_nothing(maui_serving: WikiServing[SlurmCluster]) -> None:
     """Kills every ten seconds, a node that goes away and comes back, jobs queued again: all run to their end."""
-    assert isinstance(maui_serving.system, SlurmCluster)
     cluster = maui_serving.system
     jobs = {maui_submit(maui_serving, *options): name for _ in range(6) for name, options in SHAPES.items()}
     maui = MauiStandIn(maui_serving.peer(Dialect.WIKI), interval=1.0, defer=5.0)

@@ -35,7 +35,7 @@ from koala_adapter.outcome import JobOutcome, JobState
 from koala_adapter.report.values import JobReport
 from tests import forkserver
 from tests.forkserver import Forked
-from tests.real.lrms import Served, listing
+from tests.real.lrms import Served, System, listing
 from tests.real.systems import SlurmCluster, SystemFailedError
 from tests.real.systems.pbs import PbsServer
 from tests.real.systems.processes import PATIENCE, SYSTEM_PATH, tail, wait_until
@@ -94,6 +94,16 @@ def cluster_table(system: Served, values: Values) -> str:
     settings = {name: value if isinstance(value, int) else str(value) for name, value in given}
     head = toml({"name": system.name, "plugin": plugin, **CLUSTER, **values})
     return f"\n[[clusters]]\n{head}[clusters.settings]\n{toml(settings)}"
+
+
+def at_most(system: System, processors: int) -> Values:
+    """Return the settings of a cluster of which a user may have so many processors."""
+    return {"threshold": system.processors - processors}
+
+
+def until(file: Path) -> Sequence[str]:
+    """Return a command that runs until a file is there."""
+    return ("sh", "-c", f"until [ -e {file} ]; do sleep 0.2; done")
 
 
 def part(cluster: str | None, processors: int, *command: str, **more: Any) -> str:  # noqa: ANN401 - JSON
@@ -367,6 +377,16 @@ class KoalaUser:
     def wait_over(self, job_id: str, *, seconds: float = PATIENCE) -> JobReport:
         """Return the last report of a job: it has its outcome, and nothing of it is left in any batch system."""
         return self.wait(job_id, lambda report: report.over, what="over", seconds=seconds)
+
+    def wait_outcome(self, job_id: str) -> JobOutcome:
+        """Return the outcome of a job once nothing of it is left in any batch system."""
+        outcome = self.wait_over(job_id).outcome
+        assert outcome is not None
+        return outcome
+
+    def wait_running(self, job_id: str) -> JobReport:
+        """Return the report of a job as soon as all its ranks run."""
+        return self.wait(job_id, lambda report: report.state is JobState.RUNNING, what="runs")
 
     def wait_completed(self, job_id: str, *, seconds: float = PATIENCE) -> JobReport:
         """Return the last report of a job as `wait_over` does; it must have ended well."""

@@ -220,6 +220,11 @@ class GridEngineCell:
         ports = {"qmaster_port": self.qmaster_port, "execd_port": self.execd_port}
         return {"root": self.root, "cell": self.cell, **ports}
 
+    @property
+    def processors(self) -> int:
+        """Slots of its queue."""
+        return self.slots
+
     def environment(self, user: str | None = None) -> dict[str, str]:
         """Return the environment in which a command, of Grid Engine or of ours, uses this cell."""
         return {**base_environment(user), **self.variables()}

@@ -159,6 +159,11 @@ class SlurmCluster:
         """Return the environment in which a command, of Slurm or of ours, uses this cluster."""
         return {**base_environment(user), "SLURM_CONF": str(self.conf)}
 
+    @property
+    def processors(self) -> int:
+        """Processors of all nodes."""
+        return self.cpus * len(self.nodes)
+
     def spool(self, node: str) -> Path:
         """Directory in which the slurmd of a node keeps job scripts."""
         return self.directory / "spool" / node
@@ -301,6 +306,11 @@ class SlurmCluster:
         """Return the listed jobs, one line per array task, as lists of the fields of `form`."""
         text = self.run("squeue", "--noheader", "--array", "--all", f"--format={form}", *options)
         return [line.split("|") for line in text.splitlines()]
+
+    def show(self, job: str) -> dict[str, str]:
+        """Return what scontrol shows of a job, by name."""
+        words = self.run("scontrol", "--oneliner", "show", "job", job).split()
+        return {name: value for name, _, value in (word.partition("=") for word in words)}
 
     def submit(self, script: str, *options: str, user: str | None = None) -> str:
         """Hand a script to sbatch and return the job id."""
