@@ -140,8 +140,6 @@ def _lines(axes: Axes, figure: Figure) -> None:
                 series.x, series.y, yerr=errors, color=colour, linestyle=dash, marker=mark, markersize=4,
                 capsize=3, linewidth=1.5, label=series.label,
             )  # fmt: skip
-        elif figure.kind == "points":
-            axes.plot(x, y, color=colour, linestyle="", marker=mark, markersize=4, label=series.label)
         else:
             marker = mark if few else ""
             axes.plot(
@@ -227,9 +225,9 @@ class Figure:
     y_label: str
     """With the unit."""
     series: Sequence[Series]
-    kind: Literal["line", "step", "bars", "points", "timeline"] = "line"
-    """``step``: each value holds until the next x. ``line`` and ``points`` mark or join the values. ``timeline``: a
-    bar from x to ``high`` in row y."""
+    kind: Literal["line", "step", "bars", "timeline"] = "line"
+    """``step``: each value holds until the next x. ``line`` joins the values. ``timeline``: a bar from x to ``high`` in
+    row y."""
     categories: Sequence[str] = ()
     """Names along the x axis, for bars; names of the rows from 0, for a timeline."""
     caption: str = ""
