@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all benchmarks share: options from signatures, tables and JSON, turns and medians, waiting with a limit.
+"""What benchmarks share: options from signatures, tables and JSON, turns and medians, waiting, Parsl and Dask.
 
 A benchmark is a function: its parameters, which all have defaults, are its options, and it returns the rows of a table.
 
@@ -9,12 +9,14 @@ A benchmark is a function: its parameters, which all have defaults, are its opti
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import json
 import math
 import os
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -216,3 +218,55 @@ def slurm_site(directory: Path, conf: Path, *, head: str = "", **keys: float) ->
         f'[clusters.settings]\nconf = "{conf}"\n'
     )
     return path
+
+
+# -- Parsl and Dask ------------------------------------------------------------------------------------------
+# As benchmarks set them up: imported when they are used, as they need not be installed.
+
+MEMORY = "400MB"
+"""Of a worker of Dask."""
+
+
+def untyped(module: str) -> Any:  # noqa: ANN401 - that is what it is for
+    """Import a module that has no types, or need not be here, when it is used."""
+    return importlib.import_module(module)
+
+
+def parsl_executor(provider: Any, workers: int, **more: object) -> Any:  # noqa: ANN401 - Parsl's
+    """Return a HighThroughputExecutor with so many workers on each node; ``more``: further arguments of it."""
+    package = "parsl.executors.high_throughput"
+    launch = untyped(f"{package}.executor").DEFAULT_LAUNCH_CMD
+    return untyped("parsl.executors").HighThroughputExecutor(
+        address="127.0.0.1",
+        provider=provider,
+        encrypted=False,
+        max_workers_per_node=workers,
+        launch_cmd=launch.replace("process_worker_pool.py", f"{sys.executable} -m {package}.process_worker_pool", 1),
+        interchange_launch_cmd=[sys.executable, "-m", f"{package}.interchange"],
+        **more,
+    )
+
+
+def parsl_loaded(executor: Any, directory: Path) -> Any:  # noqa: ANN401 - Parsl's
+    """Return Parsl's kernel, loaded with one executor that is scaled by hand; ``directory``: for what it writes."""
+    parsl = untyped("parsl")
+    parsl.clear()
+    config = parsl.Config(executors=[executor], run_dir=str(directory), strategy="none", initialize_logging=False)
+    return parsl.load(config)
+
+
+def dask_on_slurm(directory: Path, *, walltime: str, **more: object) -> Any:  # noqa: ANN401 - it has no types
+    """Return a SLURMCluster of dask-jobqueue without workers yet; ``more``: further arguments of it."""
+    return untyped("dask_jobqueue").SLURMCluster(
+        cores=1,
+        processes=1,
+        memory=MEMORY,
+        walltime=walltime,
+        interface="lo",
+        death_timeout=DEADLINE,
+        python=sys.executable,
+        log_directory=str(directory),
+        local_directory=str(directory),
+        scheduler_options={"dashboard_address": ":0"},
+        **more,
+    )

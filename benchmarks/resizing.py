@@ -23,8 +23,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from benchmarks.common import DEADLINE, PYTHONPATH, Row, in_turns, main, medians, slurm_site, until
-from benchmarks.frameworks import MEMORY, dask_on_slurm, parsl_executor, parsl_loaded, untyped
+from benchmarks.common import (
+    DEADLINE,
+    MEMORY,
+    PYTHONPATH,
+    Row,
+    dask_on_slurm,
+    in_turns,
+    main,
+    medians,
+    parsl_executor,
+    parsl_loaded,
+    slurm_site,
+    until,
+    untyped,
+)
 from koala_adapter.api.client import Client
 from koala_adapter.api.statedirectory import start_in_background
 from koala_adapter.config.jobfile import load_job_text

@@ -34,14 +34,17 @@ from benchmarks.common import (
     ROOT,
     Row,
     beside,
+    dask_on_slurm,
     in_turns,
     main,
     medians,
+    parsl_executor,
+    parsl_loaded,
     process,
     slurm_site,
     until,
+    untyped,
 )
-from benchmarks.frameworks import dask_on_slurm, parsl_executor, parsl_loaded, untyped
 from benchmarks.naps import command, nap, shell_command
 from koala_adapter.model import Component, Job, JobId, JobKind, RunnerName, Sweep
 from koala_adapter.python.executor import Task, TaskServer

@@ -7,7 +7,7 @@ import doctest
 
 import pytest
 
-from benchmarks.plain_easy import plain_easy
+from benchmarks.queues import plain_easy
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.queueing import backfill as cluster_module
 from koala_adapter.queueing.backfill import (
