@@ -41,11 +41,11 @@ from tests.examples import examples
 
 
 CALL = Call(send=100, receive=50, operations=6000, deadline=100)
-FAST = ServerForecast("fast", 10, 10, 600, 0)
+FAST = ServerForecast("fast", 10, 600, 0)
 """Needs 10 + 5 + 10 = 25 s."""
-SLOW = ServerForecast("slow", 10, 10, 100, 0)
+SLOW = ServerForecast("slow", 10, 100, 0)
 """Needs 10 + 5 + 60 = 75 s."""
-LOADED = ServerForecast("loaded", 10, 10, 600, 2)
+LOADED = ServerForecast("loaded", 10, 600, 2)
 """Needs 10 + 5 + 3 x 10 = 45 s."""
 SERVERS = (FAST, SLOW, LOADED)
 

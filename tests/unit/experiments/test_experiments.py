@@ -266,6 +266,7 @@ def test_experiments_are_listed() -> None:
         ("koala-pra --set poll=soon", "poll is 'soon'"),
         ("koala-pra --set delay=nan", "delay is 'nan'"),
         ("deadline --set monitor-interval=0", "monitor-interval"),
+        ("placement --set also=luck", "also: there is no policy 'luck' of that kind"),
         ("deadline --set deadline-factor=3-1", "deadline-factor is '3-1'"),
         ("deadline --set deadline-factor=x", "deadline-factor is 'x'"),
     ],
@@ -282,7 +283,9 @@ def test_where_nothing_can_be_written_nothing_runs(tmp_path: Path, monkeypatch: 
 
     def tells(options: Options) -> Result:
         ran.append(options)
-        return Result(findings=())
+        return Result(
+            findings=[Finding(claim="It [is] so", outcome="Once.", holds=True, margin="1 %")], notes=["Well."]
+        )
 
     loaded = replace(SAMPLE, run=tells)
     monkeypatch.setattr("koala_experiments.commands.load_experiment", lambda _: loaded)
@@ -292,8 +295,11 @@ def test_where_nothing_can_be_written_nothing_runs(tmp_path: Path, monkeypatch: 
     assert result.exit_code == 1
     assert "Not a directory" in result.output
     assert not ran
-    assert CliRunner().invoke(koala, [*words, str(tmp_path / "below")]).exit_code == 0
+    shown = CliRunner().invoke(koala, [*words, str(tmp_path / "below")])
+    assert shown.exit_code == 0
     assert ran
+    assert shown.stdout.startswith("holds (1 %): It [is] so\n  Once.\nof the claims 1 of 1 hold")
+    assert "Well." in shown.stderr
 
 
 def test_an_interrupted_experiment_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

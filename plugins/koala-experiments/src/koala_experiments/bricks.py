@@ -107,10 +107,8 @@ class ServerForecast:
     """Predicted bandwidth, load and performance of a server for one client."""
 
     name: str
-    send_throughput: float
-    """Mbit/s to the server."""
-    receive_throughput: float
-    """Mbit/s back."""
+    throughput: float
+    """Mbit/s to the server, and back."""
     performance: float
     """Mop/s of the server when it has nothing else to do."""
     load: float
@@ -118,7 +116,7 @@ class ServerForecast:
 
     def response_time(self, call: Call, more_load: float = 0.0) -> float:
         """Return the seconds from sending to having received: Ts = Wsend/Psend + Wrecv/Precv + Ws/Pserv."""
-        transfers = call.send / self.send_throughput + call.receive / self.receive_throughput
+        transfers = call.send / self.throughput + call.receive / self.throughput
         return transfers + execution_time(call, self.performance, self.load + more_load)
 
 
@@ -360,7 +358,7 @@ class Bricks:
             for domain in self._grid.domains[1:]
         }
         return [
-            ServerForecast(node.name, ways[node.domain], ways[node.domain], node.performance, self._load(node.name))
+            ServerForecast(node.name, ways[node.domain], node.performance, self._load(node.name))
             for node in self._grid.nodes
         ]
 
@@ -381,7 +379,7 @@ class Bricks:
     def _arrived(self, planned: PlannedCall, chosen: ServerForecast, fallbacks: int) -> None:
         now, call, server = self._engine.now, planned.call, self._servers[chosen.name]
         execution = execution_time(call, server.performance, server.load(now))
-        late = call.deadline - now < execution + call.receive / chosen.receive_throughput
+        late = call.deadline - now < execution + call.receive / chosen.throughput
         if late and fallbacks < self._fallbacks:
             self._schedulers[planned.client.name].finished(chosen.name)
             self._schedule(planned, fallbacks + 1)
