@@ -18,7 +18,7 @@ import pytest
 
 from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState
 from koala_adapter.testing import Batch, Trial
-from koala_local.elsewhere import program
+from koala_local.client import program
 from koala_local.jobs import UNHEARD, Fields, decode, encode
 from koala_local.lrm import PLUGIN, LocalSettings
 from koala_local.processes import process_birth

@@ -15,8 +15,7 @@ from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition, 
 from koala_adapter.lrm.contract import oldest_first
 from koala_adapter.model import LrmJobId, Node, NodeGpus, NodeState, Queue
 from koala_local import processes
-from koala_local.client import Daemon, DaemonClient
-from koala_local.elsewhere import DaemonElsewhere
+from koala_local.client import Daemon, DaemonClient, DaemonElsewhere
 from koala_local.jobs import (
     KILL_WAIT,
     QUEUE,

@@ -16,9 +16,8 @@ from koala_pbs.jobs import (
     parse_requests,
     parse_selections,
 )
-from koala_pbs.queues import parse_queues, parse_server
+from koala_pbs.queues import Vnodes, parse_queues, parse_server, parse_vnodes, placed
 from koala_pbs.settings import DIALECTS, OPENPBS, SET_TORQUE, TORQUE, require_release
-from koala_pbs.vnodes import Vnodes, parse_vnodes, placed
 from koala_pbs.words import COMPLAINTS, UNKNOWN_JOB_STATUS, array_index, array_of, checked, is_array, says_usage
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from koala_pbs import client
 from koala_pbs.checks import PbsChecks, PbsOutsideChecks
 from koala_pbs.client import ARGUMENTS_PER_COMMAND, UTC, Holding, PbsCommands
 from koala_pbs.jobs import INDEX_VARIABLE
-from koala_pbs.queues import ends_of, largest_array, served
+from koala_pbs.queues import ends_of, largest_array, served, tied
 from koala_pbs.settings import OPENPBS, TORQUE
 from koala_pbs.starting import ByOperator, ByScheduler, Starting
 from koala_pbs.submission import (
@@ -48,7 +48,6 @@ from koala_pbs.submission import (
     rsub_command,
 )
 from koala_pbs.torque import packed
-from koala_pbs.vnodes import tied
 from koala_pbs.words import (
     BEING_DELETED,
     NOT_RERUNNABLE,

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmNotFoundError, LrmUnavailableError
 from koala_adapter.lrm.drmaa.complaints import FailureKind, kind_of_text
 from koala_adapter.model import ACTIVE, LrmJobState
-from koala_sge.explained import ExplainedJob, parse_explained
-from koala_sge.listing import has_access_lists, listed_jobs, parse_limits, seconds_of, text_of
+from koala_sge.listing import has_access_lists, listed_jobs, number_of, parse_limits, parse_xml, seconds_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,6 +23,77 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import LrmJob, LrmJobId
     from koala_sge.listing import GridEngineCommands
+
+
+# -- All that is told of single jobs -------------------------------------------------------------------------
+# By ``qstat -xml -j``: contexts, reasons of error states, groups, accounts. The plain text of ``qstat -j`` is not read:
+# a resource with a line break in its value would begin a record there.
+
+USER_HOLD = "koala_user_hold"
+"""Word in the context of a job, set by conf/sge_jsv.sh for one that its user held, too."""
+ROOT = "detailed_job_info"
+NO_ACCOUNT = "sge"
+"""Account of jobs that were given none (qsub(1), -A)."""
+
+LATEST = 10**11
+"""Seconds since the epoch beyond which a number must be milliseconds."""
+
+_NONE_KNOWN = re.compile(rb"(?:<\?xml[^>]*\?>)?\s*<unknown_jobs\b")
+"""Beginning of the answer when none of the jobs is known; some releases print the rest of it as no XML."""
+_ORIGIN = re.compile(r"^\S+ \S+ \[\d+:\d+\]: (?:error: )?")
+"""Date, time, and [user:process] of the shepherd that complained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedJob:
+    """Details of one job or array by ``qstat -j``."""
+
+    user_hold: bool = False
+    """Its user holds it, too."""
+    error_reasons: Mapping[int, str] = field(default_factory=dict)
+    """Why tasks are in error state, by their numbers; a job that is no array has task 1."""
+    group: str = ""
+    account: str = ""
+    """The account of ``qsub -A``, or else the project of ``qsub -P``."""
+    submitted_at: float | None = None
+
+
+def parse_explained(raw: bytes) -> dict[str, ExplainedJob]:
+    """Return what is told of each job that is known, by its number. Raises LrmUnavailableError."""
+    if _NONE_KNOWN.match(raw):
+        return {}
+    root = parse_xml(raw, root=ROOT, source="qstat -j")
+    return {
+        number: _explained(element)
+        for element in root.iterfind("djob_info/element")
+        if (number := text_of(element, "JB_job_number"))
+    }
+
+
+def _explained(element: _Element) -> ExplainedJob:
+    account = text_of(element, "JB_account")
+    return ExplainedJob(
+        user_hold=any(text_of(word, "VA_variable") == USER_HOLD for word in element.iterfind("JB_context/*")),
+        error_reasons=_error_reasons(element),
+        group=text_of(element, "JB_group"),
+        account=account if account != NO_ACCOUNT else text_of(element, "JB_project"),
+        submitted_at=_moment(text_of(element, "JB_submission_time")),
+    )
+
+
+def _moment(text: str) -> float | None:
+    """Return seconds since the epoch; heirs of Grid Engine print milliseconds."""
+    number = number_of(text)
+    return (number / 1000 if number > LATEST else float(number)) or None
+
+
+def _error_reasons(element: _Element) -> dict[int, str]:
+    reasons: dict[int, str] = {}
+    for task in element.iterfind("JB_ja_tasks/*"):
+        told = [" ".join(_ORIGIN.sub("", text.text or "").split()) for text in task.iterfind(".//QIM_message")]
+        if told:
+            reasons[number_of(text_of(task, "JAT_task_number"), 1)] = told[0]
+    return reasons
 
 
 # -- What jobs ask of queue instances ------------------------------------------------------------------------

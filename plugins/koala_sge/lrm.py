@@ -28,10 +28,8 @@ from koala_adapter.lrm.drmaa.transport import job_template, raise_for
 from koala_adapter.model import HoldOwner, LrmJobState, NodeGpus
 from koala_sge import heldjobs
 from koala_sge.accounting import NOTHING_ENDED, parse_accounting
-from koala_sge.checks import SgeChecks, check_outside
-from koala_sge.defaults import groups_arrays, require_whole_listings
-from koala_sge.explained import ExplainedJob, parse_explained
-from koala_sge.heldjobs import HeldJobs, possibly_hook_holds, without_users
+from koala_sge.checks import SgeChecks, check_outside, groups_arrays, require_whole_listings
+from koala_sge.heldjobs import ExplainedJob, HeldJobs, parse_explained, possibly_hook_holds, without_users
 from koala_sge.listing import (
     GridEngineCommands,
     first_line,
@@ -43,7 +41,8 @@ from koala_sge.listing import (
     parse_queues,
     with_layout,
 )
-from koala_sge.slots import (
+from koala_sge.submission import (
+    CHANGES,
     LIST_COMPLEXES,
     NATIVE,
     Complexes,
@@ -52,20 +51,17 @@ from koala_sge.slots import (
     is_on_one_host,
     keep,
     kept,
+    native_options,
     parse_complex_value,
     parse_complexes,
-    show_environment,
-    show_host,
-)
-from koala_sge.submission import (
-    CHANGES,
-    native_options,
     parse_granted,
     parse_refusals,
     parse_reservations,
     parse_submitted,
     qrsub_command,
     qsub_command,
+    show_environment,
+    show_host,
     slots_granted,
 )
 

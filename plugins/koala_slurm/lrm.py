@@ -39,13 +39,15 @@ from koala_slurm.listing import (
     sacct_command,
 )
 from koala_slurm.outside import OutsideReader
-from koala_slurm.pinning import make_pin, original_text, parse_original
 from koala_slurm.reserving import (
     SHOW_RESERVATIONS,
     CoreReservation,
     Reserved,
     extent_on_nodes,
+    make_pin,
     needs_one_core,
+    original_text,
+    parse_original,
     parse_reservations,
     reserve_ahead_command,
     unreserve_command,

@@ -16,7 +16,6 @@ from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
 from koala_adapter.model import LrmJobState
 from koala_slurm import client
 from koala_slurm.listing import ENVIRONMENT, EVERY_JOB, new_separator
-from koala_slurm.pinning import Pin, pin_commands, unpin_commands
 from koala_slurm.requests import (
     JobDetails,
     details_command,
@@ -25,7 +24,7 @@ from koala_slurm.requests import (
     parse_one_detailed,
     with_details,
 )
-from koala_slurm.reserving import WAITING, CoreReservation
+from koala_slurm.reserving import WAITING, CoreReservation, Pin, pin_commands, unpin_commands
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

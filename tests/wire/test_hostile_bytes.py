@@ -19,8 +19,7 @@ from koala_adapter.wiki.codec.words import Dialect
 from koala_local.jobs import JobRecord, decode, encode
 from koala_pbs.jobs import parse_jobs as parse_pbs_jobs
 from koala_pbs.torque import read_torque
-from koala_sge.explained import parse_explained
-from koala_sge.heldjobs import parse_wishes
+from koala_sge.heldjobs import parse_explained, parse_wishes
 from koala_sge.listing import parse_jobs, parse_layouts
 from koala_slurm.listing import JOB_FIELDS, SEPARATOR, new_separator
 from koala_slurm.listing import parse_jobs as parse_slurm_jobs

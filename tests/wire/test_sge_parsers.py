@@ -18,8 +18,7 @@ from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.lrm.drmaa.complaints import FailureKind, kind_of_text
 from koala_adapter.model import EndReason, LrmJobState, NodeState
 from koala_sge.accounting import parse_accounting
-from koala_sge.explained import parse_explained
-from koala_sge.heldjobs import Wishes, instances_on, nodes_of, parse_instances, parse_wishes
+from koala_sge.heldjobs import Wishes, instances_on, nodes_of, parse_explained, parse_instances, parse_wishes
 from koala_sge.listing import (
     LARGEST_DOCUMENT,
     LONGEST_EXPANSION,

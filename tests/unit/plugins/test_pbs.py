@@ -30,12 +30,14 @@ from koala_pbs.queues import (
     largest_array,
     parse_queues,
     parse_server,
+    parse_vnodes,
+    placed,
     served,
+    tied,
     walltime_limit,
 )
 from koala_pbs.settings import PbsSettings
 from koala_pbs.submission import QSUB, parse_confirmed, parse_reservations, pieces, qsub_command, rsub_command
-from koala_pbs.vnodes import parse_vnodes, placed, tied
 from koala_pbs.words import (
     array_index,
     array_of,

@@ -22,22 +22,25 @@ from koala_adapter.testing import new_context
 from koala_adapter.testing.trial import begin_start
 from koala_sge import SgeLrm, SgeSettings
 from koala_sge import heldjobs as sge_requests
-from koala_sge.defaults import check_defaults, groups_arrays, require_whole_listings
-from koala_sge.explained import ExplainedJob
-from koala_sge.heldjobs import list_held, list_jobs, parse_wishes, possibly_hook_holds, without_users
+from koala_sge.checks import check_defaults, groups_arrays, require_whole_listings
+from koala_sge.heldjobs import ExplainedJob, list_held, list_jobs, parse_wishes, possibly_hook_holds, without_users
 from koala_sge.listing import WRAPPER, GridEngineCommands, parse_jobs, parse_layouts, parse_left, parse_nodes
-from koala_sge.slots import (
+from koala_sge.submission import (
     Complexes,
     environments_of_queues,
     gpu_complex,
     is_on_one_host,
     keep,
     kept,
+    native_options,
     parse_complex_value,
     parse_complexes,
+    parse_granted,
+    parse_reservations,
+    qrsub_command,
     shared,
+    slots_granted,
 )
-from koala_sge.submission import native_options, parse_granted, parse_reservations, qrsub_command, slots_granted
 from tests.fakes.scriptedrunner import ScriptedRunner
 
 # -- Slots in the words of Grid Engine: options, shares of each processor, and what qconf tells of a cell.

@@ -27,7 +27,6 @@ from koala_slurm.listing import (
     squeue_command,
 )
 from koala_slurm.outside import OutsideReader
-from koala_slurm.pinning import make_pin, natural_order, original_text, parse_original, pin_commands, unpin_commands
 from koala_slurm.requests import (
     ANY_NODES,
     DETAILS_COMMAND,
@@ -42,7 +41,18 @@ from koala_slurm.requests import (
     parse_one_detailed,
     with_details,
 )
-from koala_slurm.reserving import Reserved, reserve_command, reserved_cores, reserved_order
+from koala_slurm.reserving import (
+    Reserved,
+    make_pin,
+    natural_order,
+    original_text,
+    parse_original,
+    pin_commands,
+    reserve_command,
+    reserved_cores,
+    reserved_order,
+    unpin_commands,
+)
 from koala_slurm.words import (
     array_ids,
     array_index,
