@@ -30,13 +30,13 @@ from koala_adapter.lrm.listing import (
     Listing,
     Watcher,
     answering,
+    count_slots,
     held_on_nodes,
     possibly_ours,
     processors_wanted,
     read_listing,
 )
 from koala_adapter.lrm.rate import CircuitBreaker, PollPace
-from koala_adapter.lrm.slotcount import count_slots
 from koala_adapter.model import BatchKey, ClusterName, LrmJobId
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler.events import (

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
-from koala_adapter.lrm.slotcount import slots_ever
+from koala_adapter.lrm.listing import slots_ever
 from koala_adapter.model import LrmJobState
 from koala_adapter.slots import PLAIN
 from koala_adapter.wire.hostlists import expand

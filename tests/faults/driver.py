@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.driver.loop import EventLoop
 from koala_adapter.driver.store import doubts, rebuilt, tellers
-from koala_adapter.lrm.listing import possibly_ours, processors_wanted
-from koala_adapter.lrm.slotcount import count_slots
+from koala_adapter.lrm.listing import count_slots, possibly_ours, processors_wanted
 from koala_adapter.model import EndReason, JobId, PlaceholderId, TaskEnd
 from koala_adapter.outcome import PlaceholderState, TaskUsage
 from koala_adapter.scheduler import events as ev

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from koala_adapter.lrm.listing import count_slots, slots_ever, slots_idle
 from koala_adapter.lrm.rate import (
     LARGEST_ANSWER,
     LOCKED_AT_MOST,
@@ -34,7 +35,6 @@ from koala_adapter.lrm.rate import (
     prepare_directory,
     window_path,
 )
-from koala_adapter.lrm.slotcount import count_slots, slots_ever, slots_idle
 from koala_adapter.model import Node, NodeGpus, NodeState
 from koala_adapter.slots import Slot
 
