@@ -116,11 +116,6 @@ class Change:
         """Ranks of all parts that come or go."""
         return [rank for part in self.parts for rank in part.ranks]
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether the application has yet to answer."""
-        return self.phase is ChangePhase.ASKED
-
     def kept(self, part: Part) -> int:
         """Return the processors reserved for a part before placeholders are submitted."""
         reserved = self.phase is ChangePhase.PROMISED or (self.phase is ChangePhase.ASKED and part.processors > 0)

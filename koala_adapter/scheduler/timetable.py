@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
+from koala_adapter.scheduler.sizechange import ChangePhase
 from koala_adapter.scheduler.timers import Due, Timer, TimerKind
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def give_time(state: State, timetable: Timetable, now: float) -> None:
 def _await_answers(state: State, until: float) -> None:
     """Postpone the time-outs of offers to ``until`` at the earliest."""
     for change in (change for job in state.jobs.values() for change in job.changes.values()):
-        if change.is_asked and change.due is not None:
+        if change.phase is ChangePhase.ASKED and change.due is not None:
             change.due = change.due._replace(at=max(change.due.at, until))
 
 

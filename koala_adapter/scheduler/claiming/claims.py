@@ -586,11 +586,6 @@ def _await_connections(context: Context, record: JobRecord) -> bool:
     return True
 
 
-def connections_timer(context: Context, record: JobRecord) -> None:
-    """Launch a job although its agents have not told in time whether its processes can connect."""
-    check_complete(context, record, patient=False)
-
-
 def connection_seen(context: Context) -> None:
     """Launch jobs that have waited for a connection to be tried; place those again whose processes cannot connect."""
     for record in list(context.state.jobs.values()):
@@ -646,7 +641,10 @@ def _launch(context: Context, record: JobRecord) -> None:
     context.effects.add(LaunchJob(job_id=record.job.id, ranks=record.ranks))
 
 
-JOB_TIMERS: JobTimers = {TimerKind.RECLAIM: reclaim, TimerKind.CONNECTIONS: connections_timer}
+JOB_TIMERS: JobTimers = {
+    TimerKind.RECLAIM: reclaim,
+    TimerKind.CONNECTIONS: partial(check_complete, patient=False),  # its agents have not told in time
+}
 PLACEHOLDER_TIMERS: PlaceholderTimers = {
     TimerKind.REGISTRATION: registration_timer,
     TimerKind.KEPT: kept_timer,

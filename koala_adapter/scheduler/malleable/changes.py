@@ -27,7 +27,6 @@ from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.malleable.steps import (
     abandon_after,
     cluster_of,
-    jobs_have_grown,
     pause,
     pause_growth,
     promised_on,
@@ -195,7 +194,8 @@ class Changes:
                     if part.ranks:
                         before, waited = claim.processors - len(part.ranks), self._waited(part)
                         self.record.note_size(claim, before, change.reason, self.context.now, waited=waited)
-                    jobs_have_grown(self.context, self.cluster(part))
+                    seconds = self.context.state.parameters.shrink_pause
+                    pause(self.context, self.cluster(part), Direction.SHRINK, seconds)
                 wanted_again(self.context, self.record, change.component)
 
     def _waited(self, part: Part) -> float:

@@ -61,16 +61,6 @@ def growth_paused(context: Context, cluster: ClusterRecord) -> bool:
     return cluster.no_growth_before is not None and context.now < cluster.no_growth_before
 
 
-def jobs_have_grown(context: Context, cluster: ClusterRecord) -> None:
-    """Block shrinking for a while after growth."""
-    pause(context, cluster, Direction.SHRINK, context.state.parameters.shrink_pause)
-
-
-def jobs_have_shrunk(context: Context, cluster: ClusterRecord) -> None:
-    """Block growth for a while after shrinking."""
-    pause(context, cluster, Direction.GROW, context.state.parameters.grow_pause)
-
-
 def shrunk_fruitlessly(context: Context, cluster: ClusterRecord) -> None:
     """Block shrinking for a while; after repeated steps without result, for doubling times.
 
@@ -275,7 +265,7 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
         shrunk_fruitlessly(context, cluster)
     else:
         cluster.fruitless_shrinks, cluster.fruitless_until = 0, None
-        jobs_have_shrunk(context, cluster)
+        pause(context, cluster, Direction.GROW, context.state.parameters.grow_pause)
 
 
 def _send_round(context: Context, cluster: ClusterRecord, current: ClusterStep) -> None:
