@@ -114,10 +114,11 @@ def test_a_newcomer_that_is_lost_before_the_point(lost: str) -> None:
     assert site.record("1").state is JobState.RUNNING
 
 
-def test_a_newcomer_that_is_lost_after_the_point_is_the_end_of_the_job() -> None:
-    """Others may hang on what it had: as in any rigid job."""
-    site, _ = growing()
-    site.reach()
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_process_that_is_lost_after_the_point_is_the_end_of_the_job(*, grows: bool) -> None:
+    """A newcomer, on which others may hang by then, or a leaver, which is not let go until all are done."""
+    site = growing()[0] if grows else shrinking()
+    site.reach(*(() if grows else (2, 3)))
     site.rank_ends("1", 3, FAILED)
     assert site.record("1").state is JobState.FAILED
 
@@ -137,14 +138,6 @@ def test_a_shrink() -> None:
     site.end_ending()
     site.run("2")
     assert site.record("2").state is JobState.RUNNING
-
-
-def test_a_process_that_ends_before_it_may() -> None:
-    """Until all are done nobody is let go: it ends the job as in a rigid one."""
-    site = shrinking()
-    site.reach(2, 3)
-    site.rank_ends("1", 3, FAILED)
-    assert site.record("1").state is JobState.FAILED
 
 
 def test_a_shrink_that_is_given_up() -> None:

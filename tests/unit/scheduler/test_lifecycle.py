@@ -353,7 +353,8 @@ def silent(site: Site, id_: str, number: int = 0) -> None:
     site.post(ev.PlaceholderSilent(time=site.now, placeholder=placeholder, detail="connection reset"))
 
 
-def test_silent_agent_that_comes_back_is_not_lost() -> None:
+def test_silent_agent_is_lost_with_its_job_unless_it_comes_back_within_the_lease() -> None:
+    """It has ended itself by then; the placeholder is cancelled through the LRM as well."""
     site = Site({"a": 4}, Parameters(lease=300.0))
     site.start(job("1", 2, walltime=9000))
     for _ in range(5):
@@ -362,6 +363,13 @@ def test_silent_agent_that_comes_back_is_not_lost() -> None:
         site.hold(site.claimed("1")[0].id)
     assert site.pass_time(1000.0) == []
     assert site.record("1").state is JobState.RUNNING
+    name = str(site.claimed("1")[0].id)
+    silent(site, "1")
+    actions = site.pass_time(316.0)
+    outcome = site.outcome("1")
+    assert (outcome.state, outcome.reason, outcome.exit_code) == (JobState.LOST, EndReason.LOST, 242)
+    assert "no contact with its agent for 315 s; it has ended itself by its lease" in outcome.detail
+    assert name in ends(actions, force=True)
 
 
 def suspended(site: Site, *placeholders: PlaceholderId) -> None:
@@ -405,19 +413,6 @@ def test_a_site_can_have_jobs_wait_for_what_is_suspended() -> None:
     suspended(site)
     site.pass_time(316.0)
     assert "ended itself by its lease" in site.outcome("1").detail
-
-
-def test_silence_beyond_the_lease_loses_a_running_job() -> None:
-    """The agent has ended itself by then; the placeholder is cancelled through the LRM as well."""
-    site = Site({"a": 4}, Parameters(lease=300.0))
-    site.start(job("1", 2, walltime=9000))
-    name = str(site.claimed("1")[0].id)
-    silent(site, "1")
-    actions = site.pass_time(316.0)
-    outcome = site.outcome("1")
-    assert (outcome.state, outcome.reason, outcome.exit_code) == (JobState.LOST, EndReason.LOST, 242)
-    assert "no contact with its agent for 315 s; it has ended itself by its lease" in outcome.detail
-    assert name in ends(actions, force=True)
 
 
 def test_silence_beyond_the_lease_while_claiming_claims_another() -> None:

@@ -61,8 +61,9 @@ def test_deadlock_ends_with_one_job_started_and_the_other_in_both_queues() -> No
     assert launches(site.hold_all(giver)) == [giver]
 
 
-def test_without_reorganization_both_hand_back() -> None:
-    site = deadlock(WITHOUT)
+@pytest.mark.parametrize(("parameters", "user"), [(WITHOUT, "alice"), (LIFE, "bob")], ids=["not wanted", "strangers"])
+def test_where_nothing_is_exchanged_both_hand_back(parameters: Parameters, user: str) -> None:
+    site = deadlock(parameters, user=user)
     done = site.pass_time(100.0)
     assert launches(done) == []
     assert len(set(ends(done))) == 4
@@ -93,10 +94,6 @@ def test_what_would_end_too_soon_is_not_exchanged() -> None:
     site.record("1").job = replace(site.record("1").job, walltime=10_000)
     site.pass_time(100.0)
     assert site.record("1").exchanges == 0
-
-
-def test_jobs_of_another_user_get_nothing() -> None:
-    assert launches(deadlock(user="bob").pass_time(100.0)) == []
 
 
 def test_loss_of_an_exchanged_place_concerns_its_new_job() -> None:
@@ -222,6 +219,7 @@ def reusing(*waiting: Job, parameters: Parameters | None = None) -> Site:
 
 
 def test_placeholders_of_a_completed_job_go_to_the_next() -> None:
+    """And are no concern of the first one any more."""
     site = reusing(job("2", 2))
     held = {p.id for p in site.claimed("1")}
     done = site.complete("1")
@@ -232,6 +230,12 @@ def test_placeholders_of_a_completed_job_go_to_the_next() -> None:
     assert ends(done) == [str(id_) for id_ in held - used]
     assert submissions(done) == {}
     assert site.record("1").live == 1
+    site.rank_ends("1", 0, TaskEnd(reason=EndReason.EXITED, exit_code=9))
+    site.end_ending()
+    assert site.record("2").state is JobState.LAUNCHING
+    site.ended(launch.ranks[0].placeholder, EndReason.NODE_LOST)
+    assert site.outcome("2").state is JobState.LOST
+    assert site.outcome("1").state is JobState.COMPLETED
 
 
 @pytest.mark.parametrize(
@@ -310,18 +314,6 @@ def test_placeholders_go_to_no_job_whose_software_their_cluster_lacks() -> None:
         site.submit(job("2", replace(component("x", 2), software=software)))
         site.run("1")
         assert launches(site.complete("1")) == launched
-
-
-def test_handed_placeholders_belong_to_the_new_job() -> None:
-    site = reusing(job("2", 2))
-    site.complete("1")
-    site.rank_ends("1", 0, TaskEnd(reason=EndReason.EXITED, exit_code=9))
-    site.end_ending()
-    assert site.record("2").state is JobState.LAUNCHING
-    lost = site.record("2").ranks[0].placeholder
-    site.ended(lost, EndReason.NODE_LOST)
-    assert site.outcome("2").state is JobState.LOST
-    assert site.outcome("1").state is JobState.COMPLETED
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
