@@ -197,7 +197,10 @@ class ControlCenter:
         with admission.applicant() as scope:
             peer = await self._greeted(transport, address)
             if peer is not None:
-                agent = await self._answer_if_possible(peer, tasks)
+                try:
+                    agent = await self._answer(peer, tasks)
+                except JournalBlockedError as error:  # whose the placeholder is cannot be noted: it will ask again
+                    self._listener.on_rejected(address, error.message)
         if scope.cancelled_caught:
             self._listener.on_rejected(address, "did not prove itself in time")
         if isinstance(agent, _Agent):
@@ -237,15 +240,8 @@ class ControlCenter:
         finally:
             self._unproven -= sent
 
-    async def _answer_if_possible(self, peer: _Peer, tasks: TaskGroup) -> _Agent | _Peer | None:
-        """Return an agent that has registered, or one that has proved itself and wants a tunnel."""
-        try:
-            return await self._answer(peer, tasks)
-        except JournalBlockedError as error:  # whose the placeholder is cannot be noted: the agent will ask again
-            self._listener.on_rejected(peer.address, error.message)
-            return None
-
     async def _answer(self, peer: _Peer, tasks: TaskGroup) -> _Agent | _Peer | None:
+        """Return an agent that has registered, or one that has proved itself and wants a tunnel."""
         hello = peer.hello
         if not isinstance(hello, channel.Hello):
             bound = self._listener.bound_session(peer.placeholder)

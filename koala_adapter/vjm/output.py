@@ -34,58 +34,53 @@ if TYPE_CHECKING:
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class OutputStore:
-    """Writes pieces of streams to files of mode 0600 in directories of mode 0700."""
+def append(path: Path, offset: int, data: bytes) -> int:
+    """Append ``data`` that begins at ``offset`` of a stream to its file; return the new size.
 
-    def append(self, path: Path, offset: int, data: bytes) -> int:
-        """Append ``data`` that begins at ``offset`` of the stream; return the new size.
-
-        What the file has already is left out. Raises ProtocolError when something between is missing, and OSError when
-        the file cannot be written (no space, or not a plain file of ours).
-        """
-        descriptor = self._open(path)
-        try:
-            size = os.fstat(descriptor).st_size
-            if offset > size:
-                raise ProtocolError(f"{path}: bytes {size} to {offset} of the stream are missing")
-            return _write(descriptor, size, data[size - offset :])
-        finally:
-            os.close(descriptor)
-
-    def skip(self, path: Path, offset: int) -> int:
-        """Fill the file up to ``offset`` with NUL bytes for lost output; return its size.
-
-        That is what any program sees whose output file is emptied while it writes on.
-        """
-        descriptor = self._open(path)
-        try:
-            size = os.fstat(descriptor).st_size
-            if size < offset:
-                os.ftruncate(descriptor, offset)
-            return max(size, offset)
-        finally:
-            os.close(descriptor)
-
-    def _open(self, path: Path) -> int:
-        try:
-            descriptor = os.open(path, _FLAGS, 0o600)
-        except FileNotFoundError:
-            _make_directories(path.parent)
-            descriptor = os.open(path, _FLAGS, 0o600)
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            os.close(descriptor)
-            raise PermissionError(f"{path} is not a plain file of our own")
-        return descriptor
+    The file has mode 0600, in directories of mode 0700. What it has already is left out. Raises ProtocolError when
+    something between is missing, and OSError when the file cannot be written (no space, or not a plain file of ours).
+    """
+    descriptor = _open(path)
+    try:
+        size = os.fstat(descriptor).st_size
+        if offset > size:
+            raise ProtocolError(f"{path}: bytes {size} to {offset} of the stream are missing")
+        view = memoryview(data)[size - offset :]
+        while view:
+            written = os.pwrite(descriptor, view, size)
+            size += written
+            view = view[written:]
+        return size
+    finally:
+        os.close(descriptor)
 
 
-def _write(descriptor: int, size: int, data: bytes) -> int:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view, size)
-        size += written
-        view = view[written:]
-    return size
+def skip(path: Path, offset: int) -> int:
+    """Fill the file up to ``offset`` with NUL bytes for lost output; return its size.
+
+    That is what any program sees whose output file is emptied while it writes on.
+    """
+    descriptor = _open(path)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size < offset:
+            os.ftruncate(descriptor, offset)
+        return max(size, offset)
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    try:
+        descriptor = os.open(path, _FLAGS, 0o600)
+    except FileNotFoundError:
+        _make_directories(path.parent)
+        descriptor = os.open(path, _FLAGS, 0o600)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise PermissionError(f"{path} is not a plain file of our own")
+    return descriptor
 
 
 def _make_directories(directory: Path) -> None:
@@ -203,7 +198,6 @@ class OutputFiles:
     def __init__(self, listener: TaskListener) -> None:
         """``listener``: returns paths of output, and is told of writes."""
         self._listener = listener
-        self._store = OutputStore()
 
     def file_of(self, placeholder: PlaceholderId, piece: channel.Output) -> Path | None:
         """Return the file of a piece; None: it is not wanted."""
@@ -212,16 +206,13 @@ class OutputFiles:
 
     def put(self, file: Path, piece: channel.Output) -> int:
         """Write a piece and report it; return the file's size. Raises OSError."""
-        size = self._write(file, piece)
+        try:
+            size = append(file, piece.offset, piece.data)
+        except ProtocolError:  # what is missing was acknowledged: somebody has emptied or removed the file since
+            skip(file, piece.offset)
+            size = append(file, piece.offset, piece.data)
         self._listener.on_output(piece.task, piece.stream, piece.offset, piece.data)
         return size
-
-    def _write(self, file: Path, piece: channel.Output) -> int:
-        try:
-            return self._store.append(file, piece.offset, piece.data)
-        except ProtocolError:  # what is missing was acknowledged: somebody has emptied or removed the file since
-            self._store.skip(file, piece.offset)
-            return self._store.append(file, piece.offset, piece.data)
 
     def tell_unkept(self, placeholder: PlaceholderId, task: str, error: OSError) -> None:
         """Report that the report on a task's files could not be stored."""

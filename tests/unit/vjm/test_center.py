@@ -26,7 +26,7 @@ from koala_adapter.errors import ConfigurationError, ProtocolError
 from koala_adapter.vjm.agent.connection import PIECES, STALE, Channel
 from koala_adapter.vjm.agent.node import Settings
 from koala_adapter.vjm.certificate import digest, load_or_create, matches, new_token, server_context
-from koala_adapter.vjm.output import OutputStore
+from koala_adapter.vjm.output import append, skip
 
 # The control center's certificate: made once, private, and good for what agents compare.
 
@@ -220,7 +220,6 @@ STREAM = bytes(range(256)) * 2
 @given(pieces=st.lists(st.tuples(st.integers(0, 511), st.integers(0, 120)), max_size=20))
 def test_any_overlap_gives_the_stream_once(pieces: list[tuple[int, int]]) -> None:
     """Pieces that begin within what is there extend it; those beyond are refused; nothing is ever wrong or double."""
-    store = OutputStore()
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "rank.out"
         size = 0
@@ -228,10 +227,10 @@ def test_any_overlap_gives_the_stream_once(pieces: list[tuple[int, int]]) -> Non
             data = STREAM[offset : offset + length]
             if offset > size:
                 with pytest.raises(ProtocolError, match="missing"):
-                    store.append(path, offset, data)
+                    append(path, offset, data)
             else:
                 size = max(size, offset + len(data))
-                assert store.append(path, offset, data) == size
+                assert append(path, offset, data) == size
             assert path.read_bytes() == STREAM[:size]
 
 
@@ -239,7 +238,7 @@ def test_files_are_private(tmp_path: Path) -> None:
     """Files 0600, every new directory 0700, whatever the umask."""
     before = os.umask(0)
     try:
-        OutputStore().append(tmp_path / "job" / "component" / "0.out", 0, b"x")
+        append(tmp_path / "job" / "component" / "0.out", 0, b"x")
     finally:
         os.umask(before)
     assert (tmp_path / "job" / "component" / "0.out").stat().st_mode & 0o777 == 0o600
@@ -255,7 +254,7 @@ def test_nothing_is_written_through_a_link_or_into_a_fifo(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "fifo.out")
     for name in ("link.out", "fifo.out"):
         with pytest.raises(OSError):  # noqa: PT011 - which error depends on what is there
-            OutputStore().append(tmp_path / name, 0, b"x")
+            append(tmp_path / name, 0, b"x")
     assert victim.read_text() == "precious"
 
 
@@ -265,16 +264,15 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
     path.touch()
     os.chown(path, 65534, 65534)
     with pytest.raises(PermissionError, match="not a plain file of our own"):
-        OutputStore().append(path, 0, b"x")
+        append(path, 0, b"x")
 
 
 def test_a_file_that_was_emptied_can_go_on(tmp_path: Path) -> None:
     """The lost part reads as NUL bytes, the rest is in its place; what is there is never cut."""
     path = tmp_path / "x.out"
-    store = OutputStore()
-    store.append(path, 0, b"12345")
+    append(path, 0, b"12345")
     path.unlink()
-    assert store.skip(path, 5) == 5
-    assert store.append(path, 5, b"678") == 8
-    assert store.skip(path, 2) == 8
+    assert skip(path, 5) == 5
+    assert append(path, 5, b"678") == 8
+    assert skip(path, 2) == 8
     assert path.read_bytes() == b"\0\0\0\0\x00678"

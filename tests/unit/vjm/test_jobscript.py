@@ -308,27 +308,19 @@ def test_words_are_kept_apart_where_others_can_write(tmp_path: Path, mode: int) 
     assert "no usable Python" in (made / f"{AGENT.batch}.1.out").read_text()
 
 
-def put_pipe(path: Path, _target: Path) -> None:
-    """Put a pipe that nobody reads."""
-    os.mkfifo(path)
-
-
-def put_link(path: Path, target: Path) -> None:
-    """Put a link to a directory of ours."""
-    path.symlink_to(target)
-
-
-def put_directory(path: Path, target: Path) -> None:
-    """Put a directory that has links in it."""
-    path.mkdir()
-    (path / f"{AGENT.batch}.1.out").symlink_to(target / "made")
-
-
-@pytest.mark.parametrize("put", [put_pipe, put_link, put_directory])
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda path, _target: os.mkfifo(path),
+        lambda path, target: path.symlink_to(target),
+        lambda path, target: [path.mkdir(), (path / f"{AGENT.batch}.1.out").symlink_to(target / "made")],
+    ],
+    ids=["a pipe that nobody reads", "a link to a directory", "a directory with a link in it"],
+)
 @pytest.mark.parametrize("name", [f"{AGENT.batch}.1", f"{AGENT.batch}.1.out"])
 @pytest.mark.parametrize("mode", [0o1777, 0o755])
 def test_what_stands_in_the_way_is_neither_followed_nor_waited_for(
-    tmp_path: Path, put: Callable[[Path, Path], None], name: str, mode: int
+    tmp_path: Path, put: Callable[[Path, Path], object], name: str, mode: int
 ) -> None:
     """Nothing appears behind a link, and a pipe keeps nobody."""
     target, shared = tmp_path / "target", tmp_path / "shared"
