@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.runners.adaptive import AdaptiveRunner
-from koala_adapter.runners.runner import LAUNCHER_TASK, AddressedLaunch, Reaction, Runner, task_id
+from koala_adapter.runners.runner import LAUNCHER_TASK, AddressedLaunch, ProcessRunner, Reaction, task_id
 from koala_adapter.scheduler.events import Event, RankEnded
 from koala_adapter.vjm.channel import Launch
 
@@ -75,7 +75,7 @@ with that of a process that exited with such a status."""
 _RANK_END = re.compile(r"koala: rank (?P<rank>\d+) ended with (?P<status>\d+)\s*$")
 
 
-class MpiRunner(Runner):
+class MpiRunner(ProcessRunner):
     """Runner that starts mpiexec in the first placeholder, and in all of them the proxies that mpiexec asks for."""
 
     def __init__(self, application: Application, *, spawns: bool = False) -> None:
@@ -201,27 +201,18 @@ class MpiRunner(Runner):
         return TaskEnd(reason=EndReason.SIGNALLED, signal=signal, detail=end.detail)
 
     def _proxy(self, rank: Rank, command: tuple[str, ...]) -> AddressedLaunch:
-        environment = dict(self.application.environment(rank))
-        environment["KOALA_COMMAND"] = shlex.join(self.application.program(rank))
-        if self.application.job.working_directory is not None:
-            environment["KOALA_DIRECTORY"] = self.application.job.working_directory
+        (process,) = super().launches_in(rank)
+        environment = dict(process.launch.environment)
+        environment["KOALA_COMMAND"] = shlex.join(process.launch.argv)
+        if process.launch.working_directory is not None:
+            environment["KOALA_DIRECTORY"] = process.launch.working_directory
         if self._spawns:
             environment["KOALA_MPI_RESIZE"] = "spawn"
             environment["KOALA_RANK_SHELL"] = SPAWNING_RANK_SHELL
             environment["KOALA_SPAWN_FD"] = str(SPAWN_DESCRIPTOR)
-        launch = Launch(
-            task=self.task_of(rank.rank),
-            argv=command,
-            setup=self.application.setup(rank),
-            environment=tuple(environment.items()),
-            files=self.application.files_of(rank),
-            places=self.application.places,
-            share=self.application.share,
-            working_directory=self.application.job.working_directory,
-            output_files=self.application.component(rank).output_files,
-            warning=self.application.warning,
-        )
-        return AddressedLaunch(placeholder=rank.placeholder, launch=launch)
+        # mpiexec has the time limit, and processes of MPI jobs are not relayed.
+        bare = replace(process.launch, time_limit=None, relayed=False, forwards=())
+        return replace(process, launch=replace(bare, argv=command, environment=tuple(environment.items())))
 
 
 def mpiexec_command(ranks: Sequence[Rank], shell: str = RANK_SHELL) -> tuple[str, ...]:
