@@ -20,7 +20,6 @@ from docs.manpages import man_page
 from docs.statediagram import drawing
 from docs.variables import table as variables_table
 from koala_adapter.cli.jsonshapes import SHAPES
-from koala_adapter.config.directives import DirectivesConfig, MapConfig
 from koala_adapter.config.jobtables import ComponentTable, InputFileTable, JobHeader, SweepTable
 from koala_adapter.config.schema import job_schema, schema_text, site_schema
 from koala_adapter.config.sitefile import (
@@ -31,7 +30,7 @@ from koala_adapter.config.sitefile import (
     RemoteSiteConfig,
     SchedulerConfig,
 )
-from koala_adapter.config.slottable import SlotTable
+from koala_adapter.config.slottable import DirectivesConfig, MapConfig, SlotTable
 from koala_adapter.host import metrics as catalogue
 from koala_adapter.lrm import Capabilities, PluginDefinition
 from koala_adapter.negotiation.states import BROKEN, EXPIRED, LOST, RECEIVED, REJECTED, SENT, WITHDRAWN

@@ -120,8 +120,8 @@ SECTIONS = {
         ("resize", "jobs", "Bring a running malleable job to another size."),
         ("cancel", "jobs", "End a job, or several, and everything of it in all batch systems."),
         ("clusters", "jobs", "Show the clusters: what is idle, what we hold, how often we ask."),
-        ("report", "report", "Draw what a job, or all jobs of some time, had where and when."),
-        ("web", "web", "Show clusters, jobs and their history in a browser, live."),
+        ("report", "pages", "Draw what a job, or all jobs of some time, had where and when."),
+        ("web", "pages", "Show clusters, jobs and their history in a browser, live."),
         ("negotiations", "negotiation", "Show who offered what when in the negotiations of jobs, and how each ended."),
     ),
     "Set up and check": (

@@ -11,6 +11,7 @@ import ipaddress
 import math
 import re
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -27,15 +28,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
-from koala_adapter.config.exported import ALL, GLOB, stays_behind
-from koala_adapter.config.written import NotAllowedError, parse_duration
+from koala_adapter.config.written import NotAllowedError, is_text, parse_duration
 from koala_adapter.model import After, AfterEnd, JobId, RetriedEnd
 from koala_adapter.policies.definition import PolicyKind, policy_names
 from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
 from koala_adapter.sizes import rule_named
+from koala_adapter.vjm.agent.processes import FOREIGN_NAMES, FOREIGN_PREFIXES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from pydantic.config import JsonDict
 
@@ -207,6 +208,59 @@ MailAddress = Annotated[str, AfterValidator(_mail_address)]
 PlainText = Annotated[str, AfterValidator(_no_null)]
 VariableName = Annotated[str, AfterValidator(_variable)]
 Environment = dict[VariableName, PlainText]
+
+
+# -- Variables of the submitter that a job takes along -------------------------------------------------------
+# A variable named in full goes along, whatever it is, but for koala's own. What "all" or a pattern takes leaves out
+# what belongs to koala, to a batch system (the submitter may be inside one of its jobs), to the login session and to
+# the account on this host: on a node it would be wrong.
+
+ALL = "*"
+"""The pattern that stands for ``"all"``."""
+GLOB = frozenset("*?[")
+
+SESSION_PREFIXES = (
+    "SSH_", "XDG_SESSION_", "DBUS_", "TMUX", "TERM_", "VSCODE_", "WSL", "SUDO_", "LC_TERMINAL", "SYSTEMD_", "LISTEN_",
+)  # fmt: skip
+SESSION_NAMES = frozenset((
+    "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "XDG_RUNTIME_DIR", "XDG_SEAT", "XDG_VTNR", "SESSION_MANAGER",
+    "WINDOWID", "TERM", "COLORTERM", "COLUMNS", "LINES", "STY", "WINDOW", "GPG_AGENT_INFO", "GPG_TTY", "KRB5CCNAME",
+    "INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "MAIL", "PWD", "OLDPWD", "SHLVL", "_",
+))  # fmt: skip
+"""Of the login session, or the terminal in it."""
+HOST_NAMES = frozenset(
+    ("HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME", "HOST", "TMPDIR", "TMP", "TEMP", "HOSTTYPE", "MACHTYPE", "OSTYPE")
+)
+"""Of the account and of the host."""
+BATCH_PREFIXES = ("DRMAA", "LSB_", "LSF_", *FOREIGN_PREFIXES)
+BATCH_NAMES = FOREIGN_NAMES
+"""Of koala, and of batch systems and MPI starters: see the agent, which takes them from each rank's environment."""
+
+
+def stays_behind(name: str) -> bool:
+    """Tell whether neither ``"all"`` nor a pattern takes a variable."""
+    named = name in BATCH_NAMES or name in SESSION_NAMES or name in HOST_NAMES
+    return named or name.startswith((*BATCH_PREFIXES, *SESSION_PREFIXES))
+
+
+def exported(patterns: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that names and patterns take from an environment; those that are not set are left out."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if any(_takes(pattern, name) for pattern in patterns) and (is_text(name + value) or ALL not in patterns)
+    }
+
+
+def unfit(patterns: Sequence[str], environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield the names of variables that are asked for and cannot travel: they are not UTF-8."""
+    return (name for name, value in exported(patterns, environment).items() if not is_text(name + value))
+
+
+def _takes(pattern: str, name: str) -> bool:
+    if not GLOB & set(pattern):
+        return pattern == name
+    return fnmatchcase(name, pattern) and not stays_behind(name)
 
 
 # -- The environment of a program: lines of a shell, software, containers, exported variables -----------------

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from koala_adapter.config.diagnosis import Problems, not_among
-from koala_adapter.config.exported import exported, unfit
-from koala_adapter.config.fields import MpiResizeWanted, after_of
+from koala_adapter.config.fields import MpiResizeWanted, after_of, exported, unfit
 from koala_adapter.config.inputfiles import collect_input_files
 from koala_adapter.config.jobtables import ComponentTable, JobHeader, JobTable
 from koala_adapter.config.slottable import slots_of, unknown_clusters

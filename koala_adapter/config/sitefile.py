@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
 from koala_adapter.config.diagnosis import ALSO_CALLED, Problems, inconsistent, not_among, show_value
-from koala_adapter.config.directives import DirectivesConfig, MapConfig
 from koala_adapter.config.fields import (
     SECONDS,
     AbsolutePath,
@@ -32,6 +31,7 @@ from koala_adapter.config.fields import (
     Whole,
 )
 from koala_adapter.config.parameterkeys import values_of, with_parameters
+from koala_adapter.config.slottable import DirectivesConfig, MapConfig
 from koala_adapter.config.tomlfile import parse_document, read_document
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.lrm.contract import Directives

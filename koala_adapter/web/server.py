@@ -24,7 +24,6 @@ from koala_adapter.errors import JobNotFoundError, KoalaError, ServiceUnavailabl
 from koala_adapter.report.selection import JobSelection
 from koala_adapter.report.views import style
 from koala_adapter.web.access import Asked, Refusal, same
-from koala_adapter.web.output import outputs, tail
 from koala_adapter.web.pages import (
     PERIODS,
     SHOWN_OUTPUTS,
@@ -36,7 +35,9 @@ from koala_adapter.web.pages import (
     history_page,
     job_page,
     output_page,
+    outputs,
     overview,
+    tail,
 )
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
-from koala_adapter.config.directives import DirectivesConfig
 from koala_adapter.config.fields import Environment, Host, Seconds, WholeSeconds
 from koala_adapter.config.jobtables import ComponentTable, InputFileTable, JobTable
 from koala_adapter.config.sitefile import (
@@ -24,6 +23,7 @@ from koala_adapter.config.sitefile import (
     load_site_text,
     shortest_poll_interval,
 )
+from koala_adapter.config.slottable import DirectivesConfig
 from koala_adapter.config.tomlfile import show_duration
 from koala_adapter.config.written import DURATION_PATTERN, parse_duration
 from koala_adapter.errors import ConfigurationError

@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter
 
 from koala_adapter.config import locations
-from koala_adapter.config.directives import DirectivesConfig
 from koala_adapter.config.locations import locate_site_file, no_site_file, state_directory
 from koala_adapter.config.parameterkeys import Kind, settings_of
 from koala_adapter.config.schema import job_schema, site_schema
@@ -36,6 +35,7 @@ from koala_adapter.config.sitefile import (
     load_site,
     load_site_text,
 )
+from koala_adapter.config.slottable import DirectivesConfig
 from koala_adapter.config.tomlfile import (
     MAXIMUM_SIZE,
     key_lines,

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from koala_adapter.config.exported import exported, stays_behind
-from koala_adapter.config.fields import OutputPattern
+from koala_adapter.config.fields import OutputPattern, exported, stays_behind
 from koala_adapter.config.jobfile import check_job, explained, load_job_text
 from koala_adapter.config.sitefile import NoSettings, SiteConfig, load_site_text
 from koala_adapter.errors import ConfigurationError

@@ -21,13 +21,12 @@ from koala_adapter.api import protocol
 from koala_adapter.outcome import EndReason, JobOutcome, JobState
 from koala_adapter.report.charts import look
 from koala_adapter.report.history import Occupation, awaited, cluster_table, job_table, lanes, occupations, used
-from koala_adapter.report.jobspage import Jobs, write_jobs
 from koala_adapter.report.markup import Markup, isolated, tag
 from koala_adapter.report.page import Heading
 from koala_adapter.report.selection import JobSelection, latest_of
 from koala_adapter.report.timeaxis import Period, duration, zone_name
 from koala_adapter.report.values import AttemptReport, ComponentReport, JobReport, SizeChangeReport
-from koala_adapter.report.views import cluster_cards, style
+from koala_adapter.report.views import Jobs, cluster_cards, style, write_jobs
 from tests.unit.api.jobreports import cluster_report, component_report, job_report
 
 # -- Which jobs a listing has.
