@@ -45,7 +45,7 @@ from koala_adapter.lrm.drmaa.protocol import (
 )
 from koala_adapter.lrm.drmaa.scripts import KEEP_SECONDS, ScriptDelivery, ScriptStore, script_folder
 from koala_adapter.lrm.drmaa.transport import apply_directives, job_template, raise_for, render_template
-from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
+from koala_adapter.model import BatchKey, EndReason, LrmJobState
 from koala_adapter.slots import Slot
 from koala_adapter.testing import new_context
 from koala_drmaa.lrm import (
@@ -283,22 +283,17 @@ class TestStates:
         assert (job.raw_state, job.array_index, job.name) == (status.value, 1, "k1")
         assert bool(job.nodes) == (job.state in {LrmJobState.RUNNING, LrmJobState.SUSPENDED})
 
-    def test_partly_unknown_outcome(self) -> None:
-        """Of jobs that were submitted one by one, those that have no id are UNKNOWN, and only those."""
-        batch = ListedBatch(key="k", count=3, submitted_at=1.0, jobs=(ListedJob(id="7", status=JobStatus.RUNNING),))
-        jobs = jobs_of_batch(batch, user="me", node="c", queue="q")
-        assert [(job.array_index, job.state) for job in jobs] == [
-            (1, LrmJobState.RUNNING),
-            (2, LrmJobState.UNKNOWN),
-            (3, LrmJobState.UNKNOWN),
-        ]
-
     def test_unknown_outcome(self) -> None:
-        """A batch without ids is its count of jobs in state UNKNOWN, whose ids lead back to the key."""
-        jobs = jobs_of_batch(ListedBatch(key="k.1", count=2, submitted_at=1.0), user="me", node="c", queue="q")
-        assert [(job.state, job.array_index) for job in jobs] == [(LrmJobState.UNKNOWN, 1), (LrmJobState.UNKNOWN, 2)]
-        assert {unknown_key(job.id) for job in jobs} == {"k.1"}
-        assert unknown_key(LrmJobId("7.1")) is None
+        """Jobs of a batch that have no id are UNKNOWN, and only those; the ids that they are given lead to its key."""
+        known = ListedJob(id="7.1", status=JobStatus.RUNNING)
+        batch = ListedBatch(key="k.1", count=3, submitted_at=1.0, jobs=(known,))
+        jobs = jobs_of_batch(batch, user="me", node="c", queue="q")
+        assert [(job.array_index, job.state, unknown_key(job.id)) for job in jobs] == [
+            (1, LrmJobState.RUNNING, None),
+            (2, LrmJobState.UNKNOWN, "k.1"),
+            (3, LrmJobState.UNKNOWN, "k.1"),
+        ]
+        assert len(jobs_of_batch(replace(batch, jobs=()), user="me", node="c", queue="q")) == 3
 
     @pytest.mark.parametrize(
         ("job", "end"),

@@ -86,12 +86,6 @@ def test_everything_asked_for() -> None:
     assert {"--export=NONE", "--output=/scratch/50%%/%x.%a.out"} <= set(made)
 
 
-@pytest.mark.parametrize(("seconds", "minutes"), [(1, 1), (59, 1), (60, 1), (61, 2), (3600, 60), (86401, 1441)])
-def test_walltime_is_rounded_up(seconds: int, minutes: int) -> None:
-    """Slurm's walltime is never shorter than asked, and at least a minute."""
-    assert f"--time={minutes}" in command(replace(SUBMISSION, walltime=seconds))
-
-
 @pytest.mark.parametrize(
     ("slot", "options"),
     [

@@ -48,6 +48,11 @@ def ended(id_: str, code: int = 0) -> LrmJob:
 RUNNING = job("5", LrmJobState.RUNNING, started_at=NOW - 90)
 
 
+def node_row(has: str, used: str = "", *, name: str = "n1", processors: str = "0/8/0/8") -> str:
+    """Return a node with its generic resources as sinfo prints it."""
+    return "".join(f"{value}\x1f" for value in (name, has, used, processors)) + "\n"
+
+
 @pytest.mark.parametrize(
     ("text", "parents", "words"),
     [
@@ -112,8 +117,6 @@ def test_features_that_cannot_be_told(text: str) -> None:
         ({"NtasksPerN:B:S:C": "2:0:*:*", "ReqB:S:C:T": "0:0:*:*", "CoreSpec": "*"}, Restrictions()),
         ({"ReqB:S:C:T": "0:0:*:1"}, Restrictions(threads_per_core=1)),
         ({"NtasksPerN:B:S:C": "0:0:*:1"}, Restrictions(tasks_per_core=1)),
-        ({"TresPerTask": "cpu=3"}, Restrictions()),
-        ({"TresPerTask": "cpu:3"}, Restrictions()),
     ],
 )
 def test_what_a_job_asks_for(values: dict[str, str], expected: Restrictions) -> None:
@@ -148,9 +151,8 @@ def test_details_have_them() -> None:
 def test_licences_and_generic_resources_that_are_free() -> None:
     free = parse_licenses("LicenseName=matlab Total=4 Used=3 Free=1 Remote=no\n")
     assert free == {"matlab": 1}
-    end = "\x1f"
-    rows = (("n1", "gpu:a100:2(S:0),fpga:1", "gpu:a100:1(IDX:0),fpga:0"), ("n2", "gpu:a100:2", "gpu:a100:0(IDX:N/A)"))
-    known = parse_gres("".join(f"{node}{end}{has}{end}{used}{end}1/7/0/8{end}\n" for node, has, used in rows))
+    first = node_row("gpu:a100:2(S:0),fpga:1", "gpu:a100:1(IDX:0),fpga:0")
+    known = parse_gres(first + node_row("gpu:a100:2", "gpu:a100:0(IDX:N/A)", name="n2"))
     assert nodes_with_gres(Restrictions(gres=(("gpu", 1),)), known) == ("n1", "n2")
     assert nodes_with_gres(Restrictions(gres=(("gpu:a100", 2),)), known) == ("n2",)
     assert nodes_with_gres(Restrictions(gres=(("fpga", 1),)), known) == ("n1",)
@@ -178,7 +180,7 @@ def test_licences_and_generic_resources_that_are_free() -> None:
 )
 def test_shards_are_parts_of_gpus(has: str, used: str, free: dict[str, int]) -> None:
     """What has one in use is no whole GPU; Slurm 22.05 shows as used shards the number of GPUs that have any in use."""
-    counts = parse_gres(f"n1\x1f{has}\x1f{used}\x1f0/8/0/8\x1f\n")["n1"].counts
+    counts = parse_gres(node_row(has, used))["n1"].counts
     assert {name: counts[name] for name in free} == free
 
 
@@ -201,7 +203,7 @@ def test_shards_are_parts_of_gpus(has: str, used: str, free: dict[str, int]) -> 
 )
 def test_shards_of_one_gpu(used: str, number: int, jobs: int) -> None:
     """As many jobs as fit beside each other, when those that run leave less of a GPU than one of them needs."""
-    there = parse_gres(f"n1\x1fgpu:2,shard:8\x1f{used}\x1f0/8/0/8\x1f\n")["n1"]
+    there = parse_gres(node_row("gpu:2,shard:8", used))["n1"]
     found = 0
     while there.has("shard", number):
         there = there.without("shard", number)
@@ -321,8 +323,7 @@ def test_a_job_with_nodes_of_its_own_choice_keeps_those() -> None:
 
 
 def test_what_sinfo_shows() -> None:
-    end = "\x1f"
-    shown = parse_gres_on_nodes(f"n1{end}gpu:a100:2(S:0){end}gpu:a100:1(IDX:0){end}3/5/0/8{end}\n")
+    shown = parse_gres_on_nodes(node_row("gpu:a100:2(S:0)", "gpu:a100:1(IDX:0)", processors="3/5/0/8"))
     assert shown.free == {"n1": FreeGres(counts={"gpu:a100": 1, "gpu": 1})}
     assert shown.idle == {"n1": 5}
 
@@ -343,15 +344,13 @@ def test_what_sinfo_shows() -> None:
 )
 def test_units_of_generic_resources(has: str, asked: str, enough: bool) -> None:  # noqa: FBT001
     """They are powers of 1024, on both sides."""
-    end = "\x1f"
-    free = parse_gres_on_nodes(f"n1{end}{has}{end}{end}0/8/0/8{end}\n").free
+    free = parse_gres_on_nodes(node_row(has)).free
     wanted = restrictions({"TresPerNode": asked})
     assert nodes_with_gres(wanted, free) == (("n1",) if enough else ())
 
 
 def test_what_is_not_consumed_serves_any_number_of_jobs() -> None:
-    end = "\x1f"
-    on_nodes = parse_gres_on_nodes(f"n1{end}gpu:no_consume:4,fpga:1{end}{end}0/8/0/8{end}\n")
+    on_nodes = parse_gres_on_nodes(node_row("gpu:no_consume:4,fpga:1"))
     for name, number, second in (("gpu", 4, ("n1",)), ("fpga", 1, ())):
         asked = {LrmJobId(id_): Restrictions(gres=((name, number),)) for id_ in ("1", "2")}
         assert gres_shares([held(1), held(2)], asked, on_nodes)[LrmJobId("2")] == second
