@@ -331,3 +331,10 @@ class Driver:
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
+
+
+def together(call: str, *drivers: Driver) -> list[str]:
+    """Have programs make a call at the same time, and return what each says of it."""
+    for one in drivers:
+        one.tell(call)
+    return [one.hear() for one in drivers]

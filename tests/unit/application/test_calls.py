@@ -15,7 +15,7 @@ import pytest
 from koala_adapter import negotiation as nt
 from koala_adapter.application.shipping import FILE_NAME, library_file
 from tests.compiled import MEMORY_CHECKED, compiled
-from tests.unit.application.koala_end import Driver, KoalaEnd
+from tests.unit.application.koala_end import Driver, KoalaEnd, together
 
 DRIVER_IN_C = Path(__file__).with_name("driver.c")
 
@@ -133,27 +133,20 @@ def test_a_program_grows_and_shrinks(stage: Stage) -> None:
         koala.wait(lambda: koala.said(0, "armed") and koala.said(1, "armed"))
         assert koala.coordinator.at == 11
         told = "change 1 at 11 old 0,1 members 0,1,2 leaving - joining 2"
-        first.tell("point")
-        second.tell("point")
-        assert first.hear() == f"{told} rank 0 old_rank 0 size 3 reason processors are free"
-        assert second.hear() == f"{told} rank 1 old_rank 1 size 3 reason processors are free"
+        assert together("point", first, second) == [
+            f"{told} rank {rank} old_rank {rank} size 3 reason processors are free" for rank in range(2)
+        ]
         assert third.hear() == "joined"
         entered = f"{told} rank 2 old_rank -1 size 3 reason processors are free"
         contacts = "node0:4000 node1:4001 node2:4002"
         assert third.call("state") == f"rank 2 size 3 reached 11 contacts {contacts} {entered}"
-        for one in (first, second, third):
-            one.tell("done")
-        assert [one.hear() for one in (first, second, third)] == [f"done rank {rank} size 3" for rank in range(3)]
+        assert together("done", first, second, third) == [f"done rank {rank} size 3" for rank in range(3)]
         assert third.call("state") == f"rank 2 size 3 reached 11 contacts {contacts} nothing"
         koala.begin([0, 2])
-        for one in (first, second, third):
-            one.tell("until")
-        assert second.hear().endswith("old 0,1,2 members 0,2 leaving 1 joining - rank -1 old_rank 1 size 2 reason ")
-        assert first.hear().endswith("leaving 1 joining - rank 0 old_rank 0 size 2 reason ")
-        assert third.hear().endswith("leaving 1 joining - rank 1 old_rank 2 size 2 reason ")
-        for one in (first, second, third):
-            one.tell("done")
-        ranks = [one.hear() for one in (first, second, third)]
+        changes = [one.partition(" old ")[2] for one in together("until", first, second, third)]
+        told = "0,1,2 members 0,2 leaving 1 joining -"
+        assert changes == [f"{told} rank {rank} old_rank {old} size 2 reason " for old, rank in enumerate((0, -1, 1))]
+        ranks = together("done", first, second, third)
         assert ranks == ["done rank 0 size 2", "done rank -1 size 2", "done rank 1 size 2"]
         assert second.call("leave") == "left"
         koala.wait(lambda: koala.said(1, "leaving"))
@@ -168,11 +161,8 @@ def grown(koala: KoalaEnd, stage: Stage, drivers: list[Driver], newcomer: int) -
     for one in drivers:
         one.tell("until")
     assert new.hear() == "joined"
-    for one in drivers:
-        assert one.hear().startswith("change ")
-    for one in (*drivers, new):
-        one.tell("done")
-    assert all(one.hear().startswith("done") for one in (*drivers, new))
+    assert all(one.hear().startswith("change ") for one in drivers)
+    assert all(said.startswith("done") for said in together("done", *drivers, new))
     return new
 
 
@@ -192,11 +182,8 @@ def test_wrong_calls_get_a_clear_error_and_harm_nobody(stage: Stage) -> None:
         assert koala.coordinator.errors == [(0, text) for text in wrong.values()]
         third = stage.process(koala, 2)
         koala.begin([0, 1, 2])
-        first.tell("until")
-        second.tell("until")
+        assert all(said.startswith("change 1") for said in together("until", first, second))
         assert third.hear() == "joined"
-        assert first.hear().startswith("change 1")
-        assert second.hear().startswith("change 1")
         assert first.call("point") == "error point() before done(): change 1 is not finished"
         assert third.call("point") == "error point() before done(): change 1 is not finished"
         stays = "leave() of a process that was not taken out: this process is changing (change 1)"
@@ -204,9 +191,7 @@ def test_wrong_calls_get_a_clear_error_and_harm_nobody(stage: Stage) -> None:
         asked = "a process asks for processors when it is in no change, not while changing"
         assert first.call("request 1") == f"error {asked}"
         reached = koala.coordinator.at
-        for one in (first, second, third):
-            one.tell("done")
-        assert [one.hear() for one in (first, second, third)] == [f"done rank {rank} size 3" for rank in range(3)]
+        assert together("done", first, second, third) == [f"done rank {rank} size 3" for rank in range(3)]
         assert first.call("points 3") == second.call("points 3") == third.call("points 3") == f"reached {reached + 3}"
         complaints = first.end()
         assert complaints.splitlines()[:5] == [f"koala_app: process 0: {text}" for text in wrong.values()]
@@ -239,10 +224,7 @@ def test_a_leaver_may_only_leave(stage: Stage) -> None:
     with KoalaEnd(stage.directory, 2) as koala:
         first, second = stage.joined(koala)
         koala.begin([0])
-        first.tell("until")
-        second.tell("until")
-        assert second.hear().startswith("change 1")
-        assert first.hear().startswith("change 1")
+        assert all(said.startswith("change 1") for said in together("until", first, second))
         assert second.call("leave") == "error leave() before done(): change 1 is not finished"
         second.tell("done")
         assert first.call("done") == "done rank 0 size 1"
@@ -283,18 +265,12 @@ def test_processes_go_on_when_koala_is_away_before_all_stand(stage: Stage) -> No
                 koala.note(rank, "away")
                 koala.note(rank, "dance")  # the answer tells that what was said before has been heard
         koala.wait(lambda: len(koala.coordinator.errors) == 2)
-        for process in (first, second):
-            assert process.call("points 20") == "reached 20"
+        assert together("points 20", first, second) == ["reached 20"] * 2
         with koala.lock:
             koala.say(koala.coordinator.forget())
-        for process in (first, second):
-            process.tell("until")
-        assert first.hear().split(" old ")[0] == second.hear().split(" old ")[0]
+        assert len({said.split(" old ")[0] for said in together("until", first, second)}) == 1
         assert koala.coordinator.at > 20
-        for process in (first, second):
-            process.tell("done")
-        assert first.hear() == "done rank 0 size 1"
-        assert second.hear() == "done rank -1 size 1"
+        assert together("done", first, second) == ["done rank 0 size 1", "done rank -1 size 1"]
 
 
 def test_one_that_has_said_to_stand_stays_while_koala_is_away(stage: Stage) -> None:
@@ -326,10 +302,7 @@ def test_a_broken_connection_is_made_again(stage: Stage) -> None:
         before = len(koala.notes)
         koala.cut(1)  # it will not stop for a change that may never come
         koala.wait(lambda: (1, "hello version=1 state=running change=0") in starts(koala, before))
-        first.tell("until")
-        second.tell("until")
-        assert first.hear().startswith("change 1")
-        assert second.hear().startswith("change 1")
+        assert all(said.startswith("change 1") for said in together("until", first, second))
         koala.cut(0)
         koala.wait(lambda: koala.said(0, "hello version=1 state=changing change=1"))
         first.tell("done")
@@ -545,10 +518,7 @@ def test_a_service_that_starts_again_goes_on(stage: Stage) -> None:
     with KoalaEnd(stage.directory, 2) as koala:
         first, second = stage.joined(koala)
         koala.begin([0])
-        first.tell("until")
-        second.tell("until")
-        assert first.hear().startswith("change 1")
-        assert second.hear().startswith("change 1")
+        assert all(said.startswith("change 1") for said in together("until", first, second))
         first.tell("done")
         koala.wait(lambda: koala.said(0, "done change=1"))
         with koala.lock:
