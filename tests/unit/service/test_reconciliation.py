@@ -58,14 +58,18 @@ def listed(index: int, state: LrmJobState = LrmJobState.RUNNING, *, key: str = K
 RUNNING = (listed(1), listed(2))
 
 
-def test_what_is_ours_on_another_cluster_of_the_same_batch_system_is_no_orphan() -> None:
-    """Two clusters may be partitions of one batch system, whose listing shows the placeholders of both."""
+def test_jobs_that_nobody_owns_are_to_be_cancelled() -> None:
+    """They bear our name, and no record of ours accounts for them; those that end by themselves are left alone.
+
+    Two clusters may be partitions of one batch system, whose listing shows the placeholders of both.
+    """
     watched = Watched()
     watched.site.submit(job("2", component("x", 1, cluster="b")))
     (other,) = watched.site.claimed("2")
     there = listed(1, key=other.id.batch)
-    stranger = listed(1, key="koala-k-99")
-    assert watched.look([*RUNNING, there, stranger]).orphans == (stranger.id,)
+    orphan = listed(1, key="koala-k-99")
+    ending, over = listed(4, LrmJobState.ENDING), listed(5, LrmJobState.ENDED)
+    assert watched.look([*RUNNING, there, orphan, ending, over]).orphans == (orphan.id,)
 
 
 def test_what_is_listed_as_running_has_started_once() -> None:
@@ -227,14 +231,6 @@ def test_a_submission_is_absent_only_when_it_can_no_longer_arrive() -> None:
     (event,) = watched.events([])
     assert isinstance(event, ev.BatchAbsent)
     assert event.batch == KEY
-
-
-def test_jobs_that_nobody_owns_are_to_be_cancelled() -> None:
-    """They bear our name, and no record of ours accounts for them; those that end by themselves are left alone."""
-    watched = Watched()
-    orphan, ending = listed(3), listed(4, LrmJobState.ENDING)
-    over = listed(5, LrmJobState.ENDED)
-    assert watched.look([*RUNNING, orphan, ending, over]).orphans == (orphan.id,)
 
 
 def strangers(job: LrmJob, *, user: str = "mallory") -> LrmJob:

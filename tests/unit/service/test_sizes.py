@@ -562,11 +562,6 @@ def test_an_offer_is_bounded_by_the_rule() -> None:
     assert processors(first.template) == 1
 
 
-def test_what_has_any_size_is_offered_processors_on_several_clusters_at_once() -> None:
-    """One that has a rule changes on one cluster at a time."""
-    assert [processors(one.template) for one in offers(site("any"))] == [2, 2]
-
-
 def test_a_rule_that_fails_is_told_for_offers_and_requests() -> None:
     found = site("failing")
     for one in offers(found, RULES):
