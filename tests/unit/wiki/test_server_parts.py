@@ -491,7 +491,9 @@ async def test_a_defect_costs_one_request(tmp_path: Path) -> None:
 
     server = Server(tmp_path, Broken())
     server.source.add(job("5"), running("7", {"n1": 1}))
-    await server.expect("CANCELJOB ARG=7 TYPE=ADMIN", -1)
+    with capture_logs() as logs:
+        await server.expect("CANCELJOB ARG=7 TYPE=ADMIN", -1)
+    assert [one["log_level"] for one in logs] == ["error"]
     assert (await server.states())["7"] == "Running"
 
 
