@@ -18,6 +18,7 @@ import pytest
 from tests.real.agents import Site
 from tests.real.lrms import Served
 from tests.real.systems import GridEngineCell, SlurmCluster
+from tests.real.systems.pbs import PbsServer, missing_for_pbs
 from tests.real.systems.processes import SystemDirectory, compile_program
 from tests.real.systems.requirements import (
     missing_for_mpi,
@@ -88,6 +89,16 @@ def sge_cell(session_sge_cell: GridEngineCell) -> Iterator[GridEngineCell]:
     """Grid Engine cell `c` without jobs; jobs that are left at the end are deleted."""
     yield session_sge_cell
     session_sge_cell.reset()
+
+
+@pytest.fixture
+def server() -> Iterator[PbsServer]:
+    """The PBS server of this machine, without jobs, before and after the test."""
+    require(missing_for_pbs())
+    server = PbsServer()
+    with server.alone():
+        yield server
+        server.clear()
 
 
 @pytest.fixture

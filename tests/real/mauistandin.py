@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -90,6 +90,26 @@ class MauiStandIn:
             if left:
                 time.sleep(max(0.0, begun + self.interval - time.monotonic()))
         return left
+
+    def expect_all(
+        self,
+        wanted: Collection[str],
+        never: Mapping[str, tuple[str, str]],
+        *,
+        seconds: float,
+        details: Callable[[], str],
+    ) -> None:
+        """Schedule until all wanted jobs are over: none waits, and those of ``never`` are held for what is told there.
+
+        ``never``: for each job its name and what its comment has.
+        """
+        left = self.run(wanted, seconds=seconds)
+        assert not left, ({job: self.jobs.get(job) for job in left}, self.refusals, details())
+        assert self.refusals == []
+        for job, (name, words) in never.items():
+            record = self.jobs[job]
+            assert (record.state, words in record.comment) == ("Hold", True), (name, record)
+        assert Counter(job.state for job in self.jobs.values())["Idle"] == 0
 
     def _rooms(self) -> dict[str, Room]:
         rooms = {

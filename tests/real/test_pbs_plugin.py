@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,20 +13,10 @@ from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial
 from koala_adapter.testing.trial import begin_start
 from koala_pbs import PLUGIN, PbsSettings
-from tests.real.systems.pbs import PbsServer, missing_for_pbs
-from tests.real.systems.requirements import require
+from tests.real.systems.pbs import PbsServer
 from tests.undertest import StartsByOperator, started_plugin
 
 pytestmark = pytest.mark.never_required
-
-
-@pytest.fixture
-def server() -> Iterator[PbsServer]:
-    """Give the server of this machine, without jobs."""
-    require(missing_for_pbs())
-    server = PbsServer()
-    with server.alone():
-        yield server
 
 
 class PbsConformance(LrmConformance):

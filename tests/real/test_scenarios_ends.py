@@ -134,18 +134,27 @@ def agent(system: System, index: int) -> SeenProcess:
     return seen
 
 
-def test_scancel_of_one_placeholder_cancels_the_job(
-    new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster
+@pytest.mark.parametrize("victim", ["a", "c"], ids=["scancel", "qdel"])
+def test_a_placeholder_that_is_cancelled_ends_the_job(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, victim: str
 ) -> None:
-    """The user is told that the job was cancelled, and where; the placeholders of both clusters are ended."""
-    user = new_user(slurm_a, slurm_b)
+    """The user is told that the job was cancelled, and where; the placeholders of both clusters are ended.
+
+    Grid Engine kills the agent without warning: the job is lost unless it is seen to delete the placeholder.
+    """
+    user = new_user(slurm_a, sge_cell)
     traces = Traces(user)
-    report = running(user, traces, *(part(name, 2, *LONG, environment=traces.mark) for name in "ab"))
-    slurm_b.run("scancel", report.components[1].lrm_ids[1])
+    report = running(user, traces, *(part(name, 2, *LONG, environment=traces.mark) for name in "ac"))
+    ends = {EndReason.CANCELLED: (JobState.CANCELLED, EXIT_CANCELLED)}
+    if victim == "a":
+        slurm_a.run("scancel", report.components[0].lrm_ids[1])
+    else:
+        number, _, task = report.components[1].lrm_ids[1].partition(".")
+        sge_cell.run("qdel", number, "-t", task)
+        ends[EndReason.LOST] = (JobState.LOST, EXIT_LOST)
     outcome = user.wait_outcome(report.id)
-    assert (outcome.state, outcome.reason) == (JobState.CANCELLED, EndReason.CANCELLED)
-    assert outcome.exit_code == EXIT_CANCELLED
-    assert "on b, " in outcome.detail
+    assert (outcome.state, outcome.exit_code) == ends[outcome.reason]
+    assert f"on {victim}, " in outcome.detail
     traces.expect_none()
 
 
@@ -160,22 +169,6 @@ def test_time_limit_that_slurm_enforces_is_a_walltime(new_user: NewUser, slurm_a
     outcome = user.wait_outcome(report.id)
     assert (outcome.state, outcome.exit_code, outcome.reason) == (JobState.FAILED, EXIT_WALLTIME, EndReason.WALLTIME)
     assert user.run("status", report.id, "--json").json["outcome"]["exit_code"] == EXIT_WALLTIME
-    traces.expect_none()
-
-
-def test_qdel_of_one_placeholder_ends_the_job(
-    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
-) -> None:
-    """Grid Engine kills the agent without warning: cancelled if it is seen to delete the placeholder, else lost."""
-    user = new_user(slurm_a, sge_cell)
-    traces = Traces(user)
-    report = running(user, traces, *(part(name, 2, *LONG, environment=traces.mark) for name in "ac"))
-    number, _, task = report.components[1].lrm_ids[1].partition(".")
-    sge_cell.run("qdel", number, "-t", task)
-    outcome = user.wait_outcome(report.id)
-    ends = {EndReason.CANCELLED: (JobState.CANCELLED, EXIT_CANCELLED), EndReason.LOST: (JobState.LOST, EXIT_LOST)}
-    assert (outcome.state, outcome.exit_code) == ends[outcome.reason]
-    assert "on c, " in outcome.detail
     traces.expect_none()
 
 

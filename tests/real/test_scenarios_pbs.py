@@ -15,8 +15,8 @@ from tests.real.conftest import NewUser
 from tests.real.lrms import Traces, placeholders
 from tests.real.ranks import NotedRanks, expect_noted_end
 from tests.real.systems import SlurmCluster
-from tests.real.systems.pbs import PbsServer, missing_for_pbs
-from tests.real.systems.requirements import drmaa_library, require
+from tests.real.systems.pbs import PbsServer
+from tests.real.test_drmaa_systems import pbs_library
 from tests.real.test_malleable import expect_right, workers
 from tests.real.test_malleable import submit as submit_workers
 from tests.real.user import part, until
@@ -24,24 +24,12 @@ from tests.real.user import part, until
 pytestmark = pytest.mark.never_required
 
 
-@pytest.fixture
-def server() -> Iterator[PbsServer]:
-    """Give the server of this machine, without jobs."""
-    require(missing_for_pbs())
-    server = PbsServer()
-    with server.alone():
-        yield server
-        server.clear()
-
-
 @pytest.fixture(params=["commands", "drmaa"])
 def submitting(request: pytest.FixtureRequest, server: PbsServer) -> PbsServer:
     """Give the same server, to which koala submits in one way or the other."""
     if request.param == "commands":
         return server
-    library = drmaa_library("pbs")
-    require([] if library else ["pbs-drmaa (KOALA_TEST_PBS_DRMAA, its libdrmaa.so)"])
-    return PbsServer(library)
+    return PbsServer(pbs_library())
 
 
 @contextmanager
@@ -84,18 +72,6 @@ def test_a_routing_queue_into_one_without_arrays(new_user: NewUser, server: PbsS
         report = user.wait_completed(job)
         assert [user.output_of(job, report.components[0].name, rank) for rank in range(2)] == [b"here\n"] * 2
         traces.expect_none()
-
-
-def test_a_job_that_cannot_go_on_is_cancelled(new_user: NewUser, server: PbsServer) -> None:
-    """Its placeholders wait in the queue, some of them hold processors; all are gone after ``koala cancel``."""
-    user = new_user(server)
-    with server.local_jobs(1):
-        processors = server.processors()
-        job = user.submit(user.job_file(part(server.name, processors, "sleep", "60")))
-        user.wait_held(job, processors - 1)
-        done = user.run("cancel", job)
-        assert done.code == 0, done.stderr
-        assert placeholders(server) == []
 
 
 def test_output_and_cancellation(new_user: NewUser, submitting: PbsServer) -> None:

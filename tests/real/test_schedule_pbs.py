@@ -14,25 +14,14 @@ from koala_adapter.wiki.codec.records import parse_nodes
 from koala_adapter.wiki.codec.words import Dialect
 from koala_pbs import PLUGIN, PbsSettings
 from tests.pbs_scheduling import SITE, scheduling
-from tests.real.systems.pbs import OTHER, PbsServer, missing_for_pbs
+from tests.real.systems.pbs import OTHER, PbsServer
 from tests.real.systems.processes import wait_until
-from tests.real.systems.requirements import require
 from tests.wiki_server import KEY, SECONDS, Scheduler, WikiServer
 
 pytestmark = pytest.mark.never_required
 
 PIECE = Path(__file__).parents[2] / "conf" / "pbs_queuejob.py"
 OPTIONS = ("-f", "-C", "", "-S", "/bin/sh", "-o", "/dev/null", "-j", "oe", "-l", "walltime=60")
-
-
-@pytest.fixture
-def server() -> Iterator[PbsServer]:
-    """Give the server of this machine, without jobs of others."""
-    require(missing_for_pbs())
-    server = PbsServer()
-    with server.alone():
-        yield server
-        server.clear()
 
 
 @pytest.fixture

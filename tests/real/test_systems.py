@@ -52,16 +52,6 @@ def processes_of(directory: Path) -> list[int]:
 # -- Slurm -----------------------------------------------------------------------------------------------------------
 
 
-def test_slurm_reset_leaves_nothing(slurm_a: SlurmCluster) -> None:
-    """After a reset no job is left: none that runs and ignores SIGTERM, none that waits, none of another user."""
-    running = slurm_a.submit("#!/bin/sh\ntrap '' TERM\nsleep 600\nsleep 600\n", "--output=/dev/null", "--array=1-4")
-    wait_running(slurm_a, running, 4)
-    slurm_a.submit(SLEEP, "--output=/dev/null", "--hold")
-    slurm_a.submit(SLEEP, "--output=/dev/null", user="nobody")
-    slurm_a.reset()
-    assert slurm_a.squeue() == []
-
-
 def test_slurm_failure_shows_the_log(started: ExitStack) -> None:
     """A cluster that cannot start says why, in the words of the daemon."""
     with pytest.raises(SystemFailedError, match="select/nonsense"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -209,15 +208,9 @@ def run_all(serving: WikiServing[GridEngineCell], rounds: int) -> None:
         f"{array}.{number}" for array, count in zip(arrays, (3, 3, 2), strict=True) for number in range(1, count + 1)
     ]
     maui = MauiStandIn(serving.peer(Dialect.WIKI), interval=1.0, defer=5.0)
-    left = maui.run([*jobs, *elements], seconds=300 + 60 * rounds)
-    assert not left, ({job: (jobs.get(job), maui.jobs.get(job)) for job in left}, maui.refusals, serving.details())
-    assert maui.refusals == []
+    maui.expect_all([*jobs, *elements], impossible, seconds=300 + 60 * rounds, details=serving.details)
     check_ends(cell, jobs)
     assert {queue for queue, _ in accounted(cell, arrays[2])} == {"n4.q"}
-    for job, (name, words) in impossible.items():
-        record = maui.jobs[job]
-        assert (record.state, words in record.comment) == ("Hold", True), (name, record)
-    assert Counter(job.state for job in maui.jobs.values())["Idle"] == 0
     held = next(job for job, (name, _) in impossible.items() if name == "held")
     cell.run("qalter", "-dc", "koala_user_hold", held, user=USER)
     assert maui.run([held], seconds=240) == set(), (maui.jobs[held], serving.details())
