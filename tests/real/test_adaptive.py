@@ -25,10 +25,9 @@ from tests.examplejobs import NOT_YET, expected_result, write_stepsum_until
 from tests.local_koala import processes_naming
 from tests.real.conftest import NewUser
 from tests.real.lrms import System, agents_directories, local_job, placeholders
-from tests.real.slow_commands import PausedCommand
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
-from tests.real.user import KoalaUser, at_most, part
+from tests.real.user import KoalaUser, PausedCommand, at_most, part
 from tests.wishes import write_wishes
 
 # -- Programs whose processes change together, over Slurm and Grid Engine at once, whatever happens meanwhile. All of

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from tests.real.conftest import NewUser
 from tests.real.lrms import placeholders
-from tests.real.slow_commands import PausedCommand
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
-from tests.real.user import part
+from tests.real.user import PausedCommand, part
 
 
 def reserved(slurm: SlurmCluster, cell: GridEngineCell) -> tuple[bool, bool]:

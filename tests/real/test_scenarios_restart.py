@@ -16,10 +16,9 @@ from koala_adapter.outcome import JobState
 from tests.real.conftest import NewUser
 from tests.real.lrms import Traces, local_job, placeholders, submissions
 from tests.real.ranks import NotedRanks, expect_noted_end
-from tests.real.slow_commands import PausedCommand
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, wait_until
-from tests.real.user import KoalaUser, part
+from tests.real.user import KoalaUser, PausedCommand, part
 
 # -- The service is killed at any moment and started again: nothing that a user can see changes, except time.
 
