@@ -2,8 +2,8 @@
 """Placeholders and their agents: job scripts, the control center that agents dial in to, and the channel.
 
 The door of the service's side is :class:`koala_adapter.vjm.center.ControlCenter`, with ``channel`` for messages,
-``certificate`` for secrets and ``output`` for files of output. ``jobscript`` makes the script of a placeholder, which
-carries the package ``agent`` to the node. VJM is the Virtual Job Model (Xing 2009).
+``certificate`` for secrets and ``output`` for files of output and input. ``jobscript`` makes the script of a
+placeholder, which carries the package ``agent`` to the node. VJM is the Virtual Job Model (Xing 2009).
 """
 
 from __future__ import annotations

@@ -25,9 +25,18 @@ from koala_adapter.host.containment import report_defect
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm import channel
 from koala_adapter.vjm.certificate import digest, matches
-from koala_adapter.vjm.inputs import AT_ONCE, InputSender
 from koala_adapter.vjm.listener import AgentDisconnected, AgentRefused, AgentRegistered
-from koala_adapter.vjm.output import FILES, FIRST_RETRY, LONGEST_RETRY, LOST, AgentConnection, OutputFiles, TaskOutput
+from koala_adapter.vjm.output import (
+    AT_ONCE,
+    FILES,
+    FIRST_RETRY,
+    LONGEST_RETRY,
+    LOST,
+    AgentConnection,
+    InputSender,
+    OutputFiles,
+    TaskOutput,
+)
 from koala_adapter.vjm.tunnels import Tunnels
 
 if TYPE_CHECKING:

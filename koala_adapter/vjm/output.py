@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output of ranks: files of output, the connection of one agent, and taking in the output of its tasks.
+"""Output of ranks, and their input: files of output, the connection of one agent, output of its tasks, input files.
 
-Each byte is written once, in order, to files that only the user can read. The size of a file is the whole state: what
-agents send again after a lost connection or a restart of the service is recognized by its offset. Files are opened for
-each piece, since thousands of ranks would need more descriptors than there are.
+Each byte of output is written once, in order, to files that only the user can read. The size of a file is the whole
+state: what agents send again after a lost connection or a restart of the service is recognized by its offset. Files are
+opened for each piece, since thousands of ranks would need more descriptors than there are.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from collections import deque
 from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
+import anyio.to_thread
 
 from koala_adapter.errors import ProtocolError
 from koala_adapter.vjm import channel
@@ -309,3 +311,64 @@ class TaskOutput:
             self._connection.post(channel.Resend(task=piece.task, stream=piece.stream))
         else:
             self._connection.drop("its output can be written again, which it sends when it comes back")
+
+
+# -- Sending input files -------------------------------------------------------------------------------------
+# Pieces that agents ask for are read and sent one after the other, so that memory is bounded.
+
+AT_ONCE = 64
+"""Pieces that are in memory for all agents together."""
+
+
+class InputSender:
+    """Answers the questions of one agent for pieces of input files."""
+
+    def __init__(
+        self, listener: TaskListener, connection: AgentConnection, tasks: TaskGroup, room: anyio.CapacityLimiter
+    ) -> None:
+        """``tasks``: within which pieces are sent. ``room``: shared by all agents, of AT_ONCE pieces."""
+        self._listener = listener
+        self._connection = connection
+        self._tasks = tasks
+        self._room = room
+        self._wanted: deque[channel.Fetch] = deque()
+        self._sending = False
+
+    def want(self, fetch: channel.Fetch) -> None:
+        """Send a piece after those asked for before. Raises ProtocolError when there are too many questions."""
+        if len(self._wanted) >= channel.FETCHES:
+            raise ProtocolError(f"it asks for more than {channel.FETCHES} pieces of input files at once")
+        self._wanted.append(fetch)
+        if not self._sending:
+            self._sending = True
+            self._tasks.start_soon(self._send)
+
+    async def _send(self) -> None:
+        while self._wanted and not self._connection.fault:
+            fetch = self._wanted[0]
+            async with self._room:
+                self._connection.post(await self._piece(fetch))
+                await self._connection.drained()
+            self._wanted.popleft()
+            self._listener.on_input_sent(fetch.task, channel.INPUT_PIECE)
+        self._sending = False
+
+    async def _piece(self, fetch: channel.Fetch) -> channel.InputPiece:
+        path = self._listener.input_path(self._connection.placeholder, fetch.task, fetch.digest)
+        data, refusal = b"", "its job is not known any more"
+        if path is not None:
+            try:
+                data, refusal = await anyio.to_thread.run_sync(_read, path, fetch.offset), ""
+            except OSError as error:
+                refusal = f"{path}: {error.strerror or error}"
+        return channel.InputPiece(
+            task=fetch.task, digest=fetch.digest, offset=fetch.offset, data=data, refusal=refusal[:2000]
+        )
+
+
+def _read(path: Path, offset: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return os.pread(descriptor, channel.INPUT_PIECE, offset)
+    finally:
+        os.close(descriptor)
