@@ -37,7 +37,7 @@ from koala_adapter.service.inputfiles import INPUT, InputStore
 from koala_adapter.service.relays import Relays
 from koala_adapter.service.results import Results
 from koala_adapter.service.staging import Stager
-from koala_adapter.sites.cache import DIRECTORY as CACHE
+from koala_adapter.sites.contents import DIRECTORY as CACHE
 from koala_adapter.vjm import channel
 from koala_adapter.vjm.channel import LaunchFile
 from koala_adapter.vjm.listener import TaskListener

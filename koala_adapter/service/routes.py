@@ -23,7 +23,7 @@ from koala_adapter.outcome import JobState
 from koala_adapter.report.sitevalues import SiteRoute
 from koala_adapter.scheduler.events import BandwidthKnown
 from koala_adapter.scheduler.placement.policies import is_below
-from koala_adapter.sites.direct import (
+from koala_adapter.sites.contents import (
     BrokenOffError,
     Pair,
     PassingError,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.config.sitefile import ClusterConfig, RemoteSiteConfig, SiteConfig
     from koala_adapter.service.core import Core
-    from koala_adapter.sites.direct import Content, Passed
+    from koala_adapter.sites.contents import Content, Passed
 
 KEY = "routes"
 """Key of the journal under which the routes are kept."""

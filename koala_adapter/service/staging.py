@@ -25,8 +25,7 @@ from koala_adapter.scheduler.events import FilesFound, FilesStaged, StagingFaile
 from koala_adapter.scheduler.placement.policies import is_below
 from koala_adapter.service.core import Nudge
 from koala_adapter.service.inputfiles import KeptFile
-from koala_adapter.sites.cache import SiteCache
-from koala_adapter.sites.direct import Content, PassingError, cached_path, digest_at, pieces_at
+from koala_adapter.sites.contents import Content, PassingError, SiteCache, cached_path, digest_at, pieces_at
 from koala_adapter.sites.remotesite import RemoteSite
 
 if TYPE_CHECKING:

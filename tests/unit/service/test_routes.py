@@ -20,7 +20,7 @@ from koala_adapter.service.inputfiles import InputStore
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.routes import kept_routes, routes_report
 from koala_adapter.service.staging import Stager
-from koala_adapter.sites.direct import digest_at
+from koala_adapter.sites.contents import digest_at
 from koala_adapter.testing.trial import eventually
 from tests.unit.scheduler.scheduler_site import Site, component, job
 from tests.unit.service.test_staging import TimedCore, Told

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from koala_adapter.errors import LrmUnavailableError
-from koala_adapter.sites.cache import SiteCache
+from koala_adapter.sites.contents import SiteCache
 from tests.unit.sites.test_remotesite import Place, place
 
 __all__ = ["place"]

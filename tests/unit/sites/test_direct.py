@@ -20,13 +20,13 @@ from anyio import to_thread
 
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.gateway import direct as at_site
-from koala_adapter.sites.cache import SiteCache
-from koala_adapter.sites.direct import (
+from koala_adapter.sites.contents import (
     TRIAL_SIZE,
     BrokenOffError,
     Content,
     Pair,
     Passport,
+    SiteCache,
     UnreachableError,
     digest_at,
     pass_content,
@@ -117,7 +117,7 @@ async def test_the_addresses_of_the_listener_are_found(two: Two) -> None:
 
 async def test_a_transfer_goes_on_where_it_was(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """What came before the connection of koala broke stays, and is no content before the rest is there."""
-    monkeypatch.setattr("koala_adapter.sites.direct.LAST_WORDS", 0.1)
+    monkeypatch.setattr("koala_adapter.sites.contents.LAST_WORDS", 0.1)
     await two.other.site.close()
     takes = b"            data = received("
     stops = b"            while came > 2500000:\n                time.sleep(1)\n"  # until its connection has ended
@@ -151,7 +151,7 @@ async def test_where_nothing_answers_no_connection_is_made(two: Two) -> None:
 
 async def test_a_content_that_has_changed_is_not_taken(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of another size is not sent, and one of another digest is not kept."""
-    monkeypatch.setattr("koala_adapter.sites.direct.LAST_WORDS", 0.1)
+    monkeypatch.setattr("koala_adapter.sites.contents.LAST_WORDS", 0.1)
     data = two.path.read_bytes()
     for content in (data[:-1], data[:-1] + b"?"):
         two.path.write_bytes(content)
