@@ -28,9 +28,9 @@ from koala_adapter.report.values import (
     TransferReport,
     UsageReport,
 )
-from koala_adapter.scheduler.claiming.attempts import is_requeued
 from koala_adapter.scheduler.claiming.connections import doubts, must_connect, said_untried
 from koala_adapter.scheduler.context import closed_reason
+from koala_adapter.scheduler.ends import is_requeued
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.placement.policies import missing_files, size_mib, transfer_seconds, travels
 from koala_adapter.scheduler.placement.policy import Placed

@@ -15,13 +15,14 @@ from koala_adapter.model import EndReason, JobId
 from koala_adapter.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler import ends, reports
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.claiming import attempts, claims, dependencies, exchange, results, waiting
+from koala_adapter.scheduler.claiming import claims, exchange, results, waiting
 from koala_adapter.scheduler.claiming.queue import PlacementQueue
 from koala_adapter.scheduler.claiming.reservations import ask_for_reservations_again
 from koala_adapter.scheduler.claiming.staging import ask_again
 from koala_adapter.scheduler.claiming.waiting import (
     await_first_look,
     await_first_looks,
+    enter,
     impossible,
     interval_scan,
     looked_at,
@@ -231,7 +232,7 @@ def _job_submitted(context: Context, event: ev.JobSubmitted) -> None:
     if never is not None:
         refuse(context, record, never)
     else:
-        dependencies.enter(context, record)
+        enter(context, record)
 
 
 def _cancel_requested(context: Context, event: ev.CancelRequested) -> None:
@@ -354,7 +355,6 @@ HANDLERS: Handlers = {
     **requests.HANDLERS,
 }
 JOB_TIMERS: JobTimers = {
-    **attempts.JOB_TIMERS,
     **waiting.JOB_TIMERS,
     **claims.JOB_TIMERS,
     **results.JOB_TIMERS,

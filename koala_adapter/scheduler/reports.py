@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import EndReason, HoldOwner, TaskEnd
 from koala_adapter.outcome import LAUNCHED_STATES, JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.claiming.attempts import placeholders_gone
 from koala_adapter.scheduler.claiming.claims import (
     SILENCE_MARGIN,
     check_complete,
@@ -21,7 +20,7 @@ from koala_adapter.scheduler.claiming.claims import (
     watch_kept,
 )
 from koala_adapter.scheduler.claiming.exchange import yield_to_priority
-from koala_adapter.scheduler.ends import correct_outcome, placeholder_lost, settle_suspicion
+from koala_adapter.scheduler.ends import correct_outcome, placeholder_lost, placeholders_gone, settle_suspicion
 from koala_adapter.scheduler.malleable.changes import Changes, check_running, newcomer
 from koala_adapter.scheduler.timers import TimerKind
 

@@ -29,7 +29,7 @@ from koala_adapter.model import JobId
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.claiming.dependencies import WORDS, fulfils
+from koala_adapter.scheduler.claiming.waiting import WORDS, fulfils
 from koala_adapter.scheduler.events import ClusterUnavailable, Configured
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.agents import LiveEffector, Reception, ScriptMaker

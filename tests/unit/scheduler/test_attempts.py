@@ -11,7 +11,7 @@ from koala_adapter.model import After, EndReason, Job, JobId, Launcher, RetriedE
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import EndAttempt
-from koala_adapter.scheduler.claiming.attempts import PATIENCE
+from koala_adapter.scheduler.ends import ATTEMPT_PATIENCE
 from koala_adapter.slots import Slot
 from tests.faults.world import ILL, WELL
 from tests.unit.scheduler.scheduler_site import Site, ends, job, of_kind, submissions
@@ -143,7 +143,7 @@ def test_placeholders_that_do_not_end_are_not_waited_for_any_longer() -> None:
     site.rank_ends("1", 0, TaskEnd(reason=EndReason.NODE_LOST))
     assert site.record("1").live == 1
     before = len(site.actions)
-    site.pass_time(PATIENCE)
+    site.pass_time(ATTEMPT_PATIENCE)
     assert sum(submissions(site.actions[before:]).values()) == 1
     assert site.record("1").live == 2
 
