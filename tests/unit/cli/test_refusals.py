@@ -193,9 +193,6 @@ async def echo():
     click.echo("one line")
     import sys; sys.stdout.flush()
 
-async def draw():
-    session.console.print("one line")
-
 def interrupted():
     raise BaseExceptionGroup("tasks", [KeyboardInterrupt()])
 
@@ -226,7 +223,6 @@ def test_an_interrupted_import_of_a_command_ends_as_an_interrupted_command(monke
     ("statement", "code"),
     [
         ("session.console.print('one line')", 141),
-        ("anyio.run(in_group, draw)", 141),
         ("anyio.run(in_group, echo)", 141),
         ("interrupted()", 130),
         ("anyio.run(in_group, misused)", 2),
