@@ -417,8 +417,6 @@ def test_servers_side_by_side() -> None:
 
 def test_command_lines() -> None:
     assert control.notify("1.vm", "-W x\ny") == ("qmsg", "-E", " -W x y", "1.vm")
-    assert control.show_ended("1[].vm") == ("qstat", "-x", "-t", "-f", "-F", "json", "1[].vm")
-    assert control.set_selection("1.vm", "1:ncpus=1", "") == ("qalter", "-l", "select=1:ncpus=1", "1.vm")
     assert control.parse_version("pbs_version = 23.06.06") == "23.06.06"
     assert control.parse_version("Version: 6.1-dev\nCommit: 93") == "6.1-dev"
     assert control.parse_version("nothing") is None
@@ -611,12 +609,6 @@ def test_a_job_that_names_no_queue_has_the_places_of_any_in_which_it_may_end_up(
     listed = tied(parse_nodes(VNODES, queues=tuple(ties)), parse_vnodes(VNODES), ties, default=["gpuq", "workq"])
     found = {node.name: node.places_idle(None) for node in listed}
     assert (found["gpu"], found["plain"]) == (8, 8)
-
-
-def test_without_ties_all_is_as_it_was() -> None:
-    listed = parse_nodes(VNODES.replace(', "partition": "p1"', ""))
-    ties = {one.name: one.tie for one in parse_queues(json.dumps({"Queue": {"workq": queue()}}))}
-    assert tied(listed, parse_vnodes(VNODES.replace(', "partition": "p1"', "")), ties, default=["workq"]) == listed
 
 
 def job(select: str, *, comment: str = "", state: str = "H") -> str:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
+from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm import Submission
 from koala_adapter.lrm.commands import CommandResult
 from koala_adapter.lrm.contract import Directives
@@ -469,10 +469,8 @@ def test_cancel_error(stderr: str, kind: type[LrmError] | None) -> None:
 @pytest.mark.parametrize(
     ("stderr", "kind"),
     [
-        ("5_1: Invalid job id specified", LrmNotFoundError),
         ("5_1: Requested operation is presently disabled", LrmRejectedError),
         ("Access/permission denied for job 5_1", LrmRejectedError),
-        ("5_1: Invalid node name specified", LrmRejectedError),
         (
             "Job update not available right now, the DB index is being set, try again in a bit for job 5",
             LrmRejectedError,
