@@ -24,7 +24,7 @@ from koala_adapter.sites.contents import digest_at
 from koala_adapter.testing.trial import eventually
 from tests.unit.scheduler.scheduler_site import Site, component, job
 from tests.unit.service.test_staging import TimedCore, Told
-from tests.unit.sites.test_direct import Two, two
+from tests.unit.sites.test_contents import Two, two
 
 __all__ = ["two"]
 
