@@ -16,9 +16,8 @@ from koala_adapter.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler import ends, reports
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.claiming import claims, exchange, results, waiting
+from koala_adapter.scheduler.claiming.plannedstart import ask_again, ask_for_reservations_again
 from koala_adapter.scheduler.claiming.queue import PlacementQueue
-from koala_adapter.scheduler.claiming.reservations import ask_for_reservations_again
-from koala_adapter.scheduler.claiming.staging import ask_again
 from koala_adapter.scheduler.claiming.waiting import (
     await_first_look,
     await_first_looks,

@@ -24,8 +24,7 @@ from koala_adapter.outcome import (
 from koala_adapter.scheduler.actions import CorrectOutcome, EndAttempt, FinishJob
 from koala_adapter.scheduler.claiming.claims import drop_if_forgotten, end_placeholder
 from koala_adapter.scheduler.claiming.exchange import reassign_to_claiming, reassign_to_waiting
-from koala_adapter.scheduler.claiming.reservations import give_back_reservations
-from koala_adapter.scheduler.claiming.staging import end_staging
+from koala_adapter.scheduler.claiming.plannedstart import end_staging, give_back_reservations
 from koala_adapter.scheduler.claiming.waiting import enqueue, leave_queue, predecessor_ended
 from koala_adapter.scheduler.context import SHORTEST_PAUSE
 from koala_adapter.scheduler.events import JobsForgotten, RankEnded

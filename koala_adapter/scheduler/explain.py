@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import ClusterName, JobKind
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.claiming.connections import doubts, doubts_of, must_connect, said_apart, said_untried
+from koala_adapter.scheduler.claiming.plannedstart import STARTS_IN, expected_hold, submission_at, wants_reservation
 from koala_adapter.scheduler.claiming.queue import position_of
-from koala_adapter.scheduler.claiming.reservations import wants_reservation
-from koala_adapter.scheduler.claiming.staging import STARTS_IN, expected_hold, submission_at
 from koala_adapter.scheduler.claiming.waiting import WORDS, awaited, awaited_looks
 from koala_adapter.scheduler.context import NOT_COUNTED, closed_reason, lack_of
 from koala_adapter.scheduler.ends import Fate, deserted, fate

@@ -16,21 +16,19 @@ from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.actions import LaunchJob, Rank, ReadPlaceholderOutput, SubmitPlaceholders
 from koala_adapter.scheduler.claiming.connections import PATIENCE, doubts, doubts_of, must_connect, said_apart
-from koala_adapter.scheduler.claiming.queue import position_of
-from koala_adapter.scheduler.claiming.reservations import (
+from koala_adapter.scheduler.claiming.plannedstart import (
     SLACK,
     give_back_reservations,
-    reservation_for,
-    reserve,
-    wants_reservation,
-)
-from koala_adapter.scheduler.claiming.staging import (
     is_staged,
     leave_staging,
+    reservation_for,
+    reserve,
     stage,
     submission_at,
+    wants_reservation,
     watch,
 )
+from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.claiming.waiting import (
     Capacity,
     ask_policy,

@@ -20,9 +20,9 @@ from koala_adapter.scheduler.claiming.claims import (
     start_life,
 )
 from koala_adapter.scheduler.claiming.connections import doubts, must_connect
+from koala_adapter.scheduler.claiming.plannedstart import is_staged, must_be_staged, watch
 from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER, position_of
 from koala_adapter.scheduler.claiming.results import batch_submitted
-from koala_adapter.scheduler.claiming.staging import is_staged, must_be_staged, watch
 from koala_adapter.scheduler.claiming.waiting import leave_queue
 from koala_adapter.scheduler.context import backoff, grace
 from koala_adapter.scheduler.events import BatchSubmitted

@@ -20,13 +20,13 @@ from koala_adapter.scheduler.claiming.claims import (
     submit_claims,
     submit_postponed,
 )
-from koala_adapter.scheduler.claiming.reservations import (
+from koala_adapter.scheduler.claiming.plannedstart import (
     give_back_reservations,
     is_late,
     leave_reservations,
+    look,
     may_move,
 )
-from koala_adapter.scheduler.claiming.staging import look
 from koala_adapter.scheduler.claiming.waiting import impossible, refuse
 from koala_adapter.scheduler.events import (
     BatchAbsent,

@@ -16,8 +16,8 @@ from koala_adapter.model import After, AfterEnd, EndReason
 from koala_adapter.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler.actions import ReportRefusedAnswer
 from koala_adapter.scheduler.claiming.connections import doubts, groups, may_spread, said_apart
+from koala_adapter.scheduler.claiming.plannedstart import watch
 from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER
-from koala_adapter.scheduler.claiming.staging import watch
 from koala_adapter.scheduler.context import Views, closed_reason
 from koala_adapter.scheduler.placement.policy import Insufficient, Placed, infeasibility
 from koala_adapter.scheduler.timers import TimerKind

@@ -17,7 +17,7 @@ from koala_adapter.scheduler.actions import (
     ReserveProcessors,
     SubmitPlaceholders,
 )
-from koala_adapter.scheduler.claiming.reservations import LATE, LEAD, MOST_MOVES, PATIENCE
+from koala_adapter.scheduler.claiming.plannedstart import ANSWER_PATIENCE, LATE, LEAD, MOST_MOVES
 from koala_adapter.scheduler.parameters import ClusterParameters
 from koala_adapter.slots import Slot
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, job, launches, of_kind, submissions
@@ -120,7 +120,7 @@ def test_reservations_are_given_back_when_the_last_placeholder_is_gone() -> None
 @pytest.mark.parametrize("how", ["refused", "silent"])
 def test_where_one_is_refused_all_are_given_back_and_placeholders_go_into_the_queues(how: str) -> None:
     site = reserved()
-    actions = site.refused(NAMES[1], "Access denied") if how == "refused" else site.pass_time(PATIENCE)
+    actions = site.refused(NAMES[1], "Access denied") if how == "refused" else site.pass_time(ANSWER_PATIENCE)
     assert [one.name for one in of_kind(EndReservation, actions)] == NAMES
     actions += site.pass_time(1.0)
     assert submissions(actions) == {"a": 2, "b": 1}

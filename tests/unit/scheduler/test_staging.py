@@ -14,7 +14,7 @@ from koala_adapter.model import CACHED, BatchKey, ClusterName, Component, EndRea
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Action, StageFiles, StopStaging
-from koala_adapter.scheduler.claiming.staging import LOOK, MARGIN, STARTS_IN
+from koala_adapter.scheduler.claiming.plannedstart import LOOK, MARGIN, STARTS_IN
 from koala_adapter.scheduler.claiming.waiting import FIRST_LOOK
 from koala_adapter.scheduler.clusters import Wait
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters

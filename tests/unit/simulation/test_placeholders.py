@@ -13,7 +13,7 @@ import pytest
 from koala_adapter.model import ClusterName, Component, EndReason, InputFile, Job, JobId, JobKind
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import Scheduler
-from koala_adapter.scheduler.claiming import staging
+from koala_adapter.scheduler.claiming import plannedstart
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
 from koala_adapter.simulation.applications import Application, Interpolated, SimulatedJob
 from koala_adapter.simulation.multicluster import Multicluster, Settings
@@ -186,7 +186,7 @@ def test_processors_do_not_idle_while_files_travel(late: float, monkeypatch: pyt
         return service.state.jobs[JobId("1")].held_before_launch
 
     with_claimer = held_idle()
-    monkeypatch.setattr(staging, "MARGIN", inf)  # everything is submitted at once
+    monkeypatch.setattr(plannedstart, "MARGIN", inf)  # everything is submitted at once
     at_once = held_idle()
     assert launched[0] == pytest.approx(300.0 * late, abs=1.0)
     assert with_claimer < 6 * (15.0 + 300.0 * (late - 1.0)) + 1.0
