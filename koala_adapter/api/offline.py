@@ -37,15 +37,22 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable, FilesFound, JobsForgotten, SlotsCounted
 from koala_adapter.service.agents import ScriptMaker, sample_submissions
 from koala_adapter.service.clusters import read_cluster
-from koala_adapter.service.information import KEY, Estimates, kept_estimates, network_report
+from koala_adapter.service.information import (
+    NETWORK,
+    ROUTES,
+    Estimates,
+    KeptRoutes,
+    kept_estimates,
+    kept_routes,
+    network_report,
+    routes_report,
+)
 from koala_adapter.service.journal import Journal, SetAside, sentences
 from koala_adapter.service.listings import processors_held
 from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
 from koala_adapter.service.reachability import connections_tried
 from koala_adapter.service.replicas import Read, files_report, place_of, read_at
 from koala_adapter.service.results import read_ledger
-from koala_adapter.service.routes import KEY as ROUTES
-from koala_adapter.service.routes import KeptRoutes, kept_routes, routes_report
 from koala_adapter.service.service import configuration
 from koala_adapter.service.sweepfiles import recorded_progress
 from koala_adapter.vjm import certificate
@@ -237,7 +244,7 @@ def read_record(directory: Path, policies: Policies) -> JournalView:
             clock=ServiceClock(before=journal.clock_reading(), latest=scheduler.state.now),
             instance=journal.value("instance") or NO_INSTANCE,
             port=int(journal.value("port") or "0"),
-            estimates=kept_estimates(journal.value(KEY)),
+            estimates=kept_estimates(journal.value(NETWORK)),
             routes=kept_routes(journal.value(ROUTES)),
             set_aside=tuple(journal.events_set_aside()),
         )

@@ -43,8 +43,7 @@ from koala_adapter.service.notices import Notices
 from koala_adapter.service.opening import SiteHosts, make_lrm
 from koala_adapter.service.replicas import Replicas
 from koala_adapter.service.results import ResultStore
-from koala_adapter.service.sizes import SizeChanges
-from koala_adapter.service.sizes.jobs import resizable
+from koala_adapter.service.sizes import SizeChanges, resizable
 from koala_adapter.service.sweeps import Sweeps
 from koala_adapter.service.upkeep import AskingAgain, Upkeep
 from koala_adapter.sizes import SizeRules

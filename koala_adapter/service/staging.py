@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName, InputFile, JobId
     from koala_adapter.scheduler.actions import StageFiles
     from koala_adapter.service.core import Core
-    from koala_adapter.service.information import Information
+    from koala_adapter.service.information import Information, Routes
     from koala_adapter.service.inputfiles import InputStore
-    from koala_adapter.service.routes import Routes
 
 AT_ONCE = 4
 """Contents on their way to one site at the same time."""

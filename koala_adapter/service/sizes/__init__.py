@@ -2,14 +2,16 @@
 """Changes of size of running applications: the part of a service made with the first job that can change its size.
 
 The door is :class:`SizeChanges`, which imports the rest on demand: most services of one short job never change a
-size, and this code, negotiations above all, is a tenth of the program.
+size, and this code, negotiations above all, is a tenth of the program. Then the rules for which jobs can change it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import RunnerName
+from koala_adapter.errors import JobRefusedError, PolicyAnswerError
+from koala_adapter.model import JobKind, RunnerName
+from koala_adapter.sizes import OWN_SIZES, SizeRules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from koala_adapter.model import JobId
+    from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.service.applications import Applications
     from koala_adapter.service.core import Core
     from koala_adapter.service.sizes.loop import Sizes
@@ -73,3 +76,41 @@ class SizeChanges:
     def complaint(self, job_id: JobId) -> str:
         """Return the last complaint about processes of a job; empty: none."""
         return "" if self._made is None else self._made.complaint(job_id)
+
+
+# -- Which jobs can change their size ------------------------------------------------------------------------
+
+
+def resizable(record: JobRecord, name: str, processors: int, rules: SizeRules = OWN_SIZES) -> str:
+    """Return the component to be resized. Raises JobRefusedError with a remedy."""
+    job = record.job
+    able = [one.name for one in job.components if job.changes_size(one.name)]
+    if record.state.final:
+        raise JobRefusedError(f"job {job.id} has ended", hint="`koala status` shows the jobs that run")
+    if job.kind is JobKind.EVOLVING:
+        raise JobRefusedError(
+            f"job {job.id} is evolving: its application alone changes its size",
+            hint='`koala resize` is for jobs of kind = "malleable"',
+        )
+    if not able:
+        raise JobRefusedError(f"job {job.id} keeps its size", hint='only jobs of kind = "malleable" change it')
+    if name not in able and (name or len(able) > 1):
+        known = ", ".join(able)
+        said = f"component {name!r} keeps its size, or there is none" if name else "several components can change"
+        raise JobRefusedError(f"job {job.id}: {said}", hint=f"name one of: {known}")
+    component = job.component(name or able[0])
+    if not component.minimum <= processors <= component.maximum:
+        bounds_ = f"{component.minimum} to {component.maximum}"
+        message = f"job {job.id}: component {component.name!r} cannot have {processors} processors"
+        raise JobRefusedError(message, hint=f"its job file allows {bounds_}")
+    try:
+        rule = rules.named(component.sizes)
+        usable = {rule.largest(processors), rule.smallest(processors)}
+    except PolicyAnswerError as error:
+        raise JobRefusedError(f"job {job.id}: {error.message}", hint=error.hint) from error
+    if processors not in usable:
+        near = [str(size) for size in sorted(usable) if component.minimum <= size <= component.maximum]
+        message = f"job {job.id}: component {component.name!r} cannot use {processors} processors"
+        hint = f'its job file says sizes = "{component.sizes}"' + (f"; near are {' and '.join(near)}" if near else "")
+        raise JobRefusedError(message, hint=hint)
+    return component.name

@@ -7,21 +7,21 @@ there were no such programs.
 
 from __future__ import annotations
 
+import heapq
 from contextlib import contextmanager
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 import structlog
 
-from koala_adapter.errors import NegotiationError
+from koala_adapter.errors import JobRefusedError, NegotiationError
 from koala_adapter.host.containment import contained
 from koala_adapter.model import JobId, RunnerName
 from koala_adapter.outcome import LAUNCHED_STATES, JobState
 from koala_adapter.scheduler import actions as act
 from koala_adapter.service.sizes.adaptive import AdaptiveJob
 from koala_adapter.service.sizes.bargaining import SizedJob, Surroundings
-from koala_adapter.service.sizes.jobs import Deadlines, check_negotiable
 from koala_adapter.service.sizes.kept import NegotiationKeeper
 from koala_adapter.service.sizes.offers import NEGOTIATOR
 from koala_adapter.service.sizes.port import NegotiationPort
@@ -29,7 +29,7 @@ from koala_adapter.service.sizes.workers import WorkersJob, answer_of
 from koala_adapter.sizes import Decision
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Hashable, Iterable, Iterator
 
     from anyio.abc import TaskGroup
 
@@ -39,6 +39,63 @@ if TYPE_CHECKING:
     from koala_adapter.service.sizes.port import Access
 
 log = structlog.get_logger()
+
+
+# -- Deadlines (pure) ----------------------------------------------------------------------------------------
+
+Key = TypeVar("Key", bound="Hashable")
+
+_SLACK = 64
+"""So many entries that do not hold any more are not worth a tidying up."""
+
+
+class Deadlines(Generic[Key]):
+    """One deadline for each key; most keys have none."""
+
+    def __init__(self) -> None:
+        self._at: dict[Key, float] = {}
+        self._heap: list[tuple[float, int, Key]] = []
+        """Also what does not hold any more. The number: keys need not be comparable."""
+        self._set = 0
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def set(self, key: Key, at: float | None) -> None:
+        """Set or (None) remove a key's deadline."""
+        if self._at.get(key) == at:
+            return
+        if at is None:
+            del self._at[key]
+            return
+        self._at[key] = at
+        self._push(key, at)
+        if len(self._heap) > 2 * len(self._at) + _SLACK:
+            self._heap.clear()
+            for one, when in self._at.items():
+                self._push(one, when)
+
+    def _push(self, key: Key, at: float) -> None:
+        self._set += 1
+        heapq.heappush(self._heap, (at, self._set, key))
+
+    def first(self) -> float | None:
+        """Return the earliest deadline; None: there is none."""
+        while self._heap and self._at.get(self._heap[0][2]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now: float) -> list[Key]:
+        """Return and remove the keys that are due, earliest first."""
+        keys = []
+        while (at := self.first()) is not None and at <= now:
+            _, _, key = heapq.heappop(self._heap)
+            del self._at[key]
+            keys.append(key)
+        return keys
+
+
+# -- All of them ---------------------------------------------------------------------------------------------
 
 
 class Sizes:
@@ -242,3 +299,16 @@ class Sizes:
         """Return the last complaint about processes of a job; empty: none."""
         job = self._jobs.get(job_id)
         return (job.complaint if job is not None else "") or self._complaints.get(job_id, "")
+
+
+def check_negotiable(record: JobRecord) -> None:
+    """Raise JobRefusedError when no program can negotiate for a job."""
+    job = record.job
+    if record.state.final:
+        raise JobRefusedError(f"job {job.id} has ended", hint="`koala status` shows the jobs that run")
+    able = [one.name for one in job.components if job.changes_size(one.name)]
+    if not job.kind.varies or not able:
+        hint = 'only jobs of kind = "malleable" or "evolving" negotiate it'
+        raise JobRefusedError(f"job {job.id} keeps its size", hint=hint)
+    if len(able) > 1:
+        raise JobRefusedError(f"job {job.id}: several components can change: {', '.join(able)}", hint="one is allowed")

@@ -25,7 +25,7 @@ from koala_adapter.scheduler.actions import (
 )
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.sizechange import ChangePhase
-from koala_adapter.service.sizes.jobs import resizable
+from koala_adapter.service.sizes import resizable
 from tests.unit.scheduler.malleable_site import AdaptiveSite, JointSite, granted, malleable, part, requests
 from tests.unit.scheduler.scheduler_site import WELL, A, B, component, copied, job, of_kind, submissions
 

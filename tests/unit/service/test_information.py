@@ -16,9 +16,8 @@ from koala_adapter.lrm.lrmhost import Measurement
 from koala_adapter.model import ClusterName
 from koala_adapter.scheduler.events import BandwidthKnown, Configured, NodesConnect
 from koala_adapter.scheduler.parameters import Parameters
-from koala_adapter.service.information import LOOK_INTERVAL, Information
+from koala_adapter.service.information import LOOK_INTERVAL, MEASURE_INTERVAL, Information
 from koala_adapter.service.journal import Journal
-from koala_adapter.service.routes import MEASURE_INTERVAL
 from koala_adapter.sites.network import FORGOTTEN_AFTER, MIB
 from tests.unit.scheduler.scheduler_site import Site
 from tests.unit.service.standins import StandInCore

@@ -16,9 +16,9 @@ from koala_adapter.model import CACHED, LARGEST_SENT, ClusterName, InputFile, Jo
 from koala_adapter.scheduler.actions import StageFiles
 from koala_adapter.scheduler.events import BandwidthKnown, Configured, Event, FilesFound, FilesStaged, StagingProgressed
 from koala_adapter.scheduler.parameters import Parameters
+from koala_adapter.service.information import kept_routes, routes_report
 from koala_adapter.service.inputfiles import InputStore
 from koala_adapter.service.journal import Journal
-from koala_adapter.service.routes import kept_routes, routes_report
 from koala_adapter.service.staging import Stager
 from koala_adapter.sites.contents import digest_at
 from koala_adapter.testing.trial import eventually

@@ -33,9 +33,9 @@ from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.records import JobRecord, State
 from koala_adapter.scheduler.sizechange import Change, ChangePhase, Part
 from koala_adapter.service.applications import SpeakingJobs
+from koala_adapter.service.sizes import resizable
 from koala_adapter.service.sizes.adaptive import AdaptiveJob
-from koala_adapter.service.sizes.jobs import Deadlines, resizable
-from koala_adapter.service.sizes.loop import Sizes
+from koala_adapter.service.sizes.loop import Deadlines, Sizes
 from koala_adapter.service.sizes.offers import FirstOffer, offer_of
 from koala_adapter.service.sizes.workers import WorkersJob
 from koala_adapter.sizes import OWN_SIZES, AnySize, CheckedRule, SizeRules
