@@ -79,6 +79,8 @@ def home(there: Sequence[OtherSite]) -> Iterator[Home]:
         home.run("init", *names, "--ssh-option=-F", f"--ssh-option={config}")
         home.site.write_text(home.site.read_text().replace("threshold = 0", QUICK) + NEAR.replace("near", "here"))
         yield home
+        if home.client.running():  # a program has begun it for its workers
+            home.run("serve", "--stop")
         end_daemons(home.state)
 
 
