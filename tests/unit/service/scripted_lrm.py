@@ -79,6 +79,7 @@ class ScriptedLrm(Lrm):
         return tuple(one for one in self.all_jobs if one.name.startswith(name_prefix))
 
     async def history(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
+        self._answer("history")
         return tuple(one for one in self.ended if one.id in ids)
 
     async def queues(self) -> tuple[Queue, ...]:

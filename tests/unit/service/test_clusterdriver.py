@@ -152,10 +152,16 @@ async def test_a_cancellation_that_was_not_heard_is_repeated() -> None:
     assert driven.lrm.cancelled == ids
 
 
-@pytest.mark.parametrize("accounted", ["mallory", "alice", ""])
-async def test_accounting_of_a_stranger_says_nothing_of_ours(accounted: str) -> None:
-    """Ids are used again after years: the end of another user's job of our id is not how ours ended."""
+@pytest.mark.parametrize(
+    ("accounted", "error"), [("mallory", None), ("alice", None), ("", None), ("alice", LrmUnavailableError("away"))]
+)
+async def test_accounting_of_a_stranger_says_nothing_of_ours(accounted: str, error: Exception | None) -> None:
+    """Ids are used again after years: the end of another user's job of our id is not how ours ended.
+
+    Nor does anything wait for accounting that does not answer.
+    """
     driven = Driven()
+    driven.lrm.errors["history"] = error
     driven.site.take_all()
     driven.site.hold_all("1")
     driven.site.now += 1
@@ -171,7 +177,7 @@ async def test_accounting_of_a_stranger_says_nothing_of_ours(accounted: str) -> 
     async with driven.running():
         await driven.heard_of(ev.PlaceholderEnded)
     (first, *_) = [event for event in driven.heard if isinstance(event, ev.PlaceholderEnded)]
-    assert first.reason is (EndReason.LOST if accounted == "mallory" else EndReason.MEMORY)
+    assert first.reason is (EndReason.LOST if accounted == "mallory" or error else EndReason.MEMORY)
 
 
 async def test_suspensions_are_told_once() -> None:

@@ -101,8 +101,10 @@ def web_server(received: list[Any]) -> Iterator[str]:
 async def test_a_webhook_gets_the_same_with_a_line_for_people() -> None:
     received: list[Any] = []
     with web_server(received) as address:
-        await told(NotifyConfig(webhook=address), (wanting(Notified.END), ILL))
-    (document,) = received
+        one = wanting(Notified.START, Notified.END)
+        await told(NotifyConfig(webhook=address), (one, None), (one, ILL))
+    assert "koala job 7 (job 7) starts" in {document["text"] for document in received}
+    (document,) = (document for document in received if document["event"] == "end")
     assert document["text"] == "koala job 7 (job 7) failed: rank 0: exit status 3"
     assert document["state"] == "failed"
 
@@ -120,22 +122,21 @@ async def test_a_mail_goes_by_sendmail(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("config", "said"),
     [
-        (("/nonexistent",), "No such file"),
-        (("/bin/sh", "-c", "echo no disk >&2; exit 4"), "status 4: no disk"),
-        (("/bin/sleep", "1000"), "longer than"),
+        (NotifyConfig(command=("/nonexistent",)), "No such file"),
+        (NotifyConfig(command=("/bin/sh", "-c", "echo no disk >&2; exit 4")), "status 4: no disk"),
+        (NotifyConfig(command=("/bin/sleep", "1000")), "longer than"),
+        (NotifyConfig(webhook="http://127.0.0.1:1/hook"), "refused"),
     ],
 )
-async def test_what_cannot_be_told_is_logged(
-    command: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_cannot_be_told_is_logged(config: NotifyConfig, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It costs nothing else, and does not keep the service."""
     monkeypatch.setattr(module, "PATIENCE", 0.5 if "longer" in said else 60.0)
     with structlog.testing.capture_logs() as logs:
-        await told(NotifyConfig(command=command), (wanting(Notified.END), WELL))
+        await told(config, (wanting(Notified.END), WELL))
     (entry,) = logs
-    assert (entry["job"], entry["way"]) == ("7", "command")
+    assert (entry["job"], entry["way"]) == ("7", "command" if config.command else "webhook")
     assert said in entry["trouble"]
 
 
