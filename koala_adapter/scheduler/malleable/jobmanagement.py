@@ -435,7 +435,8 @@ class SchedulerClusters:
     def short_of_processors(self) -> Iterator[tuple[ClusterRecord, int, ShrunkFor]]:
         """Yield clusters with jobs in the queue of the batch system that have no idle processors, ours first."""
         for cluster in self.clusters():
-            if cluster.queued:
+            # One that was started on what others of ours have left may be listed as waiting still: the next look tells.
+            if cluster.queued and not cluster.ours_left:
                 lacking = -(cluster.load_free + cluster.ending) - cluster.gathering
                 yield cluster, min(lacking, cluster.processors_queued), ShrunkFor.PLACED
             yield cluster, lacking_for_others(self._context, cluster), ShrunkFor.OTHERS

@@ -340,6 +340,24 @@ def test_pra_grows_before_the_queue_is_looked_at_and_pwa_after_it() -> None:
     assert offers(site.actions) == [("1", 3)]
 
 
+@pytest.mark.parametrize(("ours", "asked"), [(10, []), (7, [("1", 3)])], ids=["it has started", "others have started"])
+def test_a_placed_job_is_shrunk_for_until_it_has_started(ours: int, asked: list[tuple[str, int]]) -> None:
+    """A batch system is asked for its jobs, then for its nodes.
+
+    A job that it starts between the two on what ours have left is seen to wait while its processors are taken. So the
+    next look decides whether others have taken them.
+    """
+    site = MalleableSite({"a": 12}, policy="fpsma")
+    (offer,) = of_kind(OfferProcessors, site.start(malleable("1", part(2, 12), initial=9)))
+    site.answer(offer, 0)
+    site.queue(job("2", 3))
+    (request,) = of_kind(RequestProcessors, site.poll("a", 12, idle=1, ours=9))
+    assert request.processors == 2
+    site.shrink_by(request)
+    assert requests(site.poll("a", 12, idle=0, ours=7)) == []
+    assert requests(site.poll("a", 12, idle=0, ours=ours)) == asked
+
+
 def test_an_application_may_give_up_more_than_requested() -> None:
     """FT on 8 leaves 4: what it gives beyond the request counts, too."""
     site = MalleableSite({"a": 8})
