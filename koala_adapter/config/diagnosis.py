@@ -154,6 +154,13 @@ class Problems:
         if self._found:
             raise ConfigurationError("\n".join(self._lines()), hint=self._hint)
 
+    def accepted(self, found: ModelT | None) -> ModelT:
+        """Return what `validated` has returned. Raises ConfigurationError as `refuse` does."""
+        self.refuse()
+        if found is None:
+            raise AssertionError("what is not valid has problems")
+        return found
+
     def _lines(self) -> list[str]:
         lines = key_lines(self._document.text)
         placed = [(nearest_line(lines, problem.path), problem) for problem in self._found]

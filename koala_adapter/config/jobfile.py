@@ -393,7 +393,7 @@ def _table(
 ) -> tuple[JobTable, list[tuple[InputFile, ...]]]:
     """Return the validated file and the input files of each component; refuse with everything that is wrong."""
     problems = Problems(document, hint=HINT)
-    table = problems.validated(JobTable, document.data)
+    found = problems.validated(JobTable, document.data)
     header, components = _valid_parts(document.data)
     before = None if header is None or header.working_directory is None else len(header.working_directory.encode()) + 1
     files = collect_input_files(
@@ -415,9 +415,7 @@ def _table(
         problems.add_all(sweep_problems(header, components, document.data.get("sweep"), directory))
         problems.add_all(environment_problems(header, components, environment, site))
         problems.add_all(mpi_resize_problems(header, [component.cluster for _, component in components], site))
-    problems.refuse()
-    if table is None:
-        raise AssertionError("a job that is not valid has problems")
+    table = problems.accepted(found)
     if table.array is not None:
         table = table.model_copy(update={**OF_ARRAY, "components": tuple(one for _, one in components)})
     return table, files

@@ -528,11 +528,7 @@ def _site(document: Document, plugins: Mapping[str, PluginDefinition]) -> SiteCo
             {**table, "settings": _settings(problems, index, table, plugins)} if isinstance(table, dict) else table
             for index, table in enumerate(clusters)
         ]
-    site = problems.validated(SiteConfig, data)
-    problems.refuse()
-    if site is None:
-        raise AssertionError("a site that is not valid has problems")
-    return site
+    return problems.accepted(problems.validated(SiteConfig, data))
 
 
 def _check_together(problems: Problems, clusters: list[object], plugins: Mapping[str, PluginDefinition]) -> None:
