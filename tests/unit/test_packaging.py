@@ -94,6 +94,15 @@ def test_minimal_environment_runs_with_the_lower_bounds() -> None:
     assert pinned == sorted(listed("options", "install_requires") + extras)
 
 
+def test_tests_that_an_environment_runs_by_name_are_there() -> None:
+    """Pytest runs none at all when one that it is given is missing."""
+    named = re.findall(r"tests/[\w/.:]+", (ROOT / "tox.ini").read_text(encoding="utf-8"))
+    assert "tests/unit/config" in named
+    for path, _, test in (one.partition("::") for one in named):
+        assert (ROOT / path).exists(), path
+        assert not test or f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), test
+
+
 PACKAGING = ROOT / "packaging"
 VERSION = {
     "debian/changelog": "koala-adapter ({}) ",
