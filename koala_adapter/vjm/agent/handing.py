@@ -65,7 +65,15 @@ class HandedSocket:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
         for descriptor in descriptors:
-            self._take(json.loads(said.decode()), socket.socket(fileno=descriptor))
+            try:
+                connection = socket.socket(fileno=descriptor)
+            except OSError:
+                os.close(descriptor)
+                continue
+            try:
+                self._take(json.loads(said.decode()), connection)
+            except (KeyError, OverflowError, TypeError, ValueError):  # no agent says that
+                connection.close()
 
 
 def task_directory(inode: int) -> "Optional[str]":
