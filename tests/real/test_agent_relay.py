@@ -234,6 +234,11 @@ async def test_what_is_not_allowed_or_not_there_is_reset(site: RelayingSite, mon
     monkeypatch.setattr(tunnels, "DIALLING", 2.0)
     async with site.serving():
         port = await listening(site)
+        os.killpg(site.processes[0].pid, signal.SIGSTOP)  # who gives up before the agent has seen it costs that nothing
+        with closing(connected(PEER, port)) as given_up:
+            given_up.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        os.killpg(site.processes[0].pid, signal.SIGCONT)
+        await check_answer(port, b"others are served")
         if os.getuid() == 0:
             with pytest.raises(ConnectionResetError):
                 await to_thread.run_sync(answer, PEER, 9, b"x")

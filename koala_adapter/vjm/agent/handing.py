@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NAME = "handed"
 VARIABLE = b"KOALA_STDOUT="  # of the environment of each process of a task: a file in the task's directory
 LONGEST = 4096
+MOST_WAITING = 1024  # connections that are taken at the end; the kernel holds fewer
 
 
 class HandedSocket:
@@ -51,16 +52,22 @@ class HandedSocket:
         selector.register(self._socket, selectors.EVENT_READ, self._receive)
 
     def close(self) -> None:
-        """Take no more."""
+        """Take what has come, and no more."""
+        for _ in range(MOST_WAITING):
+            if not self._receive():
+                break
         self._selector.unregister(self._socket)
         self._socket.close()
 
-    def _receive(self, _mask: int) -> None:
+    def _receive(self, _mask: int = 0) -> bool:
+        """Take a connection, if one has come; tell whether anything had."""
         descriptors = array.array("i")
         try:
-            said, ancillary, _, _ = self._socket.recvmsg(LONGEST, socket.CMSG_SPACE(descriptors.itemsize))
+            said, ancillary, _, _ = self._socket.recvmsg(
+                LONGEST, socket.CMSG_SPACE(descriptors.itemsize), socket.MSG_CMSG_CLOEXEC
+            )
         except OSError:
-            return
+            return False
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
@@ -74,6 +81,7 @@ class HandedSocket:
                 self._take(json.loads(said.decode()), connection)
             except (KeyError, OverflowError, TypeError, ValueError):  # no agent says that
                 connection.close()
+        return True
 
 
 def task_directory(inode: int) -> "Optional[str]":

@@ -18,7 +18,7 @@ import struct
 
 from koala_adapter.vjm.agent.connection import Channel, require_certificate
 from koala_adapter.vjm.agent.handing import HandedSocket, hand_over, task_directory
-from koala_adapter.vjm.agent.node import Settings, Timers
+from koala_adapter.vjm.agent.node import Settings, Timers, clock
 from koala_adapter.vjm.agent.processes import members
 from koala_adapter.vjm.agent.sockets import (
     LISTEN,
@@ -322,6 +322,15 @@ def reset(connection: socket.socket) -> None:
         pass
 
 
+def is_connected(connection: socket.socket) -> bool:
+    """Tell whether a connection was made, and has not been reset."""
+    try:
+        connection.getpeername()
+    except OSError:
+        return False
+    return True
+
+
 def refuse(connection: socket.socket) -> None:
     """End a connection with a reset."""
     reset(connection)
@@ -375,10 +384,7 @@ class Held:
         """Whether its process has gone, and bytes that this had sent are not passed on yet."""
         if self.carrying is not None and self.carrying.passed_on:
             return False
-        try:
-            return process_at(self.process) is None
-        except OSError:  # it is not connected, or not any more
-            return False
+        return is_connected(self.process) and process_at(self.process) is None
 
 
 class Relay:
@@ -401,6 +407,7 @@ class Relay:
         }  # fmt: skip
         self._own = ""  # address of this node on its way to the control center
         self._tasks: "Dict[str, RelayedTask]" = {}
+        self._until: "Dict[str, float]" = {}  # by task that is over: until when its end may be put off
         self._told: "Dict[str, Dict[int, str]]" = {}  # by task: ports at which it listens, with their addresses
         self._looked: "Dict[int, Optional[str]]" = {}  # inodes of listening sockets, and the tasks whose they are
         self._listened: "Dict[Tuple[str, int, int], Listened]" = {}  # by job, peer and port
@@ -444,20 +451,32 @@ class Relay:
         self._told.pop(task, None)
         if ended.handed is not None:
             ended.handed.close()
-        job = job_of(task)
+        now, job = clock(), job_of(task)
+        self._until = {one: until for one, until in self._until.items() if until > now}
+        self._until[task] = now + PASSING_ON
         self.timers.after(PASSING_ON, lambda: self._close_left_behind(job))
-        if any(job_of(one) == job for one in self._tasks):
+        if self._is_running(job):
             return
         for key in [key for key in self._listened if key[0] == job]:
             self._stop_listening(key)
 
-    def passing_on(self, task: str = "") -> bool:
-        """Tell whether bytes are still passed on that processes, of a task's job or of any, sent before their end."""
-        return any(held.left_behind for held in self._connections.values() if not task or held.job == job_of(task))
+    def passing_on(self, *tasks: str) -> bool:
+        """Tell whether bytes that processes sent before their end, of tasks or of all that are over, go on their way.
+
+        After a while that counts no more.
+        """
+        now = clock()
+        jobs = {job_of(one) for one in tasks or self._until if self._until.get(one, now) > now}
+        return any(held.job in jobs and held.left_behind for held in self._connections.values())
 
     def _close_left_behind(self, job: str) -> None:
-        for held in [held for held in self._connections.values() if held.job == job and held.left_behind]:
-            held.close()
+        """Give up what was not passed on in time, unless it may be of a task that runs."""
+        if not self._is_running(job):
+            for held in [held for held in self._connections.values() if held.job == job and held.left_behind]:
+                held.close()
+
+    def _is_running(self, job: str) -> bool:
+        return any(job_of(one) == job for one in self._tasks)
 
     def forward(self, message: "Dict[str, Any]") -> None:
         """Listen for a peer as the control center says, and at no other ports of it."""
@@ -561,8 +580,9 @@ class Relay:
     def _stop_listening(self, key: "Tuple[str, int, int]") -> None:
         wanted = self._listened.pop(key)
         if wanted.listener is not None:
-            while self._accept(wanted, wanted.listener):  # closing would reset those that have not been accepted
-                pass
+            for _ in range(BACKLOG + 1):  # closing would reset those that have not been accepted
+                if not self._accept(wanted, wanted.listener):
+                    break
             self.selector.unregister(wanted.listener)
             wanted.listener.close()
 

@@ -35,15 +35,19 @@ def tcp_sockets() -> "Iterator[Tuple[str, str, int, str, int, int]]":
                 yield fields[3], local, int(port, 16), fields[2], int(fields[7]), int(fields[9])
 
 
-def in_hexadecimal(address: "Tuple[str, int]") -> str:
-    """Return an IPv4 address and port as the kernel shows them."""
-    (number,) = struct.unpack("=I", socket.inet_aton(address[0]))
-    return "{:08X}:{:04X}".format(number, address[1])
+def in_hexadecimal(address: "Tuple[Any, ...]") -> str:
+    """Return an address and port as the kernel shows them."""
+    family, words = (socket.AF_INET6, "=4I") if ":" in address[0] else (socket.AF_INET, "=I")
+    numbers = struct.unpack(words, socket.inet_pton(family, address[0].partition("%")[0]))
+    return "{}:{:04X}".format("".join(map("{:08X}".format, numbers)), address[1])
 
 
 def process_at(connection: socket.socket) -> "Optional[Tuple[int, int]]":
     """Return user and inode of a process' socket at the other end of a connection on this node; None: it has gone."""
-    theirs, ours = in_hexadecimal(connection.getpeername()), in_hexadecimal(connection.getsockname())
+    try:
+        theirs, ours = in_hexadecimal(connection.getpeername()), in_hexadecimal(connection.getsockname())
+    except OSError:  # a reset has ended the connection
+        return None
     for _, local, port, remote, user, inode in tcp_sockets():
         if "{}:{:04X}".format(local, port) == theirs and remote.endswith(ours):
             return user, inode

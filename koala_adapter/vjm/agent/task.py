@@ -108,9 +108,14 @@ class Task:
     @property
     def tellable(self) -> bool:
         """Whether its end may be reported: a good one after its files, a bad one at once."""
-        good = self.end is not None and self.end["reason"] == "exited" and self.end["exit_code"] == 0
         heard = self.complete and not self.speaks
-        return heard and (not good or self._prompt or self.results is None or self.results.said)
+        return heard and (not self.patient or self.results is None or self.results.said)
+
+    @property
+    def patient(self) -> bool:
+        """Whether its end is reported after all that it leaves: a good one, while its time limit is not near."""
+        good = self.end is not None and self.end["reason"] == "exited" and self.end["exit_code"] == 0
+        return good and not self._prompt
 
     @property
     def directory(self) -> str:
@@ -640,6 +645,6 @@ class TaskList:
         if task.reported or not task.tellable or any(output.unsent for output in task.outputs.values()):
             return
         # With the end of the last one of a job its relayed connections end.
-        if self._relay is None or not self._relay.passing_on(task.name):
+        if not task.patient or self._relay is None or not self._relay.passing_on(task.name):
             task.reported = True
             self._channel.send({"kind": "task-ended", "task": task.name, "end": task.end})

@@ -9,17 +9,22 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from koala_adapter.vjm.agent import relay
 from koala_adapter.vjm.agent.handing import NAME, HandedSocket, hand_over, task_directory
 from koala_adapter.vjm.agent.node import Timers
-from koala_adapter.vjm.agent.relay import Dialling, Relay
+from koala_adapter.vjm.agent.relay import Dialling, Plain, Relay, is_connected, reset
 from koala_adapter.vjm.agent.sockets import process_at
+
+if TYPE_CHECKING:
+    from koala_adapter.vjm.agent.connection import Channel
+    from koala_adapter.vjm.agent.node import Settings
 
 LIVENESS = 60.0
 BROADCAST = ("255.255.255.255", 9)
@@ -33,9 +38,9 @@ def test_a_connection_that_is_refused_at_once_is_not_ended_later() -> None:
     timers, channel = Timers(), SimpleNamespace(peer=(socket.AF_INET, BROADCAST))
     ended: list[str] = []
     with selectors.DefaultSelector() as selector:
-        relay = cast("Relay", SimpleNamespace(channel=channel, selector=selector, timers=timers))
+        made = cast("Relay", SimpleNamespace(channel=channel, selector=selector, timers=timers))
         with pytest.raises(OSError, match=os.strerror(refused)):
-            Dialling(relay, {}, lambda _framed: ended.append("joined"), lambda: ended.append("failed"))
+            Dialling(made, {}, lambda _framed: ended.append("joined"), lambda: ended.append("failed"))
     assert timers.wait() is None
     assert ended == []
 
@@ -86,3 +91,56 @@ def test_the_task_of_a_socket_is_found(tmp_path: Path) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     assert task_directory(0) is None
+
+
+def tcp_pair(address: str = "127.0.0.1") -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a connection."""
+    with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
+        one = socket.create_connection(listener.getsockname()[:2])
+        other, _ = listener.accept()
+    return one, other
+
+
+def test_what_a_task_that_runs_has_sent_is_given_up_with_the_last_one_of_its_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who has closed a connection may be a task that runs: the end of another one leaves its bytes on their way."""
+    monkeypatch.setattr(relay, "PASSING_ON", 0.0)
+    timers, channel, settings = Timers(), SimpleNamespace(open=False), SimpleNamespace(batch="b", index=1, token="t")
+    process, ours = tcp_pair()
+    towards_peer, peer = tcp_pair()
+    with selectors.DefaultSelector() as selector, process, ours, towards_peer, peer:
+        made = Relay(cast("Settings", settings), selector, timers, cast("Channel", channel), "session")
+        for task in ("1:0", "1:1"):
+            made.expect(task, [], told=False)
+        for one in (process, ours, towards_peer):
+            one.setblocking(False)  # noqa: FBT003 - the library's own way
+        towards_peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with suppress(BlockingIOError):
+            while process.send(bytes(65536)):
+                pass
+        process.close()
+        made._carry("1", Plain(ours), Plain(towards_peer))
+        made.end("1:0")
+        timers.run()
+        assert is_connected(peer)
+        made.end("1:1")
+        timers.run()
+        assert not is_connected(peer)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_the_process_at_the_other_end_is_known(address: str) -> None:
+    one, other = tcp_pair(address)
+    with other:
+        with one:
+            assert process_at(other) == (os.geteuid(), os.fstat(one.fileno()).st_ino)
+        assert process_at(other) is None
+        assert is_connected(other)
+    one, other = tcp_pair(address)
+    with other:
+        reset(one)
+        one.close()
+        assert process_at(other) is None
+        assert not is_connected(other)
