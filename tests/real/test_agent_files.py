@@ -97,7 +97,7 @@ async def test_files_of_a_rank_that_failed_or_was_killed(deliveries: Deliveries)
         assert (await deliveries.run("echo 9 >result; kill -9 $$", "*", task="1")).signal == 9
         assert (await deliveries.said("1")).arrived == 1
         text = "echo r >result; echo there; exec sleep 600"
-        limited = Launch(task="3", argv=("/bin/sh", "-c", text), output_files=("result",), time_limit=2.0)
+        limited = Launch(task="3", argv=("/bin/sh", "-c", text), output_files=("result",), time_limit=10.0)
         deliveries.site.center.tell(placeholder(), limited)
         await deliveries.site.wait_for_output("3", b"there\n")
         assert (await deliveries.said("3")).arrived == 1

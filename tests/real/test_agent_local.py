@@ -94,6 +94,15 @@ async def test_a_placeholder_becomes_a_process(site: Site, python: str) -> None:
     assert not list(site.directory.glob("koala-*"))
 
 
+async def test_output_by_way_of_the_named_pipes(site: Site) -> None:
+    """A grandchild whose standard output is captured elsewhere can still write to its own rank's streams."""
+    async with site.serving_agent():
+        text = 'sh -c "echo one >$KOALA_STDOUT; echo two >$KOALA_STDERR; echo three >$KOALA_STDOUT" >/dev/null 2>&1'
+        assert await run(site, shell("t", text)) == EXITED
+        assert site.output("t") == b"one\nthree\n"
+        assert site.output("t", "err") == b"two\n"
+
+
 async def test_secrets_are_not_in_the_process_listing(site: Site) -> None:
     """Neither command line nor environment of the agent holds the token, and its task cannot read it from stdin."""
     async with site.serving_agent() as process:
@@ -449,13 +458,13 @@ async def test_the_cause_of_a_killed_task_shows_late(site: Site, which: str) -> 
 
 async def test_the_lease_ends_an_agent_nobody_cares_for(site: Site) -> None:
     """With the center gone for longer than the lease, the agent ends itself and its task, and says so on stderr."""
-    site.lease = 6.0
+    site.lease = 10.0
     async with site.serving_agent() as process:
         site.center.tell(placeholder(), Launch(task="t", argv=("sleep", "61240")))
         await site.wait_for(TaskStarted)
     code, errors = await site.ended(process)
     assert code == 4
-    assert "no contact to the control center for 6" in errors
+    assert "no contact to the control center for 10" in errors
     await nothing_left("sleep\x0061240", site)
     assert not list(site.directory.glob("koala-*"))
 

@@ -333,7 +333,7 @@ async def test_an_agent_tells_nothing_to_another_server(site: Site) -> None:
     """The handshake is done, the certificate is not the pinned one: not a byte follows, neither token nor name."""
     false = FalseCenter(site.directory / "false")
     try:
-        code, errors = await site.ended(site.start_agent(script=site.script(port=false.port, lease=6.0)))
+        code, errors = await site.ended(site.start_agent(script=site.script(port=false.port, lease=10.0)))
     finally:
         await anyio.to_thread.run_sync(false.close)
     assert code == 4

@@ -199,6 +199,15 @@ async def _settle(lrm: SgeLrm) -> None:
     await eventually(reachable, bool, what="helper replaced", seconds=90)
 
 
+async def test_several_are_cancelled_by_one_request(sge: tuple[SgeLrm, Trial]) -> None:
+    lrm, trial = sge
+    batch = await trial.submit(count=3)
+    before = trial.requests()
+    await lrm.cancel(batch.ids)
+    assert trial.requests() - before == 1
+    await trial.wait_ended(batch)
+
+
 async def test_job_that_cannot_start(sge: tuple[SgeLrm, Trial]) -> None:
     """A job that cannot start ends at once (submitted with qsub it would stay in error state), and history says why."""
     lrm, trial = sge

@@ -298,3 +298,9 @@ def test_what_cannot_be_is_refused_by_its_name(described: Description, said: str
     with pytest.raises(ConfigurationError, match=r"^KoalaCluster: ") as refused:
         made(described)
     assert said in refused.value.message
+
+
+def test_the_example_has_the_same_leave() -> None:
+    """What is shown in examples/malleable is what KoalaCluster sends along."""
+    example = Path(__file__).parents[3] / "examples" / "malleable" / LEAVE
+    assert example.read_bytes() == Path(leave.__file__).read_bytes()

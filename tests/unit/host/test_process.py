@@ -440,6 +440,14 @@ async def test_there_is_room_as_soon_as_somebody_leaves() -> None:
 # -- A port for somebody who needs one soon is free, and none that the system might give to another meanwhile.
 
 
+def test_it_is_below_what_the_system_gives() -> None:
+    """Who asks for any port gets another one."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        given = listener.getsockname()[1]
+    assert freeport.free_port() in freeport.UNLIKELY_PORTS
+    assert given not in freeport.UNLIKELY_PORTS
+
+
 def test_it_is_none_at_which_somebody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all of those are taken it is any that is free."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -447,6 +455,17 @@ def test_it_is_none_at_which_somebody_listens(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(freeport, "UNLIKELY_PORTS", [taken] * 20)
         port = freeport.free_port()
     assert port != taken
+
+
+# -- Addresses that only this machine reaches: what listens there needs no further protection.
+
+
+def test_addresses_of_the_loopback_are_known() -> None:
+    found = {
+        name: freeport.is_loopback(name) for name in ("127.0.0.1", "127.7.0.1", "::1", "localhost", "0.0.0.0", "::")
+    }
+    assert [name for name, here in found.items() if not here] == ["0.0.0.0", "::"]
+    assert not freeport.is_loopback("login.example.org")
 
 
 # -- The user of a TCP connection from this machine.

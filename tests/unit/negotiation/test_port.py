@@ -201,6 +201,16 @@ async def test_an_address_of_another_host_is_refused() -> None:
             await manager.access()
 
 
+async def test_a_program_that_sends_byte_by_byte_is_understood() -> None:
+    async with listening(Manager()) as manager:
+        access = await manager.access()
+        async with await stream_to(access) as stream:
+            for byte in greeting(access) + nt.frame(nt.build(wish())):
+                await stream.send(bytes([byte]))
+            with anyio.fail_after(60):
+                assert b"NT_NEGOTIATION" in await stream.receive()
+
+
 @pytest.mark.parametrize("claim", [b"00065537\n", b"00000000\n"])
 async def test_a_claim_of_a_size_that_cannot_be_ends_the_connection(claim: bytes) -> None:
     """Before a byte of it is there, and after a sentence where the peer is known; what came before it counts."""

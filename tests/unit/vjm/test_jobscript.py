@@ -145,6 +145,14 @@ def test_nothing_is_imported_from_the_directory_of_the_job(tmp_path: Path) -> No
     assert not (tmp_path / "pwned").exists()
 
 
+def test_places_of_python_cover_the_usual_nodes() -> None:
+    """The system's own first, RHEL 8's among them, then the default name, and no version that is too old."""
+    assert SYSTEM_PYTHONS == ("/usr/bin/python3", "/usr/libexec/platform-python")
+    assert OTHER_PYTHONS[0] == "python3"
+    assert {"python3.6", "python3.14"} <= set(OTHER_PYTHONS)
+    assert "python3.5" not in OTHER_PYTHONS
+
+
 SHELLS = [path for name in ("dash", "bash", "busybox") if (path := shutil.which(name))]
 
 

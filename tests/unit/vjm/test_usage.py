@@ -18,7 +18,7 @@ from koala_adapter.vjm.agent.node import Timers
 from koala_adapter.vjm.agent.place import Workplace
 from koala_adapter.vjm.agent.processes import start
 from koala_adapter.vjm.agent.task import Task
-from koala_adapter.vjm.agent.usage import Counts, Usage, reap
+from koala_adapter.vjm.agent.usage import Counts, Usage, counts_of, reap
 
 MIB = 2**20
 BURN = "import time\nwhile time.process_time() < {}: pass"
@@ -137,6 +137,10 @@ def test_pauses_grow() -> None:
     assert pauses[0] == usage.FIRST_PAUSE
     assert sorted(pauses) == pauses
     assert pauses[-1] == usage.LONGEST_PAUSE
+
+
+def test_a_process_that_is_gone_has_used_nothing() -> None:
+    assert vars(counts_of(2**22)) == vars(Counts())
 
 
 @pytest.mark.parametrize(("answer", "known"), [("50\n25\n", True), ("[N/A]\n", False), ("", False)])

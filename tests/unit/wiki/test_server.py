@@ -335,6 +335,21 @@ async def test_no_answer_of_the_batch_system(server: Server) -> None:
     await server.expect("GETJOBS ARG=0:ALL", -700, "slurmctld does not answer")
 
 
+async def test_two_starts_do_not_share_room(server: Server) -> None:
+    """While one start is under way its processors are given away, though the batch system does not show it yet."""
+    server.source.add(job("6", 6))
+    server.source.starts_after = 0.2
+    statuses: list[int] = []
+
+    async def start(id_: str) -> None:
+        statuses.append((await server.ask(f"STARTJOB ARG={id_} TASKLIST=n3:n3:n3:n3:n3:n3")).status)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(start, "5")
+        tasks.start_soon(start, "6")
+    assert sorted(statuses) == [-913, 0]
+
+
 async def test_chosen_nodes(tmp_path: Path) -> None:
     """With an empty task list (Moab) the server chooses where there is room."""
     async with Server(tmp_path, dialect=Dialect.WIKI2).running() as server:
