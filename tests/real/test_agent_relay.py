@@ -238,6 +238,7 @@ async def test_what_is_not_allowed_or_not_there_is_reset(site: RelayingSite, mon
         with closing(connected(PEER, port)) as given_up:
             given_up.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         os.killpg(site.processes[0].pid, signal.SIGCONT)
+        await site.wait_for(Forwarded, lambda event: "its process had ended before it was seen" in event.fault)
         await check_answer(port, b"others are served")
         if os.getuid() == 0:
             with pytest.raises(ConnectionResetError):

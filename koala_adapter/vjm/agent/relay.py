@@ -26,9 +26,12 @@ from koala_adapter.vjm.agent.sockets import (
     connecting,
     connecting_to,
     in_hexadecimal,
+    is_connected,
     listeners_at,
     process_at,
     readable_address,
+    refuse,
+    reset,
     sockets_of,
     tcp_sockets,
 )
@@ -45,7 +48,6 @@ PIECE = 32 * 1024
 ROOM = 64 * 1024  # bytes that wait for one side, beyond which nothing more is read from the other one
 LENGTH = struct.Struct(">I")
 LONGEST_FRAME = 64 * 1024
-RESET = struct.pack("ii", 1, 0)  # for SO_LINGER: closing sends a reset
 WAIT = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -314,29 +316,6 @@ def move(source: Plain, target: Plain) -> bool:
     return moved
 
 
-def reset(connection: socket.socket) -> None:
-    """Have a connection end with a reset when it is closed."""
-    try:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-    except OSError:
-        pass
-
-
-def is_connected(connection: socket.socket) -> bool:
-    """Tell whether a connection was made, and has not been reset."""
-    try:
-        connection.getpeername()
-    except OSError:
-        return False
-    return True
-
-
-def refuse(connection: socket.socket) -> None:
-    """End a connection with a reset."""
-    reset(connection)
-    connection.close()
-
-
 # -- All relayed connections of an agent ---------------------------------------------------------------------
 
 LOOK = 0.25  # seconds between two looks at which ports the processes listen
@@ -357,6 +336,7 @@ class Listened:
         self.direct = str(forward["direct"])
         self.port = port
         self.listener: "Optional[socket.socket]" = None
+        self.refused = False  # it was told that a connection to it was refused
 
 
 class RelayedTask:
@@ -414,6 +394,7 @@ class Relay:
         self._connections: "Dict[int, Held]" = {}
         self._numbers = 0
         self._looking = False
+        self._forwarded = 0  # number of the latest message that told where to listen
 
     @property
     def tasks(self) -> "List[str]":
@@ -494,6 +475,7 @@ class Relay:
             if len(self._listened) < MOST_LISTENERS:
                 self._listened[job, peer, port] = Listened(message, port)
         fault = self._listen()
+        self._forwarded = int(message["number"])
         self.channel.send({"kind": "forwarded", "job": job, "number": message["number"], "fault": fault[:2000]})
 
     def tell_again(self) -> None:
@@ -580,27 +562,40 @@ class Relay:
     def _stop_listening(self, key: "Tuple[str, int, int]") -> None:
         wanted = self._listened.pop(key)
         if wanted.listener is not None:
-            for _ in range(BACKLOG + 1):  # closing would reset those that have not been accepted
-                if not self._accept(wanted, wanted.listener):
-                    break
+            self._accept(wanted, wanted.listener)  # closing would reset those that have not been accepted
             self.selector.unregister(wanted.listener)
             wanted.listener.close()
 
-    def _accept(self, wanted: Listened, listener: socket.socket) -> bool:
-        """Take a connection, or have the agent take it whose process it is of; tell whether there was one."""
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return False
-        user, inode = process_at(connection) or (None, 0)
-        if user not in (os.geteuid(), 0):
-            refuse(connection)
+    def _accept(self, wanted: Listened, listener: socket.socket) -> None:
+        """Take the connections that have come, or have the agents take them whose processes they are of."""
+        come = []
+        for _ in range(BACKLOG + 1):  # strangers may connect for as long as they like
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                break
+            # At once: when its process has ended, it cannot be told from one of another user any more.
+            come.append((connection, process_at(connection)))
         # As long as others listen there, it may be of a process of theirs. They go on when this agent has ended.
-        elif listeners_at(listener) > 1 and self._handed_over(wanted, connection, inode):
-            connection.close()
-        else:
-            self._serve(wanted, connection)
-        return True
+        shared = bool(come) and listeners_at(listener) > 1
+        for connection, process in come:
+            user, inode = process or (None, 0)
+            if user not in (os.geteuid(), 0):
+                refuse(connection)
+                if process is None:
+                    self._tell_refused(wanted)
+            elif shared and self._handed_over(wanted, connection, inode):
+                connection.close()
+            else:
+                self._serve(wanted, connection)
+
+    def _tell_refused(self, wanted: Listened) -> None:
+        """Tell once for each port that a process had ended before its connection was looked at."""
+        if not wanted.refused:
+            wanted.refused = True
+            place = "{}:{} on {}".format(wanted.address, wanted.port, socket.gethostname())
+            fault = f"{place}: a connection was refused, as its process had ended before it was seen"
+            self.channel.send({"kind": "forwarded", "job": wanted.job, "number": self._forwarded, "fault": fault})
 
     def _handed_over(self, wanted: Listened, connection: socket.socket, inode: int) -> bool:
         """Send a connection to the agent of its process, if that is another one; tell whether that was done."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 LISTEN = "0A"
 LOCALHOST = ("0100007F", "0" * 24 + "01000000")
 MAPPED = "0000000000000000FFFF0000"  # before the address of an IPv4 connection on an IPv6 socket
+RESET = struct.pack("ii", 1, 0)  # for SO_LINGER: closing sends a reset
 ANY = ("00000000", "0" * 32, MAPPED + "00000000")
 
 
@@ -106,3 +107,26 @@ def connecting_to(family: int, place: "Tuple[Any, ...]") -> socket.socket:
         connection.close()
         raise OSError(error, os.strerror(error))
     return connection
+
+
+def reset(connection: socket.socket) -> None:
+    """Have a connection end with a reset when it is closed."""
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    except OSError:
+        pass
+
+
+def is_connected(connection: socket.socket) -> bool:
+    """Tell whether a connection was made, and has not been reset."""
+    try:
+        connection.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def refuse(connection: socket.socket) -> None:
+    """End a connection with a reset."""
+    reset(connection)
+    connection.close()

@@ -19,8 +19,8 @@ import pytest
 from koala_adapter.vjm.agent import relay
 from koala_adapter.vjm.agent.handing import NAME, HandedSocket, hand_over, task_directory
 from koala_adapter.vjm.agent.node import Timers
-from koala_adapter.vjm.agent.relay import Dialling, Plain, Relay, is_connected, reset
-from koala_adapter.vjm.agent.sockets import process_at
+from koala_adapter.vjm.agent.relay import Dialling, Plain, Relay
+from koala_adapter.vjm.agent.sockets import is_connected, process_at, reset
 
 if TYPE_CHECKING:
     from koala_adapter.vjm.agent.connection import Channel
