@@ -12,7 +12,7 @@ import os
 import selectors
 import socket
 
-from koala_adapter.vjm.agent.processes import environment_of
+from koala_adapter.vjm.agent.processes import environment_of, read_bytes
 from koala_adapter.vjm.agent.sockets import sockets_of
 
 TYPE_CHECKING = False
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "handed"
 VARIABLE = b"KOALA_STDOUT="  # of the environment of each process of a task: a file in the task's directory
+PIPE = "out"  # its name
 LONGEST = 4096
 MOST_WAITING = 1024  # connections that are taken at the end; the kernel holds fewer
 
@@ -87,7 +88,7 @@ class HandedSocket:
 def task_directory(inode: int) -> "Optional[str]":
     """Return the directory of the task whose process has a socket, as this process reaches it; None: not known.
 
-    A process that has cleared its environment is known by the leader of its session.
+    A process that has cleared its environment is known by the leader of its session, or by the agent that started that.
     """
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         if inode in sockets_of([pid]):
@@ -96,7 +97,24 @@ def task_directory(inode: int) -> "Optional[str]":
                     if variable.startswith(VARIABLE):
                         # A batch system may have given each placeholder a /tmp of its own.
                         return "/proc/{}/root{}".format(one, os.path.dirname(os.fsdecode(variable[len(VARIABLE) :])))
-            return None
+            return agent_directory(session_leader(pid))
+    return None
+
+
+def agent_directory(leader: int) -> "Optional[str]":
+    """Return the directory of a task of the agent that started a session; None: not known.
+
+    An agent has the pipes of its tasks open.
+    """
+    parent = read_bytes(f"/proc/{leader}/stat").rpartition(b")")[2].split()[1:2]
+    place = "/proc/{}".format(parent[0].decode() if parent else "self")
+    try:
+        for name in os.listdir(f"{place}/fd"):
+            directory, _, pipe = os.readlink(f"{place}/fd/{name}").rpartition("/")
+            if pipe == PIPE and os.path.exists(f"{place}/root{directory}/{NAME}"):
+                return f"{place}/root{directory}"
+    except OSError:
+        pass
     return None
 
 
@@ -109,7 +127,10 @@ def session_leader(pid: int) -> int:
 
 
 def hand_over(connection: socket.socket, said: "Dict[str, Any]", directory: str) -> bool:
-    """Send a connection to the agent of the task with a directory; tell whether that can take it."""
+    """Send a connection to the agent of the task with a directory; tell whether that can take it.
+
+    Raises BlockingIOError when as many wait there as the kernel holds.
+    """
     try:
         place = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     except OSError:
@@ -119,6 +140,8 @@ def hand_over(connection: socket.socket, said: "Dict[str, Any]", directory: str)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)  # noqa: FBT003 - the library's own way
             sender.sendmsg([json.dumps(said).encode()], rights, 0, f"/proc/self/fd/{place}/{NAME}")
+    except BlockingIOError:
+        raise
     except OSError:
         return False
     finally:

@@ -23,11 +23,11 @@ from koala_adapter.vjm.agent.processes import members
 from koala_adapter.vjm.agent.sockets import (
     LISTEN,
     LOCALHOST,
+    Watched,
     connecting,
     connecting_to,
     in_hexadecimal,
     is_connected,
-    listeners_at,
     process_at,
     readable_address,
     refuse,
@@ -146,28 +146,6 @@ class Framed(Plain):
 ROUNDS = 16  # pieces that are carried at once; other things are looked after in between
 OPENING = 45.0  # seconds for the control center to join a connection
 LONGEST_ANSWER = 4096
-
-
-class Watched:
-    """A socket whose readiness is told to the loop's selector."""
-
-    def __init__(
-        self, selector: selectors.BaseSelector, connection: socket.socket, act: "Callable[[int], None]"
-    ) -> None:
-        self._selector = selector
-        self._socket = connection
-        self._act = act
-        self._interest = 0
-
-    def watch(self, interest: int) -> None:
-        """Have ``act`` called when the socket is ready for the selector events in ``interest``; 0: never."""
-        if interest == self._interest:
-            return
-        if self._interest:
-            self._selector.unregister(self._socket)
-        if interest:
-            self._selector.register(self._socket, interest, self._act)
-        self._interest = interest
 
 
 class Dialling:
@@ -320,6 +298,7 @@ def move(source: Plain, target: Plain) -> bool:
 
 LOOK = 0.25  # seconds between two looks at which ports the processes listen
 PASSING_ON = 30.0  # seconds after a task in which what its processes have sent is still passed on
+HANDING, HANDING_PAUSE = 10.0, 0.05  # seconds in which another agent is to take a connection, and between two tries
 MOST_PORTS = 16  # of one task
 MOST_LISTENERS = 1024
 MOST_CONNECTIONS = 128
@@ -450,6 +429,12 @@ class Relay:
         jobs = {job_of(one) for one in tasks or self._until if self._until.get(one, now) > now}
         return any(held.job in jobs and held.left_behind for held in self._connections.values())
 
+    def finish(self) -> None:
+        """End all connections: with a reset those whose processes go on, which must not take it for a good end."""
+        for held in list(self._connections.values()):
+            if held.carrying is None or not held.carrying.passed_on:
+                held.close()
+
     def _close_left_behind(self, job: str) -> None:
         """Give up what was not passed on in time, unless it may be of a task that runs."""
         if not self._is_running(job):
@@ -567,7 +552,7 @@ class Relay:
             wanted.listener.close()
 
     def _accept(self, wanted: Listened, listener: socket.socket) -> None:
-        """Take the connections that have come, or have the agents take them whose processes they are of."""
+        """Take the connections that have come."""
         come = []
         for _ in range(BACKLOG + 1):  # strangers may connect for as long as they like
             try:
@@ -576,18 +561,14 @@ class Relay:
                 break
             # At once: when its process has ended, it cannot be told from one of another user any more.
             come.append((connection, process_at(connection)))
-        # As long as others listen there, it may be of a process of theirs. They go on when this agent has ended.
-        shared = bool(come) and listeners_at(listener) > 1
         for connection, process in come:
             user, inode = process or (None, 0)
             if user not in (os.geteuid(), 0):
                 refuse(connection)
                 if process is None:
                     self._tell_refused(wanted)
-            elif shared and self._handed_over(wanted, connection, inode):
-                connection.close()
             else:
-                self._serve(wanted, connection)
+                self._deal(wanted, connection, inode, clock() + HANDING)
 
     def _tell_refused(self, wanted: Listened) -> None:
         """Tell once for each port that a process had ended before its connection was looked at."""
@@ -596,6 +577,20 @@ class Relay:
             place = "{}:{} on {}".format(wanted.address, wanted.port, socket.gethostname())
             fault = f"{place}: a connection was refused, as its process had ended before it was seen"
             self.channel.send({"kind": "forwarded", "job": wanted.job, "number": self._forwarded, "fault": fault})
+
+    def _deal(self, wanted: Listened, connection: socket.socket, inode: int, until: float) -> None:
+        """Serve a connection, or have the agent of its process do that, which goes on when this agent has ended."""
+        try:
+            handed = self._handed_over(wanted, connection, inode)
+        except BlockingIOError:
+            if clock() < until:
+                self.timers.after(HANDING_PAUSE, lambda: self._deal(wanted, connection, inode, until))
+                return
+            handed = False
+        if handed:
+            connection.close()
+        else:
+            self._serve(wanted, connection)
 
     def _handed_over(self, wanted: Listened, connection: socket.socket, inode: int) -> bool:
         """Send a connection to the agent of its process, if that is another one; tell whether that was done."""

@@ -3,6 +3,7 @@
 
 import errno
 import os
+import selectors
 import socket
 import struct
 
@@ -11,7 +12,7 @@ from koala_adapter.vjm.agent.processes import read_bytes
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from typing import Any, Iterator, List, Optional, Set, Tuple
+    from typing import Any, Callable, Iterator, List, Optional, Set, Tuple
 
 
 LISTEN = "0A"
@@ -53,14 +54,6 @@ def process_at(connection: socket.socket) -> "Optional[Tuple[int, int]]":
         if "{}:{:04X}".format(local, port) == theirs and remote.endswith(ours):
             return user, inode
     return None
-
-
-def listeners_at(listener: socket.socket) -> int:
-    """Return how many sockets of processes on this node listen at the very address and port at which one does."""
-    place = in_hexadecimal(listener.getsockname())
-    return sum(
-        state == LISTEN and "{}:{:04X}".format(local, port) == place for state, local, port, _, _, _ in tcp_sockets()
-    )
 
 
 def sockets_of(processes: "List[int]") -> "Set[int]":
@@ -130,3 +123,25 @@ def refuse(connection: socket.socket) -> None:
     """End a connection with a reset."""
     reset(connection)
     connection.close()
+
+
+class Watched:
+    """A socket whose readiness is told to the loop's selector."""
+
+    def __init__(
+        self, selector: selectors.BaseSelector, connection: socket.socket, act: "Callable[[int], None]"
+    ) -> None:
+        self._selector = selector
+        self._socket = connection
+        self._act = act
+        self._interest = 0
+
+    def watch(self, interest: int) -> None:
+        """Have ``act`` called when the socket is ready for the selector events in ``interest``; 0: never."""
+        if interest == self._interest:
+            return
+        if self._interest:
+            self._selector.unregister(self._socket)
+        if interest:
+            self._selector.register(self._socket, interest, self._act)
+        self._interest = interest

@@ -502,6 +502,8 @@ class TaskList:
             task.kill()
             if task.inputs is not None:
                 task.inputs.leave()
+        if self._relay is not None:
+            self._relay.finish()
         self._workplace.finish()
 
     def progress(self) -> bool:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -61,6 +62,9 @@ def test_a_connection_is_handed_over_whatever_else_comes(tmp_path: Path) -> None
                 writer.sendto(b"no JSON and no connection", str(tmp_path / NAME))
             assert hand_over(theirs, {"port": "none"}, str(tmp_path))
             assert hand_over(theirs, {"port": 7}, str(tmp_path))
+            once_more = partial(hand_over, theirs, {"port": "none"}, str(tmp_path))
+            with pytest.raises(BlockingIOError):
+                all(once_more() for _ in range(10_000))
             while not taken:
                 for key, mask in selector.select(LIVENESS):
                     key.data(mask)
@@ -68,28 +72,28 @@ def test_a_connection_is_handed_over_whatever_else_comes(tmp_path: Path) -> None
     assert not hand_over(ours, {}, str(tmp_path / "none"))
 
 
-def test_the_task_of_a_socket_is_found(tmp_path: Path) -> None:
-    """By the process that has it open, or by the leader of its session where that has no environment."""
-    for cleared in ((), ("env", "-i")):
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-            text = f"import socket, time; s = socket.create_connection(('127.0.0.1', {port})); time.sleep(600)"
-            process = subprocess.Popen(
-                ["sh", "-c", '"$@" & wait', "", *cleared, sys.executable, "-c", text],
-                env={"KOALA_STDOUT": str(tmp_path / "out")}, start_new_session=True,
-            )  # fmt: skip
-            try:
-                connection, _ = listener.accept()
-                with connection:
-                    found = process_at(connection)
-                    assert found is not None
-                    assert found[0] == os.geteuid()
-                    directory = task_directory(found[1])
-                    assert directory is not None
-                    assert Path(directory).samefile(tmp_path)
-            finally:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+@pytest.mark.parametrize("command", ["exec {}", "env -i {} & wait", "exec env -i {}"])
+def test_the_task_of_a_socket_is_found(tmp_path: Path, command: str) -> None:
+    """By the process that has it open, by the leader of its session, or by the agent, as the test is here."""
+    (tmp_path / NAME).touch()
+    with (tmp_path / "out").open("w"), socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        text = f"import socket, time; s = socket.create_connection(('127.0.0.1', {port})); time.sleep(600)"
+        process = subprocess.Popen(
+            ["sh", "-c", command.format('"$0" -c "$1"'), sys.executable, text],
+            env={"KOALA_STDOUT": str(tmp_path / "out"), "PATH": os.defpath}, start_new_session=True,
+        )  # fmt: skip
+        try:
+            connection, _ = listener.accept()
+            with connection:
+                found = process_at(connection)
+                assert found is not None
+                directory = task_directory(found[1])
+                assert directory is not None
+                assert Path(directory).samefile(tmp_path)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     assert task_directory(0) is None
 
 
@@ -128,6 +132,22 @@ def test_what_a_task_that_runs_has_sent_is_given_up_with_the_last_one_of_its_job
         made.end("1:1")
         timers.run()
         assert not is_connected(peer)
+
+
+def test_an_agent_that_leaves_ends_connections_of_others_with_a_reset() -> None:
+    """Their processes would take it for a good end."""
+    timers, channel, settings = Timers(), SimpleNamespace(open=False), SimpleNamespace(batch="b", index=1, token="t")
+    process, ours = tcp_pair()
+    towards_peer, peer = tcp_pair()
+    with selectors.DefaultSelector() as selector, process, ours, towards_peer, peer:
+        for one in (ours, towards_peer):
+            one.setblocking(False)  # noqa: FBT003 - the library's own way
+        made = Relay(cast("Settings", settings), selector, timers, cast("Channel", channel), "session")
+        made._carry("1", Plain(ours), Plain(towards_peer))
+        made.finish()
+        for one in (process, peer):
+            with pytest.raises(ConnectionResetError):
+                one.recv(1)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
