@@ -561,12 +561,16 @@ class Relay:
                 break
             # At once: when its process has ended, it cannot be told from one of another user any more.
             come.append((connection, process_at(connection)))
+        started = [known.processes for known in self._tasks.values() if known.processes is not None]
+        mine = {inode for processes in started for inode in sockets_of(members(*processes))} if come else set()
         for connection, process in come:
             user, inode = process or (None, 0)
             if user not in (os.geteuid(), 0):
                 refuse(connection)
                 if process is None:
                     self._tell_refused(wanted)
+            elif inode in mine:
+                self._serve(wanted, connection)
             else:
                 self._deal(wanted, connection, inode, clock() + HANDING)
 
@@ -579,9 +583,11 @@ class Relay:
             self.channel.send({"kind": "forwarded", "job": wanted.job, "number": self._forwarded, "fault": fault})
 
     def _deal(self, wanted: Listened, connection: socket.socket, inode: int, until: float) -> None:
-        """Serve a connection, or have the agent of its process do that, which goes on when this agent has ended."""
+        """Have the agent of a process serve its connection, which goes on when this agent has ended; else serve it."""
+        said = {"job": wanted.job, "peer": wanted.peer, "address": wanted.address, "direct": wanted.direct}
+        directory = task_directory(inode)
         try:
-            handed = self._handed_over(wanted, connection, inode)
+            handed = directory is not None and hand_over(connection, dict(said, port=wanted.port), directory)
         except BlockingIOError:
             if clock() < until:
                 self.timers.after(HANDING_PAUSE, lambda: self._deal(wanted, connection, inode, until))
@@ -591,18 +597,6 @@ class Relay:
             connection.close()
         else:
             self._serve(wanted, connection)
-
-    def _handed_over(self, wanted: Listened, connection: socket.socket, inode: int) -> bool:
-        """Send a connection to the agent of its process, if that is another one; tell whether that was done."""
-        if any(
-            inode in sockets_of(members(*known.processes))
-            for known in self._tasks.values()
-            if known.processes is not None
-        ):
-            return False
-        said = {"job": wanted.job, "peer": wanted.peer, "address": wanted.address, "direct": wanted.direct}
-        directory = task_directory(inode)
-        return directory is not None and hand_over(connection, dict(said, port=wanted.port), directory)
 
     def _take(self, said: "Dict[str, Any]", connection: socket.socket) -> None:
         """Take a connection that another agent has accepted for a task of this one."""
