@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Malleable workers and MPI programs on real systems, and as simulated."""
+"""Malleable workers and MPI programs on real systems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from koala_adapter.outcome import JobState
 from koala_adapter.report.values import JobReport
-from koala_adapter.scheduler.parameters import Approach
 from tests.examplejobs import expected_sum, write_taskqueue
 from tests.mpi_by_hand import HandLauncher, Mpich, of_system, of_wheel
 from tests.real.conftest import NewUser
@@ -18,7 +17,6 @@ from tests.real.lrms import local_job, placeholders
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.processes import PATIENCE, SYSTEM_PATH, wait_until
 from tests.real.user import KoalaUser, Values, at_most, part, toml, until
-from tests.sizes_over_time import PROCESSORS, expect_the_same, live
 
 # -- A head and workers over Slurm and Grid Engine at once: the job grows, shrinks, and survives losses on both.
 
@@ -194,17 +192,3 @@ def test_nbody_over_slurm_and_grid_engine(
     with HandLauncher(mpich, [str(program), "100", steps], size=2, environment={}) as fixed:
         assert fixed.wait() == 0
     assert lines[-1] == fixed.text[-1]
-
-
-# -- Two malleable jobs and a rigid one on Slurm under PRA and PWA: sizes over time as the simulator has them.
-
-
-@pytest.mark.parametrize("approach", [pytest.param(Approach.PRA, marks=pytest.mark.nightly), Approach.PWA])
-def test_sizes_over_time_are_those_of_the_simulator(
-    approach: Approach, new_user: NewUser, slurm_a: SlurmCluster
-) -> None:
-    """The same changes in the same order; under PRA the rigid job waits for an end, under PWA it does not."""
-    assert slurm_a.processors == PROCESSORS
-    user = new_user(slurm_a, serve=False)
-    expect_the_same(approach, live(approach, site=str(user.site)))
-    assert not placeholders(slurm_a)
