@@ -362,7 +362,7 @@ class Trial:
         return await begin_start(self.lrm, job, nodes)
 
     async def run_another(self) -> None:
-        """See another job run to its end: a job that still waits then does not wait for processors."""
+        """Run another job to its end: a job that is still pending after it is not pending for lack of processors."""
         batch = await self.submit(wait=False)
         await self.wait_reports(batch, 1)
         await self.wait_ended(batch)

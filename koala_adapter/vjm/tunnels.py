@@ -9,7 +9,6 @@ end of one direction and a reset, which is an end without that frame, stay diffe
 from __future__ import annotations
 
 import secrets
-import socket
 import struct
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from anyio.abc import SocketAttribute
 
 from koala_adapter.errors import ProtocolError
 from koala_adapter.vjm import channel
+from koala_adapter.vjm.agent import sockets
 from koala_adapter.vjm.output import LOST
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ PASSING_ON = 30.0
 PIECE = 32 * 1024
 LONGEST_FRAME = 64 * 1024
 LENGTH = struct.Struct(">I")
-_RESET = struct.pack("ii", 1, 0)
-"""For SO_LINGER: closing sends a reset."""
 
 
 @dataclass(slots=True, eq=False)
@@ -215,7 +213,7 @@ async def _out_of_frames(framed: ByteStream, local: SocketStream) -> None:
 
 def reset(local: SocketStream) -> None:
     """Have a connection of this host end with a reset when it is closed."""
-    local.extra(SocketAttribute.raw_socket).setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    sockets.reset(local.extra(SocketAttribute.raw_socket))
 
 
 async def join_directly(local: SocketStream, host: str, port: int) -> None:

@@ -484,7 +484,7 @@ class CoreReservation:
 
 
 async def _findable(host: LrmHost, user: str) -> str:
-    """Return a user's name; for the user named ``nobody`` the number, as Slurm 25.11 does not find that name."""
+    """Return a user's name, or the number of the account ``nobody``: Slurm 25.11 does not find it by its name."""
     if user == "nobody":
         status, output, _ = await host.run(("id", "-u", "--", user))
         return output.decode("ascii").strip() if status == 0 else user

@@ -136,7 +136,7 @@ def end_runners(process_files: Mapping[int, Path]) -> None:
 
 
 def is_alive(process: int) -> bool:
-    """Tell whether a process runs: one that has ended may be there for seconds, until somebody has waited for it."""
+    """Tell whether a process runs; a zombie, which stays until its parent calls wait, does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
     except OSError:

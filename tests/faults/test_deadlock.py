@@ -177,7 +177,7 @@ def test_somebody_who_holds_directly_gets_what_is_given_back(seed: int) -> None:
 
 
 def test_without_a_life_cycle_neither_ever_starts() -> None:
-    """The experiment is what it is meant to be: whoever holds for ever, waits for longer than any life."""
+    """Check of the experiment itself: a job that never gives processors back waits for longer than the longest life."""
     experiment = prepared(0, replace(SHORT, placeholder_life=1e9))
     experiment.submit()
     experiment.run(MOST_ROUNDS * SHORT.placeholder_life)

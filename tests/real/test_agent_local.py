@@ -319,7 +319,7 @@ async def test_an_agent_whose_process_speaks_with_koala_comes_back_soon(tmp_path
 
 
 async def test_a_released_agent_that_is_cut_off_keeps_its_last_words(site: Site) -> None:
-    """It has something to say, and nobody to say it to: it waits as long as its lease lasts, then it ends.
+    """An agent that cannot deliver its last messages waits as long as its lease lasts, then it ends.
 
     The pauses between its tries do not grow: so many of them would take longer than the lease.
     """

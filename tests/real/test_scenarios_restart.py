@@ -74,7 +74,7 @@ def test_jobs_do_not_notice(
 def test_an_end_while_nobody_listens_is_told_later(new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path) -> None:
     """The job ends while the service is dead; the next one hears how, with all that was written.
 
-    Meanwhile somebody else got the port on which agents expect it: it waits until that is free.
+    Meanwhile another program has taken the port on which agents expect it: it waits until that is free.
     """
     user = new_user(slurm_a)
     traces = Traces(user)

@@ -108,7 +108,7 @@ def test_abandoned_system_is_removed() -> None:
     directory, owned = Path(died.stdout.strip()), SystemDirectory.create("owned")
     assert died.returncode == -signal.SIGKILL
     assert processes_of(directory) != []
-    os.utime(directory, (0, 0))  # old enough for nobody to be about to lock it
+    os.utime(directory, (0, 0))  # older than a directory that its maker has yet to lock
     remove_abandoned()  # unless another process of pytest does at this moment
     wait_until(lambda: not directory.exists(), seconds=SECONDS, what="it is removed")
     assert processes_of(directory) == []

@@ -105,16 +105,22 @@ def tcp_pair(address: str = "127.0.0.1") -> tuple[socket.socket, socket.socket]:
     return one, other
 
 
+def relay_of(selector: selectors.BaseSelector, timers: Timers) -> Relay:
+    """Return the relay of an agent that is out of contact with its control center."""
+    settings, channel = SimpleNamespace(batch="b", index=1, token="t"), SimpleNamespace(open=False)
+    return Relay(cast("Settings", settings), selector, timers, cast("Channel", channel), "session")
+
+
 def test_what_a_task_that_runs_has_sent_is_given_up_with_the_last_one_of_its_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Who has closed a connection may be a task that runs: the end of another one leaves its bytes on their way."""
     monkeypatch.setattr(relay, "PASSING_ON", 0.0)
-    timers, channel, settings = Timers(), SimpleNamespace(open=False), SimpleNamespace(batch="b", index=1, token="t")
+    timers = Timers()
     process, ours = tcp_pair()
     towards_peer, peer = tcp_pair()
     with selectors.DefaultSelector() as selector, process, ours, towards_peer, peer:
-        made = Relay(cast("Settings", settings), selector, timers, cast("Channel", channel), "session")
+        made = relay_of(selector, timers)
         for task in ("1:0", "1:1"):
             made.expect(task, [], told=False)
         for one in (process, ours, towards_peer):
@@ -136,13 +142,12 @@ def test_what_a_task_that_runs_has_sent_is_given_up_with_the_last_one_of_its_job
 
 def test_an_agent_that_leaves_ends_connections_of_others_with_a_reset() -> None:
     """Their processes would take it for a good end."""
-    timers, channel, settings = Timers(), SimpleNamespace(open=False), SimpleNamespace(batch="b", index=1, token="t")
     process, ours = tcp_pair()
     towards_peer, peer = tcp_pair()
     with selectors.DefaultSelector() as selector, process, ours, towards_peer, peer:
         for one in (ours, towards_peer):
             one.setblocking(False)  # noqa: FBT003 - the library's own way
-        made = Relay(cast("Settings", settings), selector, timers, cast("Channel", channel), "session")
+        made = relay_of(selector, Timers())
         made._carry("1", Plain(ours), Plain(towards_peer))
         made.finish()
         for one in (process, peer):
