@@ -306,6 +306,7 @@ class ControlCenter:
             if self._is_current(connection):
                 del self._connected[placeholder]
             raise
+        self.tunnels.registered(placeholder)
         is_current = partial(self._is_current, connection)
         output = TaskOutput(self._files, connection, tasks, resends=hello.resends, is_current=is_current)
         inputs = InputSender(self._task_listener, connection, tasks, self._room)

@@ -46,9 +46,10 @@ LENGTH = struct.Struct(">I")
 
 @dataclass(slots=True, eq=False)
 class _Awaited:
-    """A tunnel for which an agent was told to dial."""
+    """A tunnel for which an agent is told to dial."""
 
     placeholder: PlaceholderId
+    order: channel.Tunnel
     stream: ByteStream | None = None
     dialled: anyio.Event = field(default_factory=anyio.Event)
     over: anyio.Event = field(default_factory=anyio.Event)
@@ -63,7 +64,7 @@ class Tunnels:
         order: Callable[[PlaceholderId, CenterMessage], bool],
         host: str,
     ) -> None:
-        """``route``: knows what may be reached. ``order``: sends a message to an agent. ``host``: this host."""
+        """``route``: knows what may be reached. ``order``: sends to an agent in contact. ``host``: this host."""
         self._route = route
         self._order = order
         self._host = host
@@ -74,6 +75,12 @@ class Tunnels:
         """End all connections of a job, a while later: their last bytes may come after the ends of its ranks."""
         for scope in self._scopes.get(job_id, ()):
             scope.deadline = anyio.current_time() + PASSING_ON
+
+    def registered(self, placeholder: PlaceholderId) -> None:
+        """Tell an agent that has come into contact what it was not told, or may not have heard."""
+        for awaited in self._awaited.values():
+            if awaited.placeholder == placeholder and awaited.stream is None:
+                self._order(placeholder, awaited.order)
 
     async def asked(self, stream: ByteStream, placeholder: PlaceholderId, asked: channel.TunnelAsked) -> None:
         """Serve a connection that an agent has asked for; one that is not allowed is ended."""
@@ -109,12 +116,11 @@ class Tunnels:
         if route.placeholder is None:
             return False
         name = secrets.token_hex(16)
-        awaited = self._awaited[name] = _Awaited(route.placeholder)
+        order = channel.Tunnel(task=route.task, tunnel=name, port=route.port)
+        awaited = self._awaited[name] = _Awaited(route.placeholder, order)
         try:
             with self._counted(route.job_id), suppress_lost():
-                order = channel.Tunnel(task=route.task, tunnel=name, port=route.port)
-                if not self._order(route.placeholder, order):
-                    return False
+                self._order(route.placeholder, order)
                 with anyio.move_on_after(DIALLING):
                     await awaited.dialled.wait()
                 if awaited.stream is None:

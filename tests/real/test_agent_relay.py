@@ -36,7 +36,7 @@ from koala_adapter.vjm.channel import (
     TaskStarted,
     TunnelAsked,
 )
-from koala_adapter.vjm.listener import Route
+from koala_adapter.vjm.listener import AgentDisconnected, Route
 from tests.real.agents import LIVENESS, Site, placeholder
 from tests.real.systems.processes import wait_until
 
@@ -183,6 +183,24 @@ async def test_bytes_and_ends_are_carried(site: RelayingSite) -> None:
 
 async def check_answer(port: int, data: bytes) -> None:
     assert await to_thread.run_sync(answer, PEER, port, data) == data[::-1]
+
+
+@pytest.mark.parametrize("gone", [(1,), (2,), (1, 2)])
+async def test_connections_wait_for_agents_that_are_out_of_contact(site: RelayingSite, gone: tuple[int, ...]) -> None:
+    """After a node stood still for a while, its processes may go on before its agent has connected again."""
+    async with site.serving():
+        port = await listening(site)
+        for index in gone:
+            site.center.disconnect(placeholder(index), "silent")
+        for index in gone:
+            await site.wait_for(AgentDisconnected, partial(_is_of, placeholder(index)))
+        async with anyio.create_task_group() as tasks:
+            for number in range(5):
+                tasks.start_soon(check_answer, port, b"%d" % number)
+
+
+def _is_of(placeholder: PlaceholderId, event: AgentDisconnected) -> bool:
+    return event.placeholder == placeholder
 
 
 async def test_what_a_process_sent_before_its_end_arrives(site: RelayingSite, tmp_path: Path) -> None:

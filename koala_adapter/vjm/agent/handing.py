@@ -13,7 +13,6 @@ import selectors
 import socket
 
 from koala_adapter.vjm.agent.processes import environment_of, read_bytes
-from koala_adapter.vjm.agent.sockets import sockets_of
 
 TYPE_CHECKING = False
 
@@ -85,20 +84,17 @@ class HandedSocket:
         return True
 
 
-def task_directory(inode: int) -> "Optional[str]":
-    """Return the directory of the task whose process has a socket, as this process reaches it; None: not known.
+def task_directory(pid: int) -> "Optional[str]":
+    """Return the directory of the task of a process, as this process reaches it; None: not known.
 
     A process that has cleared its environment is known by the leader of its session, or by the agent that started that.
     """
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        if inode in sockets_of([pid]):
-            for one in (pid, session_leader(pid)):
-                for variable in environment_of(one).split(b"\0"):
-                    if variable.startswith(VARIABLE):
-                        # A batch system may have given each placeholder a /tmp of its own.
-                        return "/proc/{}/root{}".format(one, os.path.dirname(os.fsdecode(variable[len(VARIABLE) :])))
-            return agent_directory(session_leader(pid))
-    return None
+    for one in (pid, session_leader(pid)):
+        for variable in environment_of(one).split(b"\0"):
+            if variable.startswith(VARIABLE):
+                # A batch system may have given each placeholder a /tmp of its own.
+                return "/proc/{}/root{}".format(one, os.path.dirname(os.fsdecode(variable[len(VARIABLE) :])))
+    return agent_directory(session_leader(pid))
 
 
 def agent_directory(leader: int) -> "Optional[str]":

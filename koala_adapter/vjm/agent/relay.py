@@ -28,6 +28,7 @@ from koala_adapter.vjm.agent.sockets import (
     connecting_to,
     in_hexadecimal,
     is_connected,
+    owners_of,
     process_at,
     readable_address,
     refuse,
@@ -331,9 +332,10 @@ class RelayedTask:
 class Held:
     """A connection of a process of this node, while it is joined with a peer's or will be."""
 
-    def __init__(self, job: str, process: socket.socket, close: "Callable[[], None]") -> None:
-        """``process``: the side of the process."""
+    def __init__(self, job: str, process: socket.socket, close: "Callable[[], None]", tunnel: str = "") -> None:
+        """``process``: the side of the process. ``tunnel``: its name, if the control center has asked for it."""
         self.job = job
+        self.tunnel = tunnel
         self.process = process
         self.close = close
         self.carrying: "Optional[Carrying]" = None  # once it is joined
@@ -371,6 +373,7 @@ class Relay:
         self._looked: "Dict[int, Optional[str]]" = {}  # inodes of listening sockets, and the tasks whose they are
         self._listened: "Dict[Tuple[str, int, int], Listened]" = {}  # by job, peer and port
         self._connections: "Dict[int, Held]" = {}
+        self._waiting: "Dict[int, Listened]" = {}  # what those are for that wait for the control center
         self._numbers = 0
         self._looking = False
         self._forwarded = 0  # number of the latest message that told where to listen
@@ -464,9 +467,14 @@ class Relay:
         self.channel.send({"kind": "forwarded", "job": job, "number": message["number"], "fault": fault[:2000]})
 
     def tell_again(self) -> None:
-        """Tell the control center, which may have forgotten it, at which ports the tasks listen."""
+        """Tell the control center, which may have forgotten it, at which ports the tasks listen; ask what waited."""
         for message in self._listening():
             self.channel.send(message)
+        waiting, self._waiting = self._waiting, {}
+        for number, wanted in waiting.items():
+            held = self._connections.pop(number, None)
+            if held is not None:
+                self._serve(wanted, held.process)
 
     def look(self) -> None:
         """Find out at which ports the processes of tasks listen, and tell what is new."""
@@ -563,6 +571,7 @@ class Relay:
             come.append((connection, process_at(connection)))
         started = [known.processes for known in self._tasks.values() if known.processes is not None]
         mine = {inode for processes in started for inode in sockets_of(members(*processes))} if come else set()
+        owners = owners_of({process[1] for _, process in come if process is not None} - mine)
         for connection, process in come:
             user, inode = process or (None, 0)
             if user not in (os.geteuid(), 0):
@@ -572,7 +581,8 @@ class Relay:
             elif inode in mine:
                 self._serve(wanted, connection)
             else:
-                self._deal(wanted, connection, inode, clock() + HANDING)
+                directory = task_directory(owners[inode]) if inode in owners else None
+                self._deal(wanted, connection, directory, clock() + HANDING)
 
     def _tell_refused(self, wanted: Listened) -> None:
         """Tell once for each port that a process had ended before its connection was looked at."""
@@ -582,15 +592,17 @@ class Relay:
             fault = f"{place}: a connection was refused, as its process had ended before it was seen"
             self.channel.send({"kind": "forwarded", "job": wanted.job, "number": self._forwarded, "fault": fault})
 
-    def _deal(self, wanted: Listened, connection: socket.socket, inode: int, until: float) -> None:
-        """Have the agent of a process serve its connection, which goes on when this agent has ended; else serve it."""
+    def _deal(self, wanted: Listened, connection: socket.socket, directory: "Optional[str]", until: float) -> None:
+        """Have the agent of a process serve its connection, which goes on when this agent has ended; else serve it.
+
+        ``directory``: that of the task of the process, as far as that is known.
+        """
         said = {"job": wanted.job, "peer": wanted.peer, "address": wanted.address, "direct": wanted.direct}
-        directory = task_directory(inode)
         try:
             handed = directory is not None and hand_over(connection, dict(said, port=wanted.port), directory)
         except BlockingIOError:
             if clock() < until:
-                self.timers.after(HANDING_PAUSE, lambda: self._deal(wanted, connection, inode, until))
+                self.timers.after(HANDING_PAUSE, lambda: self._deal(wanted, connection, directory, until))
                 return
             handed = False
         if handed:
@@ -612,10 +624,24 @@ class Relay:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if wanted.direct:
                 self._carry(wanted.job, Plain(connection), connected_to(wanted.direct, wanted.port))
+            elif not self.channel.open:
+                self._wait(wanted, connection)
             else:
                 self._ask(wanted, connection)
         except OSError:
             refuse(connection)
+
+    def _wait(self, wanted: Listened, connection: socket.socket) -> None:
+        """Keep a connection until the control center is in contact again, for no longer than joining it may take."""
+        number = self._next_number()
+
+        def give_up() -> None:
+            if self._connections.pop(number, None) is not None:
+                refuse(connection)
+
+        self._connections[number] = Held(wanted.job, connection, give_up)
+        self._waiting[number] = wanted
+        self.timers.after(OPENING, give_up)
 
     def _ask(self, wanted: Listened, connection: socket.socket) -> None:
         """Have the control center join a connection with one to the peer."""
@@ -626,25 +652,29 @@ class Relay:
         }  # fmt: skip
         self._dial(wanted.job, first, connection)
 
-    def _dial(self, job: str, first: "Dict[str, Any]", connection: socket.socket) -> None:
-        """Join a connection of a process with one to the control center that begins with a message."""
+    def _dial(self, job: str, first: "Dict[str, Any]", connection: socket.socket, tunnel: str = "") -> None:
+        """Join a connection of a process with one to the control center that begins with a message.
+
+        ``tunnel``: what the control center calls it, when that has asked for it.
+        """
         number = self._next_number()
 
         def joined(framed: Framed) -> None:
             del self._connections[number]
-            self._carry(job, Plain(connection), framed)
+            self._carry(job, Plain(connection), framed, tunnel)
 
         def failed() -> None:
             del self._connections[number]
             refuse(connection)
 
         dialling = Dialling(self, dict(self._proof, **first), joined, failed)
-        self._connections[number] = Held(job, connection, dialling.close)
+        self._connections[number] = Held(job, connection, dialling.close, tunnel)
 
-    def _carry(self, job: str, one: Plain, other: Plain) -> None:
+    def _carry(self, job: str, one: Plain, other: Plain, tunnel: str = "") -> None:
         """Carry bytes between a connection of a process, ``one``, and one to its peer."""
         number = self._next_number()
-        held = self._connections[number] = Held(job, one.socket, one.socket.close)  # until it is known how it is ended
+        # Closed like that until it is known how it is ended.
+        held = self._connections[number] = Held(job, one.socket, one.socket.close, tunnel)
         carrying = Carrying(self, one, other, lambda: self._forget(number))
         held.carrying, held.close = carrying, carrying.close
 
@@ -658,7 +688,12 @@ class Relay:
     # What the control center says
 
     def tunnel(self, message: "Dict[str, Any]") -> None:
-        """Connect to a port of a task for a peer, and dial to the control center for it."""
+        """Connect to a port of a task for a peer, and dial to the control center for it.
+
+        When this has come into contact again, it may say once more what had arrived.
+        """
+        if any(held.tunnel == message["tunnel"] for held in self._connections.values()):
+            return
         address = self._told.get(message["task"], {}).get(int(message["port"]))
         if address is None or len(self._connections) >= MOST_CONNECTIONS:
             return
@@ -668,7 +703,7 @@ class Relay:
             return
         try:
             first = {"kind": "tunnel-taken", "tunnel": message["tunnel"]}
-            self._dial(job_of(message["task"]), first, connection)
+            self._dial(job_of(message["task"]), first, connection, message["tunnel"])
         except OSError:
             connection.close()
 

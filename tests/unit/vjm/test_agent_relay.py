@@ -21,7 +21,7 @@ from koala_adapter.vjm.agent import relay
 from koala_adapter.vjm.agent.handing import NAME, HandedSocket, hand_over, task_directory
 from koala_adapter.vjm.agent.node import Timers
 from koala_adapter.vjm.agent.relay import Dialling, Plain, Relay
-from koala_adapter.vjm.agent.sockets import is_connected, process_at, reset
+from koala_adapter.vjm.agent.sockets import is_connected, owners_of, process_at, reset
 
 if TYPE_CHECKING:
     from koala_adapter.vjm.agent.connection import Channel
@@ -88,13 +88,14 @@ def test_the_task_of_a_socket_is_found(tmp_path: Path, command: str) -> None:
             with connection:
                 found = process_at(connection)
                 assert found is not None
-                directory = task_directory(found[1])
+                directory = task_directory(owners_of({found[1]})[found[1]])
                 assert directory is not None
                 assert Path(directory).samefile(tmp_path)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    assert task_directory(0) is None
+    assert owners_of({0}) == {}
+    assert task_directory(process.pid) is None
 
 
 def tcp_pair(address: str = "127.0.0.1") -> tuple[socket.socket, socket.socket]:
@@ -153,6 +154,19 @@ def test_an_agent_that_leaves_ends_connections_of_others_with_a_reset() -> None:
         for one in (process, peer):
             with pytest.raises(ConnectionResetError):
                 one.recv(1)
+
+
+def test_a_tunnel_that_is_asked_for_again_is_made_once() -> None:
+    """The control center asks again after an outage, as it cannot know what had arrived."""
+    with selectors.DefaultSelector() as selector, socket.create_server(("127.0.0.1", 0)) as server:
+        made = relay_of(selector, Timers())
+        made.channel = cast("Channel", SimpleNamespace(open=True, peer=(socket.AF_INET, server.getsockname())))
+        port = server.getsockname()[1]
+        made._told["1:0"] = {port: "127.0.0.1"}
+        for tunnel in ("one", "one", "two"):
+            made.tunnel({"task": "1:0", "tunnel": tunnel, "port": port})
+        assert sorted(held.tunnel for held in made._connections.values()) == ["one", "two"]
+        made.finish()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
