@@ -19,7 +19,7 @@ import pytest
 from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState
 from koala_adapter.testing import Batch, Trial
 from koala_local.client import program
-from koala_local.jobs import UNHEARD, Fields, decode, encode
+from koala_local.jobs import UNHEARD, Fields, JobRecord, decode, encode
 from koala_local.lrm import PLUGIN, LocalSettings
 from koala_local.processes import process_birth
 from tests.local_koala import daemon_pid, end_daemon
@@ -342,7 +342,7 @@ async def refuse_another_user(trial: Trial, raw: bytes) -> None:
     # It got as far as the socket: what refuses is the look at the peer, not the way there.
     assert done.stdout.startswith(b"connected\n")
     assert done.stdout.splitlines()[1:] in ([b"b''"], [b"refused"])
-    assert (await talk(trial, raw)).objects("jobs") == ()
+    assert (await talk(trial, raw)).records("jobs", JobRecord) == ()
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xff\x00", b"[]", b'{"operation": 3}', b'{"operation": "jobs"}'])

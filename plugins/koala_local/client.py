@@ -38,12 +38,12 @@ from koala_local.jobs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator
 
     from anyio.abc import SocketStream
 
     from koala_adapter.lrm.commands import CommandRunner
-    from koala_local.jobs import Json
+    from koala_local.jobs import Message
 
 
 START_SECONDS = 60.0
@@ -75,7 +75,7 @@ class Daemon(ABC):
     async def _start(self) -> None:
         """Start the daemon, and return when it answers. Raises LrmUnavailableError."""
 
-    async def ask(self, operation: str, fields: Mapping[str, Json] | None = None, *, urgent: bool = False) -> Fields:
+    async def ask(self, operation: str, fields: Message | None = None, *, urgent: bool = False) -> Fields:
         """Send one request, to a new daemon when none runs, and return the answer.
 
         Raises the LrmError that the daemon answers with, and LrmUnavailableError when it does not answer.
@@ -104,7 +104,7 @@ class DaemonClient(Daemon):
         try:
             make_private_directory(self._directory)
             new = self._directory / f"{LAYOUT_NAME}.{os.getpid()}"
-            new.write_bytes(encode(self._layout.to_json()))
+            new.write_bytes(encode(self._layout))
             new.replace(self._directory / LAYOUT_NAME)
         except OSError as error:
             hint = "give the state directory to the user who runs koala"
@@ -212,7 +212,7 @@ class DaemonElsewhere(Daemon):
             archive = f"{self._directory}/daemon-{hashlib.sha256(program()).hexdigest()[:16]}.pyz"
             if not await host.resolved(archive):
                 await host.write_private(archive, program())
-            await host.write_private(f"{self._directory}/{LAYOUT_NAME}", encode(self._layout.to_json()))
+            await host.write_private(f"{self._directory}/{LAYOUT_NAME}", encode(self._layout))
         except OSError as error:
             message = f"cannot use {self._directory or self._name} at the site: {error.strerror}"
             raise LrmUnavailableError(message, hint="`koala check` tries the directory of the site") from error

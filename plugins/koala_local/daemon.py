@@ -34,6 +34,7 @@ from koala_local.jobs import (
     Fields,
     JobStore,
     Layout,
+    NodeUse,
     decode,
     encode,
     failure,
@@ -43,7 +44,7 @@ from koala_local.jobs import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from koala_local.jobs import Json
+    from koala_local.jobs import Message
 
 
 # -- Daemon's side of the socket -----------------------------------------------------------------------------
@@ -78,7 +79,7 @@ class Server:
         finally:
             writer.close()
 
-    def answer(self, raw: bytes) -> dict[str, Json]:
+    def answer(self, raw: bytes) -> Message:
         """Do what one request asks and return the answer."""
         try:
             fields = decode(raw)
@@ -101,61 +102,47 @@ async def _read_all(reader: asyncio.StreamReader) -> bytes:
     return bytes(raw)
 
 
-def _configure(cluster: LocalCluster, fields: Fields) -> dict[str, Json]:
-    cluster.configure(Layout.from_json(fields.object("layout")))
+def _configure(cluster: LocalCluster, fields: Fields) -> Message:
+    cluster.configure(fields.object("layout").record(Layout))
     return {"version": __version__, "pid": os.getpid()}
 
 
-def _version(_cluster: LocalCluster, _fields: Fields) -> dict[str, Json]:
+def _version(_cluster: LocalCluster, _fields: Fields) -> Message:
     return {"version": __version__, "pid": os.getpid()}
 
 
-def _nodes(cluster: LocalCluster, _fields: Fields) -> dict[str, Json]:
+def _nodes(cluster: LocalCluster, _fields: Fields) -> Message:
     return {
         "nodes": [
-            {
-                "name": name,
-                "processors": room.node.processors,
-                "used": room.node.processors - room.processors,
-                "memory_mib": room.node.memory_mib,
-                "memory_used_mib": (room.node.memory_mib or 0) - room.memory_mib,
-                "gpus": room.node.gpus,
-                "gpus_used": room.node.gpus - len(room.devices),
-            }
+            NodeUse(
+                name=name,
+                processors=room.node.processors,
+                used=room.node.processors - room.processors,
+                memory_mib=room.node.memory_mib,
+                memory_used_mib=(room.node.memory_mib or 0) - room.memory_mib,
+                gpus=room.node.gpus,
+                gpus_used=room.node.gpus - len(room.devices),
+            )
             for name, room in cluster.rooms().items()
         ]
     }
 
 
-def _jobs(cluster: LocalCluster, fields: Fields) -> dict[str, Json]:
-    return {"jobs": [job.to_json() for job in cluster.jobs(fields.text("prefix"))]}
+def _jobs(cluster: LocalCluster, fields: Fields) -> Message:
+    return {"jobs": cluster.jobs(fields.text("prefix"))}
 
 
-def _submit(cluster: LocalCluster, fields: Fields) -> dict[str, Json]:
-    request = Request(
-        name=fields.text("name"),
-        user=fields.text("user"),
-        count=fields.integer("count"),
-        script=fields.text("script"),
-        walltime=fields.integer("walltime"),
-        output_directory=fields.text("output_directory"),
-        queue=fields.optional_text("queue"),
-        held=fields.flag("held"),
-        threads=fields.optional_integer("threads") or 1,
-        memory_mib=fields.optional_integer("memory_mib") or 0,
-        gpus=fields.optional_integer("gpus") or 0,
-        exclusive="exclusive" in fields and fields.flag("exclusive"),
-    )
-    return {"ids": [str(id_) for id_ in cluster.submit(request)]}
+def _submit(cluster: LocalCluster, fields: Fields) -> Message:
+    return {"ids": cluster.submit(fields.record(Request))}
 
 
-Operation: TypeAlias = "Callable[[LocalCluster, Fields], dict[str, Json]]"
+Operation: TypeAlias = "Callable[[LocalCluster, Fields], Message]"
 
 
 def _change(change: Callable[..., None], *arguments: Callable[[Fields], object]) -> Operation:
     """Return the operation that calls a method of the cluster with arguments parsed from the request."""
 
-    def operation(cluster: LocalCluster, fields: Fields) -> dict[str, Json]:
+    def operation(cluster: LocalCluster, fields: Fields) -> Message:
         change(cluster, *(read(fields) for read in arguments))
         return {}
 
@@ -230,7 +217,7 @@ class IdleClock:
 async def serve(directory: Path, ready: int) -> None:
     """Run the daemon; write to the descriptor ``ready`` when it answers."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    layout = Layout.from_json(decode((directory / LAYOUT_NAME).read_bytes()))
+    layout = decode((directory / LAYOUT_NAME).read_bytes()).record(Layout)
     loop = asyncio.get_running_loop()
     store = JobStore(directory)
     cluster = LocalCluster(layout, store, directory, loop)

@@ -7,9 +7,11 @@ import contextlib
 import json
 import os
 import sqlite3
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Self, TypeAlias, Union
+from functools import cache
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, ProtocolError
 from koala_adapter.model import OCCUPYING, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState
@@ -18,12 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T")
+
 
 # -- Protocol between client and daemon ----------------------------------------------------------------------
 # One JSON object each way per connection, ended by end of file. The socket lies in a directory that only its user can
 # enter, and both sides check the other's user all the same.
 
-Json: TypeAlias = Union[bool, int, float, str, "list[Json]", "dict[str, Json]", None]
+Message: TypeAlias = "Mapping[str, object]"
+"""What is sent: values of JSON, and dataclasses, each as an object of its fields."""
 
 SOCKET_NAME = "socket"
 LAYOUT_NAME = "layout.json"
@@ -43,7 +50,7 @@ ERRORS: Mapping[str, type[LrmError]] = {
 class Fields:
     """Typed reading of a JSON object that came from outside; every method raises ProtocolError."""
 
-    def __init__(self, value: Json) -> None:
+    def __init__(self, value: object) -> None:
         """``value`` must be an object."""
         if not isinstance(value, dict):
             raise ProtocolError(f"expected a JSON object, found {type(value).__name__}")
@@ -51,85 +58,85 @@ class Fields:
 
     def text(self, name: str) -> str:
         """Return a string."""
-        value = self._values.get(name)
-        if not isinstance(value, str):
-            raise self._wrong(name, "a string")
-        return value
-
-    def optional_text(self, name: str) -> str | None:
-        """Return a string, or None when it is null or absent."""
-        return None if self._values.get(name) is None else self.text(name)
+        return self._value(name, str)
 
     def integer(self, name: str) -> int:
         """Return an integer."""
-        value = self._values.get(name)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise self._wrong(name, "an integer")
-        return value
-
-    def optional_integer(self, name: str) -> int | None:
-        """Return an integer, or None when it is null or absent."""
-        return None if self._values.get(name) is None else self.integer(name)
-
-    def number(self, name: str) -> float:
-        """Return an integer or a fraction."""
-        value = self._values.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self._wrong(name, "a number")
-        return float(value)
-
-    def optional_number(self, name: str) -> float | None:
-        """Return a number, or None when it is null or absent."""
-        return None if self._values.get(name) is None else self.number(name)
-
-    def flag(self, name: str) -> bool:
-        """Return true or false."""
-        value = self._values.get(name)
-        if not isinstance(value, bool):
-            raise self._wrong(name, "true or false")
-        return value
+        return self._value(name, int)
 
     def texts(self, name: str) -> tuple[str, ...]:
         """Return a list of strings."""
-        value = self._values.get(name)
-        if not isinstance(value, list):
-            raise self._wrong(name, "a list of strings")
-        texts = tuple(item for item in value if isinstance(item, str))
-        if len(texts) != len(value):
-            raise self._wrong(name, "a list of strings")
-        return texts
-
-    def integers(self, name: str) -> tuple[int, ...]:
-        """Return a list of integers, empty when it is absent."""
-        value = self._values.get(name, [])
-        if not isinstance(value, list):
-            raise self._wrong(name, "a list of integers")
-        numbers = tuple(item for item in value if isinstance(item, int) and not isinstance(item, bool))
-        if len(numbers) != len(value):
-            raise self._wrong(name, "a list of integers")
-        return numbers
-
-    def objects(self, name: str) -> tuple[Fields, ...]:
-        """Return a list of objects."""
-        value = self._values.get(name)
-        if not isinstance(value, list):
-            raise self._wrong(name, "a list of objects")
-        return tuple(Fields(item) for item in value)
+        return self._value(name, tuple[str, ...])
 
     def object(self, name: str) -> Fields:
         """Return an object."""
-        return Fields(self._values.get(name))
+        return self._value(name, Fields)
+
+    def records(self, name: str, kind: type[T]) -> tuple[T, ...]:
+        """Return a list of objects as dataclasses, as `record` does."""
+        return tuple(one.record(kind) for one in self._value(name, tuple[Fields, ...]))
+
+    def record(self, kind: type[T]) -> T:
+        """Return the dataclass whose fields the object has; a field that is absent, as in older versions, its default.
+
+        Its types are strings, numbers, enumerations, such dataclasses, lists (tuples) of one of them, or None.
+        """
+        hints = _hints(cast("type", kind))
+        given = {name: self._value(name, hint) for name, hint in hints.items() if name in self._values}
+        try:
+            return kind(**given)
+        except TypeError as error:
+            raise ProtocolError(f"no {kind.__name__}: {error}") from error
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
 
-    def _wrong(self, name: str, wanted: str) -> ProtocolError:
-        return ProtocolError(f"{name!r} must be {wanted}, found {self._values.get(name)!r:.80}")
+    def _value(self, name: str, kind: type[T]) -> T:
+        value = self._values.get(name)
+        try:
+            return cast("T", _read(kind, value))
+        except ValueError as error:
+            raise ProtocolError(f"{name!r} must be {error}, found {value!r:.80}") from error
 
 
-def encode(message: Mapping[str, Json]) -> bytes:
-    """Return a message as bytes. Text that is no valid Unicode (undecodable bytes) survives as escapes."""
-    return json.dumps(message, separators=(",", ":")).encode("ascii")
+@cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    return get_type_hints(kind)
+
+
+_PLAIN = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
+
+
+def _read(kind: Any, value: object) -> object:  # noqa: ANN401 - annotations of many forms
+    """Return a value of JSON as one of a type. Raises ValueError with the words for what it should have been."""
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind in _PLAIN:
+        if type(value) is not kind:
+            raise ValueError(_PLAIN[kind])
+        return value
+    if arguments := get_args(kind):
+        if NoneType in arguments:
+            return None if value is None else _read(arguments[0], value)
+        if not isinstance(value, list):
+            raise ValueError("a list")
+        return tuple(_read(arguments[0], one) for one in value)
+    if issubclass(kind, StrEnum):
+        try:
+            return kind(value)
+        except ValueError:
+            raise ValueError(f"one of {', '.join(kind)}") from None
+    found = Fields(value)
+    return found if kind is Fields else found.record(kind)
+
+
+def encode(message: object) -> bytes:
+    """Return a message, or a dataclass, as bytes. Text that is no valid Unicode survives as escapes."""
+    return json.dumps(message, default=_members, separators=(",", ":")).encode("ascii")
+
+
+def _members(record: DataclassInstance) -> Message:
+    return {one.name: getattr(record, one.name) for one in fields(record)}
 
 
 def decode(raw: bytes) -> Fields:
@@ -140,7 +147,7 @@ def decode(raw: bytes) -> Fields:
         raise ProtocolError(f"not a JSON object: {error}") from error
 
 
-def failure(error: LrmError) -> dict[str, Json]:
+def failure(error: LrmError) -> Message:
     """Return the answer that makes `raise_failure` raise the same error at the other end."""
     kind = next((name for name, known in ERRORS.items() if isinstance(error, known)), "unavailable")
     return {"error": kind, "message": error.message, "hint": error.hint}
@@ -196,37 +203,19 @@ class Layout:
         """Processors of all nodes."""
         return sum(node.processors for node in self.nodes)
 
-    def to_json(self) -> dict[str, Json]:
-        """Return what `from_json` reads."""
-        return {
-            "nodes": [asdict(node) for node in self.nodes],
-            "walltime_limit": self.walltime_limit,
-            "idle_seconds": self.idle_seconds,
-            "remember_seconds": self.remember_seconds,
-            "kill_wait": self.kill_wait,
-            "bind": self.bind,
-        }
 
-    @classmethod
-    def from_json(cls, fields: Fields) -> Self:
-        """Read what `to_json` wrote. Raises ProtocolError."""
-        kill_wait = fields.optional_number("kill_wait")  # earlier versions do not say it
-        return cls(
-            nodes=tuple(
-                NodeSlots(
-                    name=node.text("name"),
-                    processors=node.integer("processors"),
-                    memory_mib=node.optional_integer("memory_mib"),
-                    gpus=node.optional_integer("gpus") or 0,
-                )
-                for node in fields.objects("nodes")
-            ),
-            walltime_limit=fields.optional_integer("walltime_limit"),
-            idle_seconds=fields.number("idle_seconds"),
-            remember_seconds=fields.number("remember_seconds"),
-            kill_wait=KILL_WAIT if kill_wait is None else kill_wait,
-            bind="bind" not in fields or fields.flag("bind"),
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUse:
+    """A node with what jobs have of it, as the daemon reports it."""
+
+    name: str
+    processors: int
+    used: int
+    """Processors."""
+    memory_mib: int | None = None
+    memory_used_mib: int | None = None
+    gpus: int = 0
+    gpus_used: int = 0
 
 
 # -- Job records ---------------------------------------------------------------------------------------------
@@ -308,49 +297,6 @@ class JobRecord:
         if self.ended_at is not None or self.started_at is None:
             return self.ended_at
         return self.started_at + self.walltime
-
-    def to_json(self) -> dict[str, Json]:
-        """Return what `from_json` reads."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: [*value] if isinstance(value, tuple) else value for name, value in values.items()}
-
-    @classmethod
-    def from_json(cls, values: Fields) -> Self:
-        """Read what `to_json` wrote. Raises ProtocolError."""
-        ending, end = values.optional_text("ending"), values.optional_text("end")
-        try:
-            return cls(
-                number=values.integer("number"),
-                index=values.integer("index"),
-                name=values.text("name"),
-                user=values.text("user"),
-                walltime=values.integer("walltime"),
-                output_directory=values.text("output_directory"),
-                submitted_at=values.number("submitted_at"),
-                state=LrmJobState(values.text("state")),
-                node=values.text("node"),
-                pid=values.optional_integer("pid"),
-                birth=values.text("birth"),
-                starts=values.integer("starts"),
-                started_at=values.optional_number("started_at"),
-                started_since_boot=values.optional_number("started_since_boot"),
-                ended_at=values.optional_number("ended_at"),
-                ending=Ending(ending) if ending else None,
-                end=EndReason(end) if end else None,
-                exit_code=values.optional_integer("exit_code"),
-                signal=values.optional_integer("signal"),
-                reason=values.text("reason"),
-                # Earlier versions have not written what follows.
-                threads=values.optional_integer("threads") or 1,
-                memory_mib=values.optional_integer("memory_mib") or 0,
-                gpus=values.optional_integer("gpus") or 0,
-                exclusive="exclusive" in values and values.flag("exclusive"),
-                taken=values.optional_integer("taken") or 0,
-                bound_to=values.integers("bound_to"),
-                devices=values.integers("devices"),
-            )
-        except ValueError as error:
-            raise ProtocolError(f"not a job: {error}") from error
 
     def to_lrm_job(self) -> LrmJob:
         """Return the job in the words of the plugin contract."""
@@ -498,7 +444,7 @@ class JobStore:
     def load(self) -> list[JobRecord]:
         """Return all jobs in the order of their submission."""
         rows = self._database.execute("SELECT record FROM job")
-        records = [JobRecord.from_json(decode(raw)) for (raw,) in rows]
+        records = [decode(raw).record(JobRecord) for (raw,) in rows]
         return sorted(records, key=lambda record: (record.number, record.index))
 
     def next_number(self) -> int:
@@ -509,7 +455,7 @@ class JobStore:
 
     def save(self, records: Iterable[JobRecord]) -> None:
         """Write these records, all or none."""
-        rows = [(record.id, record.number, encode(record.to_json())) for record in records]
+        rows = [(record.id, record.number, encode(record)) for record in records]
         self._database.execute("BEGIN IMMEDIATE")
         self._database.executemany("INSERT OR REPLACE INTO job VALUES (?, ?, ?)", rows)
         self._database.execute("COMMIT")

@@ -16,20 +16,13 @@ from koala_adapter.lrm.contract import oldest_first
 from koala_adapter.model import LrmJobId, Node, NodeGpus, NodeState, Queue
 from koala_local import processes
 from koala_local.client import Daemon, DaemonClient, DaemonElsewhere
-from koala_local.jobs import (
-    KILL_WAIT,
-    QUEUE,
-    JobRecord,
-    Layout,
-    NodeSlots,
-)
+from koala_local.jobs import KILL_WAIT, QUEUE, JobRecord, Layout, NodeSlots, NodeUse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from koala_adapter.lrm import ClusterContext, PinnedStart, Submission
     from koala_adapter.model import LrmJob
-    from koala_local.jobs import Fields, Json
 
 
 # -- Settings ------------------------------------------------------------------------------------------------
@@ -175,7 +168,7 @@ class LocalLrm(Lrm):
     async def start(self) -> None:
         """Start the cluster's daemon, or tell the running one our settings."""
         await self._daemon.prepare()
-        await self._daemon.ask("configure", {"layout": self._layout.to_json()})
+        await self._daemon.ask("configure", {"layout": self._layout})
 
     async def version(self) -> str:
         answer = await self._daemon.ask("version")
@@ -186,29 +179,28 @@ class LocalLrm(Lrm):
         answer = await self._daemon.ask("nodes")
         return tuple(
             Node(
-                name=node.text("name"),
+                name=node.name,
                 state=NodeState.UP,
-                processors=node.integer("processors"),
-                processors_used=node.integer("used"),
+                processors=node.processors,
+                processors_used=node.used,
                 queues=(QUEUE,),
                 raw_state="up",
-                memory_mib=(memory := node.optional_integer("memory_mib")),
-                memory_used_mib=None if memory is None else node.optional_integer("memory_used_mib"),
+                memory_mib=node.memory_mib,
+                memory_used_mib=None if node.memory_mib is None else node.memory_used_mib,
                 features=self._settings.features,
                 gpus=self._gpus(node),
             )
-            for node in answer.objects("nodes")
+            for node in answer.records("nodes", NodeUse)
         )
 
-    def _gpus(self, node: Fields) -> tuple[NodeGpus, ...]:
-        count = node.optional_integer("gpus") or 0
-        used = node.optional_integer("gpus_used") or 0
-        return (NodeGpus(kind=self._settings.gpu_kind, count=count, used=used),) if count else ()
+    def _gpus(self, node: NodeUse) -> tuple[NodeGpus, ...]:
+        kind = self._settings.gpu_kind
+        return (NodeGpus(kind=kind, count=node.gpus, used=node.gpus_used),) if node.gpus else ()
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return the jobs, with those that ended some minutes ago."""
         answer = await self._daemon.ask("jobs", {"prefix": name_prefix})
-        return tuple(oldest_first(JobRecord.from_json(job).to_lrm_job() for job in answer.objects("jobs")))
+        return tuple(oldest_first(job.to_lrm_job() for job in answer.records("jobs", JobRecord)))
 
     async def queues(self) -> tuple[Queue, ...]:
         nodes = await self.nodes()
@@ -276,7 +268,7 @@ class LocalLrm(Lrm):
             await self._check_daemon(),
         )
 
-    def _request(self, submission: Submission) -> dict[str, Json]:
+    def _request(self, submission: Submission) -> dict[str, object]:
         if submission.count < 1:
             raise LrmRejectedError(f"a submission has at least 1 job, not {submission.count}")
         slot = submission.slot

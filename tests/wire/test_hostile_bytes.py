@@ -377,4 +377,4 @@ def test_local(data: st.DataObject) -> None:
     text = as_text(data.draw(WRITTEN_BY_USERS))
     field = data.draw(st.sampled_from(["name", "user", "output_directory"]))
     record = replace(SAMPLE, **{field: text})  # type: ignore[arg-type] # fields of text
-    assert JobRecord.from_json(decode(encode(record.to_json()))) == record
+    assert decode(encode(record)).record(JobRecord) == record
