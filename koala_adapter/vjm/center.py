@@ -26,17 +26,7 @@ from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm import channel
 from koala_adapter.vjm.certificate import digest, matches
 from koala_adapter.vjm.listener import AgentDisconnected, AgentRefused, AgentRegistered
-from koala_adapter.vjm.output import (
-    AT_ONCE,
-    FILES,
-    FIRST_RETRY,
-    LONGEST_RETRY,
-    LOST,
-    AgentConnection,
-    InputSender,
-    OutputFiles,
-    TaskOutput,
-)
+from koala_adapter.vjm.output import AT_ONCE, LOST, AgentConnection, InputSender, TaskOutput
 from koala_adapter.vjm.tunnels import Tunnels
 
 if TYPE_CHECKING:
@@ -99,8 +89,6 @@ class _Agent:
     connection: AgentConnection
     output: TaskOutput
     inputs: InputSender
-    tasks: TaskGroup
-    """Within which what could not be kept is tried again."""
 
 
 class ControlCenter:
@@ -125,7 +113,6 @@ class ControlCenter:
         self._ssl_context = ssl_context
         self._lease, self._heartbeat = lease, heartbeat
         self._silence = SILENT_INTERVALS * heartbeat
-        self._files = OutputFiles(task_listener)
         self._room = anyio.CapacityLimiter(AT_ONCE)
         self.tunnels = Tunnels(task_listener.route, self.tell, host)
         self._connected: dict[PlaceholderId, AgentConnection] = {}
@@ -308,9 +295,9 @@ class ControlCenter:
             raise
         self.tunnels.registered(placeholder)
         is_current = partial(self._is_current, connection)
-        output = TaskOutput(self._files, connection, tasks, resends=hello.resends, is_current=is_current)
-        inputs = InputSender(self._task_listener, connection, tasks, self._room)
-        return _Agent(connection=connection, output=output, inputs=inputs, tasks=tasks)
+        output = TaskOutput(self._task_listener, connection, resends=hello.resends, is_current=is_current)
+        inputs = InputSender(self._task_listener, connection, self._room)
+        return _Agent(connection=connection, output=output, inputs=inputs)
 
     def _is_current(self, connection: AgentConnection) -> bool:
         return self._connected.get(connection.placeholder) is connection
@@ -334,7 +321,7 @@ class ControlCenter:
             detail = detail or connection.fault or f"silent for {self._silence:g} s"
             self._listener.on_event(AgentDisconnected(placeholder=placeholder, detail=detail, closed=connection.closed))
 
-    def _handle(self, agent: _Agent, message: AgentMessage) -> None:  # noqa: C901 - one case for each kind of message
+    def _handle(self, agent: _Agent, message: AgentMessage) -> None:
         connection, output = agent.connection, agent.output
         placeholder = connection.placeholder
         match message:
@@ -345,13 +332,9 @@ class ControlCenter:
             case channel.Fetch():
                 agent.inputs.want(message)
             case channel.FilePiece():
-                answer = self._task_listener.take_file(placeholder, message)
-                if message.digest is None or answer.refusal or answer.offset < message.size:
-                    connection.post(answer)
-                else:
-                    agent.tasks.start_soon(self._check_file, connection, message)
+                output.take_file(message)
             case channel.TaskFiles():
-                self._conclude(agent, message)
+                output.conclude(message)
             case channel.Resending(task=task, stream=stream):
                 output.resending(task, stream)
             case channel.TaskEnded(task=task) if output.is_behind(task):
@@ -362,37 +345,6 @@ class ControlCenter:
                 self._listener.on_report(placeholder, message)
             case _:
                 self._task_listener.on_report(placeholder, message)
-
-    async def _check_file(self, connection: AgentConnection, piece: channel.FilePiece) -> None:
-        try:
-            connection.post(await self._task_listener.check_file(connection.placeholder, piece))
-        except Exception as error:  # noqa: BLE001 - a defect costs this connection, and the agent says all again
-            report_defect("comparing the digest of an output file", error, placeholder=str(connection.placeholder))
-            connection.drop(f"koala failed on a file: {error!r}")
-
-    def _conclude(self, agent: _Agent, files: channel.TaskFiles) -> None:
-        """Store the final report on a task's files and acknowledge it, now or later."""
-        if not self._kept(agent.connection, files):
-            agent.tasks.start_soon(self._conclude_later, agent.connection, files)
-
-    async def _conclude_later(self, connection: AgentConnection, files: channel.TaskFiles) -> None:
-        """Retry at growing intervals while the agent is connected; after a reconnection it repeats the report."""
-        pause = FIRST_RETRY
-        await anyio.sleep(pause)
-        while self._is_current(connection) and not self._kept(connection, files):
-            pause = min(LONGEST_RETRY, 2 * pause)
-            await anyio.sleep(pause)
-
-    def _kept(self, connection: AgentConnection, files: channel.TaskFiles) -> bool:
-        """Store a report on files if possible, and acknowledge it."""
-        try:
-            self._task_listener.files_done(connection.placeholder, files)
-        except OSError as error:
-            self._files.tell_unkept(connection.placeholder, files.task, error)
-            return False
-        connection.post(channel.FilesAck(task=files.task))
-        self._task_listener.on_written(files.task, FILES)
-        return True
 
 
 def _address(own_word: str, seen: str) -> str:

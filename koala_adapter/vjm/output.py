@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 
 from koala_adapter.errors import ProtocolError
+from koala_adapter.host.containment import report_defect
 from koala_adapter.vjm import channel
 
 if TYPE_CHECKING:
@@ -116,6 +117,8 @@ class AgentConnection:
     ) -> None:
         """``tasks``: within which messages are written."""
         self.placeholder = placeholder
+        self.tasks = tasks
+        """Within which all that takes time is done for the agent."""
         self.scope = anyio.CancelScope()
         """In which it is followed; cancelled to end it."""
         self.fault = ""
@@ -125,7 +128,6 @@ class AgentConnection:
         self._stream = stream
         self._decoder = decoder
         self._decoder.limit = channel.AGENT_LINE_LIMIT
-        self._tasks = tasks
         self._outgoing: list[bytes] = []
         self._writing = False
         self._written = anyio.Event()
@@ -164,7 +166,7 @@ class AgentConnection:
         if not self._writing:
             self._writing = True
             self._written = anyio.Event()
-            self._tasks.start_soon(self._write)
+            self.tasks.start_soon(self._write)
 
     async def _write(self) -> None:
         try:
@@ -179,13 +181,13 @@ class AgentConnection:
             self.drop(f"connection lost: {error.__cause__ or error}")
 
 
-# -- Taking in the output of tasks ---------------------------------------------------------------------------
+# -- Taking in what tasks leave: output, and files -----------------------------------------------------------
 # Output goes to files and is reported; what cannot be written now is tried again. The agent keeps output until it is
 # acknowledged. So of a stream whose file cannot be written only the first piece is kept here; when that is in the file,
-# the agent is asked for what came after it.
+# the agent is asked for what came after it. Output files of tasks are stored by the listener.
 
 FIRST_RETRY = 0.5
-"""Seconds before output that could not be written is tried again; doubled with each try."""
+"""Seconds before what could not be written is tried again; doubled with each try."""
 LONGEST_RETRY = 15.0
 FILES = "files"
 """Stands for a stream where what an agent says of a task's output files cannot be written."""
@@ -194,58 +196,19 @@ _Stream: TypeAlias = "tuple[str, str]"
 """Task and name of one of its output streams."""
 
 
-class OutputFiles:
-    """Files with the output of all tasks."""
-
-    def __init__(self, listener: TaskListener) -> None:
-        """``listener``: returns paths of output, and is told of writes."""
-        self._listener = listener
-
-    def file_of(self, placeholder: PlaceholderId, piece: channel.Output) -> Path | None:
-        """Return the file of a piece; None: it is not wanted."""
-        path = self._listener.output_path(placeholder, piece.task)
-        return None if path is None else path.with_name(f"{path.name}.{piece.stream}")
-
-    def put(self, file: Path, piece: channel.Output) -> int:
-        """Write a piece and report it; return the file's size. Raises OSError."""
-        try:
-            size = append(file, piece.offset, piece.data)
-        except ProtocolError:  # what is missing was acknowledged: somebody has emptied or removed the file since
-            skip(file, piece.offset)
-            size = append(file, piece.offset, piece.data)
-        self._listener.on_output(piece.task, piece.stream, piece.offset, piece.data)
-        return size
-
-    def tell_unkept(self, placeholder: PlaceholderId, task: str, error: OSError) -> None:
-        """Report that the report on a task's files could not be stored."""
-        path = self._listener.output_path(placeholder, task)
-        if path is not None:
-            self.tell(task, FILES, path, error)
-
-    def tell(self, task: str, stream: str, file: Path, error: OSError) -> None:
-        """Report that a stream could not be written."""
-        self._listener.on_unwritten(task, stream, file, os.strerror(error.errno) if error.errno else str(error))
-
-
 class TaskOutput:
-    """Output that arrives by one connection."""
+    """Output and output files that arrive by one connection."""
 
     def __init__(
-        self,
-        files: OutputFiles,
-        connection: AgentConnection,
-        tasks: TaskGroup,
-        *,
-        resends: bool,
-        is_current: Callable[[], bool],
+        self, listener: TaskListener, connection: AgentConnection, *, resends: bool, is_current: Callable[[], bool]
     ) -> None:
-        """``tasks``: within which writing is tried again, while the connection ``is_current``.
+        """``listener``: returns paths of output, is told of writes, and stores output files.
 
-        ``resends``: the agent understands Resend.
+        ``resends``: the agent understands Resend. ``is_current``: tells whether the connection is still that of its
+        agent; writing is tried again while it is.
         """
-        self._files = files
+        self._listener = listener
         self._connection = connection
-        self._tasks = tasks
         self._resends = resends
         self._is_current = is_current
         self._unwritten: dict[_Stream, channel.Output | None] = {}
@@ -272,20 +235,22 @@ class TaskOutput:
             self._unwritten[piece.task, piece.stream] = piece
             if not self._retrying:
                 self._retrying = True
-                self._tasks.start_soon(self._write_later)
+                self._connection.tasks.start_soon(self._write_later)
 
     def _take(self, piece: channel.Output) -> bool:
-        """Write and acknowledge a piece, if wanted; return False when it cannot be written now.
+        """Write, report and acknowledge a piece, if wanted; return False when it cannot be written now.
 
         The file is asked for with each try: when the job runs again, the former one is that of another attempt.
         """
-        file = self._files.file_of(self._connection.placeholder, piece)
+        path = self._listener.output_path(self._connection.placeholder, piece.task)
         size = piece.offset + len(piece.data)
-        if file is not None:
+        if path is not None:
+            file = path.with_name(f"{path.name}.{piece.stream}")
             try:
-                size = self._files.put(file, piece)
+                size = _put(file, piece)
+                self._listener.on_output(piece.task, piece.stream, piece.offset, piece.data)
             except OSError as error:
-                self._files.tell(piece.task, piece.stream, file, error)
+                self._tell_unwritten(piece.task, piece.stream, file, error)
                 return False
         self._connection.post(channel.OutputAck(task=piece.task, stream=piece.stream, offset=size))
         return True
@@ -312,6 +277,61 @@ class TaskOutput:
         else:
             self._connection.drop("its output can be written again, which it sends when it comes back")
 
+    def _tell_unwritten(self, task: str, stream: str, file: Path, error: OSError) -> None:
+        self._listener.on_unwritten(task, stream, file, os.strerror(error.errno) if error.errno else str(error))
+
+    def take_file(self, piece: channel.FilePiece) -> None:
+        """Have a piece of an output file stored, and answer it; the last one when the whole file was checked."""
+        answer = self._listener.take_file(self._connection.placeholder, piece)
+        if piece.digest is None or answer.refusal or answer.offset < piece.size:
+            self._connection.post(answer)
+        else:
+            self._connection.tasks.start_soon(self._check_file, piece)
+
+    async def _check_file(self, piece: channel.FilePiece) -> None:
+        connection = self._connection
+        try:
+            connection.post(await self._listener.check_file(connection.placeholder, piece))
+        except Exception as error:  # noqa: BLE001 - a defect costs this connection, and the agent says all again
+            report_defect("comparing the digest of an output file", error, placeholder=str(connection.placeholder))
+            connection.drop(f"koala failed on a file: {error!r}")
+
+    def conclude(self, files: channel.TaskFiles) -> None:
+        """Store the final report on a task's files and acknowledge it, now or later."""
+        if not self._keep_report(files):
+            self._connection.tasks.start_soon(self._conclude_later, files)
+
+    async def _conclude_later(self, files: channel.TaskFiles) -> None:
+        """Retry at growing intervals while the agent is connected; after a reconnection it repeats the report."""
+        pause = FIRST_RETRY
+        await anyio.sleep(pause)
+        while self._is_current() and not self._keep_report(files):
+            pause = min(LONGEST_RETRY, 2 * pause)
+            await anyio.sleep(pause)
+
+    def _keep_report(self, files: channel.TaskFiles) -> bool:
+        """Store a report on files and acknowledge it; return False when it cannot be stored now."""
+        placeholder = self._connection.placeholder
+        try:
+            self._listener.files_done(placeholder, files)
+        except OSError as error:
+            path = self._listener.output_path(placeholder, files.task)
+            if path is not None:
+                self._tell_unwritten(files.task, FILES, path, error)
+            return False
+        self._connection.post(channel.FilesAck(task=files.task))
+        self._listener.on_written(files.task, FILES)
+        return True
+
+
+def _put(file: Path, piece: channel.Output) -> int:
+    """Write a piece of output; return the file's size. Raises OSError."""
+    try:
+        return append(file, piece.offset, piece.data)
+    except ProtocolError:  # what is missing was acknowledged: somebody has emptied or removed the file since
+        skip(file, piece.offset)
+        return append(file, piece.offset, piece.data)
+
 
 # -- Sending input files -------------------------------------------------------------------------------------
 # Pieces that agents ask for are read and sent one after the other, so that memory is bounded.
@@ -323,13 +343,10 @@ AT_ONCE = 64
 class InputSender:
     """Answers the questions of one agent for pieces of input files."""
 
-    def __init__(
-        self, listener: TaskListener, connection: AgentConnection, tasks: TaskGroup, room: anyio.CapacityLimiter
-    ) -> None:
-        """``tasks``: within which pieces are sent. ``room``: shared by all agents, of AT_ONCE pieces."""
+    def __init__(self, listener: TaskListener, connection: AgentConnection, room: anyio.CapacityLimiter) -> None:
+        """``room``: shared by all agents, of AT_ONCE pieces."""
         self._listener = listener
         self._connection = connection
-        self._tasks = tasks
         self._room = room
         self._wanted: deque[channel.Fetch] = deque()
         self._sending = False
@@ -341,7 +358,7 @@ class InputSender:
         self._wanted.append(fetch)
         if not self._sending:
             self._sending = True
-            self._tasks.start_soon(self._send)
+            self._connection.tasks.start_soon(self._send)
 
     async def _send(self) -> None:
         while self._wanted and not self._connection.fault:
