@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands without a service: the journal replayed, clusters asked once, old jobs cleaned.
 
-In this order: the temporary directory and daemons of local clusters, what the journal says, what the next service
-would submit, what the clusters answer, and cleaning. Only ending daemons and cleaning change anything; the other
-parts alter neither the journal nor the LRMs nor a service that runs at the same time.
+In this order: the temporary directory and daemons of local clusters, what the journal says, what the clusters answer,
+and what a site tells and does by these. Only ending daemons and cleaning change anything; the other parts alter neither
+the journal nor the LRMs nor a service that runs at the same time.
 """
 
 from __future__ import annotations
@@ -21,11 +21,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
+from anyio.from_thread import start_blocking_portal
 
 from koala_adapter import api, service
 from koala_adapter.api.archive import with_kept
-from koala_adapter.api.reporting import BY_THEMSELVES, job_report, largest_of, negotiated, takes_nothing
-from koala_adapter.api.statedirectory import JOURNAL_NAME, LOG_NAME, ownership, require_journal, require_not_cleaned
+from koala_adapter.api.reporting import (
+    BY_THEMSELVES,
+    job_report,
+    largest_of,
+    negotiated,
+    plan_report,
+    takes_nothing,
+)
+from koala_adapter.api.statedirectory import (
+    JOURNAL_NAME,
+    LOG_NAME,
+    ownership,
+    prepare_directory,
+    require_journal,
+    require_not_cleaned,
+)
 from koala_adapter.driver.store import rebuilt
 from koala_adapter.errors import JobNotFoundError, LrmError
 from koala_adapter.host.clock import ServiceClock
@@ -66,9 +81,11 @@ if TYPE_CHECKING:
     from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import ClusterName, Job, JobId
     from koala_adapter.report.selection import JobSelection
-    from koala_adapter.report.sitevalues import CleanReport, NegotiationReport, SampleSubmission
+    from koala_adapter.report.sitevalues import CleanReport, NegotiationReport, PlanReport, SampleSubmission
     from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.service.clusters import ClusterReading
+
+    Plugins = Mapping[str, PluginDefinition]
 
 
 # -- Local clusters in a temporary directory: make it, end all daemons ---------------------------------------
@@ -87,7 +104,7 @@ def temporary_directory(prefix: str) -> Path:
 
 async def everywhere(
     site: SiteConfig,
-    plugins: Mapping[str, PluginDefinition],
+    plugins: Plugins,
     directory: Path,
     do: Callable[[str, Lrm], Awaitable[None]],
 ) -> None:
@@ -250,34 +267,6 @@ def read_record(directory: Path, policies: Policies) -> JournalView:
         )
 
 
-def recorded(directory: Path, policies: Policies) -> JournalView:
-    """Read the journal of a state directory in which a service has run. Raises ServiceUnavailableError otherwise."""
-    require_journal(directory)
-    return read_record(directory, policies)
-
-
-# -- What the next service would submit ----------------------------------------------------------------------
-
-
-def next_submissions(
-    site: SiteConfig,
-    plugins: Mapping[str, PluginDefinition],
-    record: JournalView,
-    job: Job,
-    config: ClusterConfig,
-) -> list[SampleSubmission]:
-    """Return the submissions that the next service would make for a job to a cluster.
-
-    Raises LrmRejectedError when the cluster's directives cannot be applied.
-    """
-    own = certificate.load_or_create(record.directory / "certificate")
-    port = site.control_center.port or record.port or free_port()
-    scripts = ScriptMaker(site=site, port=port, fingerprint=own.fingerprint, directory=record.directory)
-    host = SiteHosts(site.sites, record.directory).at(config.site)
-    lrm, _ = make_lrm(config, plugins, record.directory, host=host)
-    return sample_submissions(scripts, job, config, lrm, record.instance)
-
-
 # -- Clusters asked once -------------------------------------------------------------------------------------
 # The answers are for a listing or a plan. Nothing is changed, neither in the journal nor in the LRMs.
 
@@ -303,7 +292,7 @@ class ClusterAnswer:
 async def ask_cluster(
     config: ClusterConfig,
     host: LrmHost,
-    plugins: Mapping[str, PluginDefinition],
+    plugins: Plugins,
     directory: Path,
     *,
     prefix: str,
@@ -349,7 +338,7 @@ async def _catalogue_of(config: ClusterConfig, host: LrmHost) -> tuple[Read | No
 
 async def ask_clusters(
     site: SiteConfig,
-    plugins: Mapping[str, PluginDefinition],
+    plugins: Plugins,
     record: JournalView,
     *,
     timeout: float,
@@ -470,39 +459,95 @@ def answer_report(record: JournalView, answer: ClusterAnswer, site: SiteConfig |
     )
 
 
-# -- Cleaning without a service ------------------------------------------------------------------------------
+# -- Answers without a service -------------------------------------------------------------------------------
+
+ASKING = 60.0
+"""Seconds that a cluster may take to answer."""
 
 
-def clean(directory: Path, policies: Policies, *, older: float, dry_run: bool) -> CleanReport:
-    """Remove, or only list, what is left of jobs that ended long ago, without a service.
+class WithoutService:
+    """What a site answers while no service runs: from its journal, and from the batch systems themselves."""
 
-    Raises ServiceUnavailableError when there has never been one, ServiceRunningError when another process owns the
-    directory, and ConfigurationError and JournalError as for :func:`read_record`.
-    """
-    if dry_run:
-        return _clean(directory, policies, older=older, dry_run=True)
-    recorded(directory, policies)  # before anything is made here
-    with ownership(directory, "koala clean", way_out="try again in a moment"):
-        return _clean(directory, policies, older=older, dry_run=False)
+    def __init__(self, directory: Path, policies: Policies) -> None:
+        """``directory``: the state directory, there or not."""
+        self._directory = directory
+        self._policies = policies
 
+    def recorded(self) -> JournalView:
+        """Return what the journal says. Raises ServiceUnavailableError when there has never been a service."""
+        require_journal(self._directory)
+        return read_record(self._directory, self._policies)
 
-def _clean(directory: Path, policies: Policies, *, older: float, dry_run: bool) -> CleanReport:
-    record = recorded(directory, policies)
-    state = record.scheduler.state
-    log = directory / LOG_NAME
-    with Journal(directory / JOURNAL_NAME, read_only=dry_run) as journal:
-        cleaning = service.Cleaning(directory, journal, state, older=older, now=record.now, log=log)
-        seen = cleaning.look(cleaning.known())
-        chosen = cleaning.choose(seen, {id_: sweep for part in cleaning.later() for id_, sweep in part.items()})
+    def plan(self, site: SiteConfig, plugins: Plugins, job: Job, tell: Callable[[str], None]) -> PlanReport:
+        """Return where a job would go now. ``tell`` gets the names of clusters that have not answered yet."""
+        record, answers = self._asked(site, plugins, tell)
+        tell_of(record, answers, job)
+        return plan_report(record.scheduler, job, now=record.now)
+
+    def clusters(self, site: SiteConfig, plugins: Plugins, tell: Callable[[str], None]) -> list[ClusterReport]:
+        """Return the clusters as they answer now. ``tell`` gets the names of those that have not answered yet."""
+        record, answers = self._asked(site, plugins, tell)
+        return [answer_report(record, answer, site) for answer in answers]
+
+    def script(self, site: SiteConfig, plugins: Plugins, job: Job, cluster: str) -> tuple[list[SampleSubmission], str]:
+        """Return the submissions as the next service would make them, and what in them is not certain yet.
+
+        Raises LrmRejectedError when the cluster's directives cannot be applied.
+        """
+        config, record = site.cluster(cluster), self._record()
+        own = certificate.load_or_create(self._directory / "certificate")
+        port = site.control_center.port or record.port or free_port()
+        scripts = ScriptMaker(site=site, port=port, fingerprint=own.fingerprint, directory=self._directory)
+        host = SiteHosts(site.sites, self._directory).at(config.site)
+        lrm, _ = make_lrm(config, plugins, self._directory, host=host)
+        samples = sample_submissions(scripts, job, config, lrm, record.instance)
+        if record.instance != NO_INSTANCE:
+            return samples, ""
+        first = f"the first one replaces {NO_INSTANCE} in the names, and may choose another port"
+        return samples, f"No service has run here yet: {first}."
+
+    def clean(self, older: float, *, dry_run: bool) -> CleanReport:
+        """Remove what is left of jobs that ended more than ``older`` seconds ago, or only tell.
+
+        Raises ServiceUnavailableError when there has never been a service, ServiceRunningError when another process
+        owns the directory, and ConfigurationError and JournalError as for :func:`read_record`.
+        """
         if dry_run:
-            return cleaning.tell(chosen)
+            return self._clean(older, dry_run=True)
+        self.recorded()  # before anything is made here
+        with ownership(self._directory, "koala clean", way_out="try again in a moment"):
+            return self._clean(older, dry_run=False)
 
-        def forget(job_ids: tuple[JobId, ...]) -> None:
-            # As of the latest event: what is due meanwhile is for the next service to see to, which can act on it.
-            journal.append(JobsForgotten(time=state.now or 0.0, job_ids=job_ids))
+    def _clean(self, older: float, *, dry_run: bool) -> CleanReport:
+        record, directory = self.recorded(), self._directory
+        state = record.scheduler.state
+        log = directory / LOG_NAME
+        with Journal(directory / JOURNAL_NAME, read_only=dry_run) as journal:
+            cleaning = service.Cleaning(directory, journal, state, older=older, now=record.now, log=log)
+            seen = cleaning.look(cleaning.known())
+            chosen = cleaning.choose(seen, {id_: sweep for part in cleaning.later() for id_, sweep in part.items()})
+            if dry_run:
+                return cleaning.tell(chosen)
 
-        closed_well = journal.closed_well
-        cleaning.give_up(chosen, forget)
-        if closed_well:
-            journal.leave_closing_note(record.unfinished)
-        return cleaning.remove(chosen)
+            def forget(job_ids: tuple[JobId, ...]) -> None:
+                # As of the latest event: what is due meanwhile is for the next service to see to, which can act on it.
+                journal.append(JobsForgotten(time=state.now or 0.0, job_ids=job_ids))
+
+            closed_well = journal.closed_well
+            cleaning.give_up(chosen, forget)
+            if closed_well:
+                journal.leave_closing_note(record.unfinished)
+            return cleaning.remove(chosen)
+
+    def _record(self) -> JournalView:
+        prepare_directory(self._directory)
+        return read_record(self._directory, self._policies)
+
+    def _asked(
+        self, site: SiteConfig, plugins: Plugins, tell: Callable[[str], None]
+    ) -> tuple[JournalView, Sequence[ClusterAnswer]]:
+        """Return the record, with what the clusters have answered taken in, and these answers."""
+        record = self._record()
+        ask = partial(ask_clusters, site, plugins, record, timeout=ASKING, tell=tell)
+        with start_blocking_portal() as portal:  # in a thread: the caller may have an event loop running in this one
+            return record, portal.call(ask)

@@ -12,8 +12,7 @@ from koala_adapter import on_demand
 
 if TYPE_CHECKING:
     from koala_adapter.python.description import Job
-    from koala_adapter.python.withoutservice import WithoutService
 
-__all__ = ["Job", "WithoutService"]
+__all__ = ["Job"]
 
-__getattr__, __dir__ = on_demand(__name__, {"description": ("Job",), "withoutservice": ("WithoutService",)})
+__getattr__, __dir__ = on_demand(__name__, {"description": ("Job",)})

@@ -33,13 +33,12 @@ if TYPE_CHECKING:
     from typing import Self
 
     from koala_adapter.api.closedjournal import ClosedJournal
-    from koala_adapter.api.offline import JournalView
+    from koala_adapter.api.offline import JournalView, WithoutService
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.lrm import PluginDefinition
     from koala_adapter.model import Job as CheckedJob
     from koala_adapter.python.description import Job
     from koala_adapter.python.jobs import JobResult
-    from koala_adapter.python.withoutservice import WithoutService
     from koala_adapter.report.sitevalues import CleanReport, ClusterReport, PlanReport, SampleSubmission
     from koala_adapter.scheduler.knownpolicies import Policies
 
@@ -313,8 +312,10 @@ class Site:
     @cached_property
     def _offline(self) -> WithoutService:
         """Answers while no service runs."""
+        from koala_adapter.api.offline import WithoutService
+
         self._before_reading()
-        return python.WithoutService(self.directory, self.policies)
+        return WithoutService(self.directory, self.policies)
 
     # ---- the service ------------------------------------------------------------------------------------------------
 

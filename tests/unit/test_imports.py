@@ -234,6 +234,7 @@ INSIDE_FUNCTIONS = {
         "anyio.to_thread",
         "concurrent.futures.ThreadPoolExecutor",
         "koala_adapter.api.closedjournal.closed_journal",
+        "koala_adapter.api.offline.WithoutService",
     ],
     f"{CORE}.report.figures": ["matplotlib.figure"],
     # A service: most never change a size, and never send a notice.

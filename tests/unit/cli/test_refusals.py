@@ -259,7 +259,7 @@ class WithoutService:
         structlog.get_logger().info("a thing that is logged")
         sys.exit(0)
 
-name = "koala_adapter.python.withoutservice"
+name = "koala_adapter.api.offline"
 sys.modules[name] = types.ModuleType(name)
 sys.modules[name].WithoutService = WithoutService
 from koala_adapter.cli.koala import koala

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from koala_adapter.api.offline import recorded
+from koala_adapter.api.offline import WithoutService
 from koala_adapter.api.statedirectory import LOG_NAME, ownership
 from koala_adapter.cli.koala import koala
 from koala_adapter.errors import EXIT_REFUSED, EXIT_SERVICE
@@ -162,7 +162,7 @@ def test_a_killed_cleaning_is_finished_by_the_next(state: Path) -> None:
 
 def test_other_files_go_by_their_age(state: Path) -> None:
     """Words of placeholders that are gone, counts of requests and the log; not those that are new."""
-    held = next(iter(recorded(state, OWN).scheduler.state.batches), "none")
+    held = next(iter(WithoutService(state, OWN).recorded().scheduler.state.batches), "none")
     output = state / "clusters" / "a" / "output"
     old = [state / LOG_NAME, state / "requests" / "1.requests", output / "koala-k-900.1.out"]
     new = [state / "requests" / "2.requests", output / "koala-k-901.1.out", output / f"{held}.1.out"]

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from koala_adapter.api import server as server_module
 from koala_adapter.api.client import Client
 from koala_adapter.api.closedjournal import ClosedJournal, closed_journal
-from koala_adapter.api.offline import clean, recorded
+from koala_adapter.api.offline import WithoutService
 from koala_adapter.api.protocol import Request
 from koala_adapter.api.server import Server, host
 from koala_adapter.api.statedirectory import JOURNAL_NAME
@@ -358,7 +358,7 @@ async def test_who_asks_for_what_koala_fails_on_is_told(served: Served, monkeypa
     async with served.running() as service:
         assert list(service.state.jobs) == ["2"]
         assert len(service.journal.events_set_aside()) == 1
-    assert "JobSubmitted" in recorded(served.directory, OWN).defects()[0]
+    assert "JobSubmitted" in WithoutService(served.directory, OWN).recorded().defects()[0]
 
 
 async def test_a_service_whose_state_cannot_be_built_stops(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -536,12 +536,12 @@ async def test_cleaning_by_the_socket(served: Served) -> None:
         with pytest.raises(JobNotFoundError, match=f"job {over} was removed by `koala clean`"):
             await to_thread.run_sync(lambda: client.job(over))
     with pytest.raises(JobNotFoundError, match="was removed"):
-        recorded(served.directory, OWN).job(over)
+        WithoutService(served.directory, OWN).recorded().job(over)
 
 
 def read_at_once(directory: Path) -> ClosedJournal | None:
     """Return what the journal says where it need not be replayed."""
-    return closed_journal(directory / JOURNAL_NAME, lambda: recorded(directory, OWN))
+    return closed_journal(directory / JOURNAL_NAME, lambda: WithoutService(directory, OWN).recorded())
 
 
 def timeless(report: JobReport) -> JobReport:
@@ -554,14 +554,14 @@ async def test_a_journal_that_was_closed_well_need_not_be_replayed(served: Serve
     async with served.hosted() as (_, client):
         over, goes_on = await one_over_of_two(client)
         assert read_at_once(served.directory) is None
-    closed, replayed = read_at_once(served.directory), recorded(served.directory, OWN)
+    closed, replayed = read_at_once(served.directory), WithoutService(served.directory, OWN).recorded()
     assert closed is not None
     assert list(closed.unfinished) == replayed.unfinished == [goes_on]
     assert [one.id for one in closed.jobs(1)] == [goes_on]
     assert closed.negotiations() == replayed.negotiations() == []
     for id_ in (over, goes_on):
         assert timeless(closed.job(id_)) == timeless(replayed.job(id_))
-    assert clean(served.directory, OWN, older=0.0, dry_run=False).jobs == (over,)
+    assert WithoutService(served.directory, OWN).clean(0.0, dry_run=False).jobs == (over,)
     cleaned = read_at_once(served.directory)
     assert cleaned is not None
     with pytest.raises(JobNotFoundError, match="was removed"):
@@ -578,7 +578,7 @@ async def test_jobs_of_a_closed_journal_are_listed_as_a_replay_lists_them(served
         for id_ in reversed(ids):
             await to_thread.run_sync(client.cancel, id_)
             await to_thread.run_sync(list, client.watch(id_))
-    closed, replayed = read_at_once(served.directory), recorded(served.directory, OWN)
+    closed, replayed = read_at_once(served.directory), WithoutService(served.directory, OWN).recorded()
     assert closed is not None
     assert closed.unfinished == ()
     assert [one.id for one in closed.jobs(2)] == [one.id for one in replayed.jobs(2)] == ids[1:]
@@ -600,7 +600,7 @@ async def test_how_long_ago_a_job_negotiated_is_told_as_of_now(served: Served) -
     assert (
         closed.job(id_).explanation
         == closed.jobs(1)[0].explanation
-        == recorded(served.directory, OWN).job(id_).explanation
+        == WithoutService(served.directory, OWN).recorded().job(id_).explanation
     )
     assert closed.job(id_).explanation.startswith("The job was cancelled by the user")
 
@@ -611,7 +611,7 @@ async def test_what_kept_koala_or_the_program_from_going_on_is_told_without_a_se
         id_ = await cancelled(service)
         report = job_report(id=id_, trouble="Process 0 made a wrong call: done() without a change.")
         service.journal.finished.keep(id_, 0.0, report.to_json())
-    told = recorded(served.directory, OWN).job(id_)
+    told = WithoutService(served.directory, OWN).recorded().job(id_)
     assert told.explanation.startswith("The job was cancelled by the user")
     assert told.explanation.endswith(f". {report.trouble}")
     assert told.trouble == report.trouble
@@ -705,9 +705,9 @@ async def test_old_jobs_are_known_after_an_orderly_stop(served: Served) -> None:
         service.forget((id_,))
     closed = read_at_once(served.directory)
     assert closed is not None
-    assert closed.job(id_).id == recorded(served.directory, OWN).job(id_).id == id_
+    assert closed.job(id_).id == WithoutService(served.directory, OWN).recorded().job(id_).id == id_
     assert [one.id for one in closed.jobs(2)] == ["3098", "3099"]
-    assert len(closed.jobs(5000)) == len(recorded(served.directory, OWN).jobs(5000)) == 1101
+    assert len(closed.jobs(5000)) == len(WithoutService(served.directory, OWN).recorded().jobs(5000)) == 1101
     with pytest.raises(JobNotFoundError):
         closed.job("1999")
 
