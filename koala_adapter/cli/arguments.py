@@ -7,9 +7,9 @@ import functools
 import os
 import re
 import shutil
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.cli.session import Session
     from koala_adapter.model import Job as CheckedJob
-    from koala_adapter.python.description import SlotKeys
 
 R = TypeVar("R")
 
@@ -35,24 +34,6 @@ SOURCE = "command line"
 
 
 # -- A job file, or a program and its processors -------------------------------------------------------------
-
-
-def environment_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Decorator: add the options for a program's environment; the command gets ``environment``, by a job's keys."""
-
-    @click.option("--export", multiple=True, metavar="NAME", help='Variable that PROGRAM gets from here, or "all".')
-    @click.option("--setup", multiple=True, metavar="LINE", help='Line of a shell before PROGRAM: "module load gcc".')
-    @click.option("--software", multiple=True, metavar="NAME", help="Software that the cluster must have.")
-    @click.option("--container", metavar="IMAGE", help="Container image in which PROGRAM runs.")
-    @functools.wraps(function)
-    def with_environment(*args: object, **options: object) -> R:
-        names = ("export", "setup", "software", "container")
-        environment = {name: value for name in names if (value := options.pop(name))}
-        if environment.get("export") == ("all",):
-            environment["export"] = "all"
-        return function(*args, environment=environment, **options)
-
-    return with_environment
 
 
 def _gpus(_context: click.Context, _option: click.Parameter, value: str | None) -> int | str | None:
@@ -94,8 +75,11 @@ def _pair(text: str, allowed: str) -> tuple[str, str]:
     return name, value
 
 
-def slot_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Decorator: add the options for what each rank needs; the command gets ``slot``."""
+def needs_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Decorator: add the options for what each rank needs, its environment included; the command gets ``needs``.
+
+    That is a dictionary of what was given, by the keys of a job file.
+    """
 
     @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Processors of each rank. Default: 1.")
     @click.option("--memory", metavar="SIZE", help="Memory of each rank, such as 4GiB.")
@@ -119,13 +103,19 @@ def slot_options(function: Callable[..., R]) -> Callable[..., R]:
         "--directive", "directives", multiple=True, metavar="CLUSTER=ARG", callback=_directives,
         help="Argument of the submission to a cluster.",
     )  # fmt: skip
+    @click.option("--export", multiple=True, metavar="NAME", help='Variable that PROGRAM gets from here, or "all".')
+    @click.option("--setup", multiple=True, metavar="LINE", help='Line of a shell before PROGRAM: "module load gcc".')
+    @click.option("--software", multiple=True, metavar="NAME", help="Software that the cluster must have.")
+    @click.option("--container", metavar="IMAGE", help="Container image in which PROGRAM runs.")
     @functools.wraps(function)
-    def with_slot(*args: object, **options: object) -> R:
-        given = {name: options.pop(name) for name in SLOT_NAMES}
-        slot = cast("SlotKeys", {name: value for name, value in given.items() if value})
-        return function(*args, slot=slot, **options)
+    def with_needs(*args: object, **options: object) -> R:
+        names = (*SLOT_NAMES, "export", "setup", "software", "container")
+        needs = {name: value for name in names if (value := options.pop(name))}
+        if needs.get("export") == ("all",):
+            needs["export"] = "all"
+        return function(*args, needs=needs, **options)
 
-    return with_slot
+    return with_needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,28 +124,13 @@ class JobArguments:
 
     words: tuple[str, ...]
     """A job file, or a program and its arguments."""
-    processors: int | None
-    mpi: bool
-    walltime: str | None
-    cluster: str | None
-    split: bool
-    save: Path | None
-    slot: SlotKeys
-    environment: dict[str, Any] = field(default_factory=dict)
-    """Export, setup, software and container, as far as they are given."""
-    ranks_per_slot: int | None = None
-    array: str | None = None
+    keys: dict[str, Any] = field(default_factory=dict)
+    """What options say of a program, by the keys of a job file."""
+    save: Path | None = None
     after: tuple[str, ...] = ()
     """Jobs that must have ended before, besides those of a job file."""
     notify: tuple[str, ...] = ()
     """What of the job is told, besides what a job file says."""
-    retries: int | None = None
-    retry_on: tuple[str, ...] = ()
-    """Ends, and exit statuses, after which it is retried."""
-    checkpoint_signal: str | None = None
-    requeue_on_walltime: bool | None = None
-    priority: str | None = None
-    name: str | None = None
 
     def job(self, session: Session) -> CheckedJob:
         """Return the job. Raises ConfigurationError and UsageError."""
@@ -175,7 +150,7 @@ class JobArguments:
         if len(self.words) > 1 or self._given:
             if len(self.words) == 1 and self.words[0].endswith(".toml"):
                 raise click.UsageError("a job file says itself what it needs: nothing may stand beside it")
-            if self.split and self.cluster is not None:
+            if "placement" in self.keys and "cluster" in self.keys:
                 raise click.UsageError("--split is for several clusters, and --cluster names one: leave one out")
             return checked(session, self._description(), self.save)
         path = Path(self.words[0])
@@ -195,40 +170,12 @@ class JobArguments:
 
     @property
     def _given(self) -> bool:
-        given = (self.processors, self.ranks_per_slot, self.array, self.walltime, self.cluster, self.save)
-        given = (*given, *self._keys.values())
-        words = self.mpi or self.split or bool(self.environment) or bool(self.slot)
-        return words or any(one is not None for one in given)
-
-    @property
-    def _keys(self) -> dict[str, Any]:
-        """Options for name, priority and further attempts, by the keys of a job file."""
-        given = {
-            "name": self.name,
-            "retries": self.retries,
-            "retry_on": [whole(one) for one in self.retry_on] or None,
-            "checkpoint_signal": self.checkpoint_signal,
-            "requeue_on_walltime": self.requeue_on_walltime or None,
-            "priority": None if self.priority is None else whole(self.priority),
-        }
-        return {name: value for name, value in given.items() if value is not None}
+        """Whether options describe a job, which then is no job file."""
+        return bool(self.keys) or self.save is not None
 
     def _description(self) -> Job:
-        return Job(
-            self.words,
-            processors=1 if self.processors is None else self.processors,
-            ranks_per_slot=self.ranks_per_slot,
-            array=self.array,
-            launcher="mpi" if self.mpi else None,
-            walltime=self.walltime or WALLTIME,
-            cluster=self.cluster,
-            placement="flexible-cluster-minimization" if self.split else None,
-            flexible=True if self.split else None,
-            working_directory=Path.cwd(),
-            **self._keys,
-            **self.slot,
-            **self.environment,
-        )
+        keys = {**self.keys, "walltime": self.keys.get("walltime") or WALLTIME, "working_directory": Path.cwd()}
+        return Job(self.words, **keys)
 
 
 def with_dependencies(job: CheckedJob, after: Sequence[str]) -> CheckedJob:
@@ -265,9 +212,13 @@ def _save(path: Path, text: str) -> None:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def whole(text: str) -> int | str:
+def number_or_name(text: str) -> int | str:
     """Return the whole number that a text is, or the text: a job file has numbers and names."""
     return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text, re.ASCII) else text
+
+
+KEYS = ("processors", "ranks_per_slot", "walltime", "cluster", "array", "retries", "checkpoint_signal", "name")
+"""Options that are keys of a job file as they stand."""
 
 
 def job_arguments(function: Callable[..., R]) -> Callable[..., R]:
@@ -294,12 +245,22 @@ def job_arguments(function: Callable[..., R]) -> Callable[..., R]:
     @click.option("--requeue-on-walltime", is_flag=True, help="Run it again until it ends before its walltime.")
     @click.option("--name", metavar="NAME", help="Name of the job. Default: that of PROGRAM.")
     @click.option("--priority", metavar="P", help="low, normal, high, super-high or -1000 to 1000: higher goes first.")
-    @slot_options
-    @environment_options
+    @needs_options
     @functools.wraps(function)
-    def with_arguments(*args: object, **options: object) -> R:
-        names = [one.name for one in fields(JobArguments)]
-        wanted = JobArguments(**{name: options.pop(name) for name in names})  # type: ignore[arg-type] # as click checked
+    def with_arguments(*args: object, **options: Any) -> R:  # noqa: ANN401 - as click has checked
+        keys = {name: value for name in KEYS if (value := options.pop(name)) is not None}
+        if ends := options.pop("retry_on"):
+            keys["retry_on"] = [number_or_name(one) for one in ends]
+        if (priority := options.pop("priority")) is not None:
+            keys["priority"] = number_or_name(priority)
+        if options.pop("requeue_on_walltime"):
+            keys["requeue_on_walltime"] = True
+        if options.pop("mpi"):
+            keys["launcher"] = "mpi"
+        if options.pop("split"):
+            keys |= {"placement": "flexible-cluster-minimization", "flexible": True}
+        own = {name: options.pop(name) for name in ("words", "save", "after", "notify")}
+        wanted = JobArguments(keys=keys | options.pop("needs"), **own)
         return function(*args, wanted=wanted, **options)
 
     return with_arguments
@@ -322,14 +283,17 @@ def sweep_of_words(
     grace: int | None = None,
     walltime: str | None = None,
     cluster: str | None = None,
-    slot: SlotKeys | None = None,
+    needs: dict[str, Any] | None = None,
 ) -> Job:
     """Return the sweep that the words of ``koala sweep`` describe: a program, ``:::`` and NAME=VALUES.
 
-    ``grace``: seconds that a task has to end when its processor is wanted. ``slot``: what each task needs.
-    Raises ConfigurationError.
+    ``grace``: seconds that a task has to end when its processor is wanted. ``needs``: what each task needs, as
+    :func:`needs_options` has it. Raises ConfigurationError.
     """
     command, parameters = _split(words)
+    # The environment is that of the job, everything else that of its only component.
+    slot = {name: value for name, value in (needs or {}).items() if name in SLOT_NAMES}
+    environment = {name: value for name, value in (needs or {}).items() if name not in SLOT_NAMES}
     component = Component(
         command,
         minimum=1,
@@ -337,7 +301,7 @@ def sweep_of_words(
         cluster=cluster,
         flexible=True if cluster is None else None,
         retire_grace=grace or 0,
-        **(slot or {}),
+        **slot,
     )
     tasks: dict[str, object] = {"repeats": REPEATS if repeats is None else repeats, "parameters": parameters}
     return Job(
@@ -347,6 +311,7 @@ def sweep_of_words(
         walltime=walltime or WALLTIME,
         working_directory=Path.cwd(),
         sweep=tasks | ({"combine": "together"} if together else {}),
+        **environment,
     )
 
 

@@ -19,9 +19,8 @@ from koala_adapter.cli import collect_hardly_ever
 from koala_adapter.cli.arguments import (
     JobArguments,
     checked,
-    environment_options,
     job_arguments,
-    slot_options,
+    needs_options,
     sweep_of_words,
     with_dependencies,
 )
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from koala_adapter.cli.innerservice import InnerService
     from koala_adapter.cli.session import Session
     from koala_adapter.model import Job
-    from koala_adapter.python.description import SlotKeys
     from koala_adapter.report.values import JobReport
 
 
@@ -226,8 +224,7 @@ def run_job(session: Session, job: Job, *, quiet: bool, output: bool = True) -> 
 @click.option("--walltime", "-t", metavar="TIME", help="How long the sweep may run, such as 10m. Default: 1h.")
 @click.option("--cluster", "-C", metavar="NAME", help="The only cluster to run on.")
 @click.option("--save", "save_as", type=click.Path(path_type=Path), metavar="FILE", help="Write the job file too.")
-@slot_options
-@environment_options
+@needs_options
 @click.option("--resume", metavar="ID", help="Go on with the sweep of an earlier job: what is not done, or failed.")
 @json_option
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
@@ -244,8 +241,7 @@ def sweep(
     cluster: str | None,
     save_as: Path | None,
     resume: str | None,
-    slot: SlotKeys,
-    environment: dict[str, Any],
+    needs: dict[str, Any],
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -265,7 +261,7 @@ def sweep(
       koala sweep --resume 12
     """
     if resume is not None:
-        if words or save_as is not None or cluster is not None or together or slot or environment:
+        if words or save_as is not None or cluster is not None or together or needs:
             raise click.UsageError(
                 "with --resume the sweep is what it was: nothing may stand beside it but -n, -t, --repeats, --grace"
             )
@@ -283,9 +279,9 @@ def sweep(
             grace=grace,
             walltime=walltime,
             cluster=cluster,
-            slot=slot,
+            needs=needs,
         )
-        job = checked(session, replace(wanted, **environment), save_as)
+        job = checked(session, wanted, save_as)
     report = run_job(session, job, quiet=quiet or as_json)
     if as_json:
         session.print_json(asdict(report))

@@ -24,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.application.shipping import C_FILES, FILE_NAME, NEGOTIATION_FILE_NAME, PKG_CONFIG_FILE
-from koala_adapter.cli.arguments import SOURCE, JobArguments, slot_options, sweep_of_words
+from koala_adapter.cli.arguments import SOURCE, JobArguments, needs_options, sweep_of_words
 from koala_adapter.cli.console import LineEnds
 from koala_adapter.cli.innerservice import log_to_file
 from koala_adapter.cli.koala import koala
@@ -126,9 +126,8 @@ def test_the_file_for_python_runs_alone(tmp_path: Path) -> None:
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
-def arguments(words: list[str], **options: object) -> JobArguments:
-    unset = dict.fromkeys(("processors", "walltime", "cluster", "save"))
-    return JobArguments(words=tuple(words), **{**unset, "mpi": False, "split": False, "slot": {}, **options})  # type: ignore[arg-type]
+def arguments(words: list[str], **keys: object) -> JobArguments:
+    return JobArguments(words=tuple(words), keys=keys)
 
 
 def job_of(described: Description) -> Job:
@@ -138,7 +137,7 @@ def job_of(described: Description) -> Job:
 @given(words=st.lists(WORDS, min_size=1, max_size=4), directory=WORDS)
 def test_words_arrive_as_they_were_written(words: list[str], directory: str) -> None:
     """Quotes, backslashes and control characters among them; the job file that is saved has them, too."""
-    values = arguments(words, processors=3, split=True)._description().values() | {"working_directory": directory}
+    values = arguments(words, processors=3, flexible=True)._description().values() | {"working_directory": directory}
     assert tomllib.loads(toml_of(values)) == values
     assert values["components"] == [{"command": words, "processors": 3, "flexible": True}]
 
@@ -146,7 +145,7 @@ def test_words_arrive_as_they_were_written(words: list[str], directory: str) -> 
 def test_everything_that_can_be_said() -> None:
     """The job has it, and is called by its program."""
     words = ["./bin/simulate", "--steps", "5"]
-    said = arguments(words, processors=14, ranks_per_slot=2, mpi=True, walltime="2m", cluster="alpha")
+    said = arguments(words, processors=14, ranks_per_slot=2, launcher="mpi", walltime="2m", cluster="alpha")
     found = job_of(said._description())
     assert (found.name, found.walltime, found.launcher) == ("simulate", 120, Launcher.MPI)
     assert found.working_directory == str(Path.cwd())
@@ -166,7 +165,7 @@ def test_what_no_job_may_be(options: dict[str, object], word: str, key: str) -> 
 
 def slot_of(words: str) -> SlotKeys:
     """Return the slot that options say. Raises UsageError."""
-    command = click.command()(slot_options(lambda slot: slot))
+    command = click.command()(needs_options(lambda needs: needs))
     return cast("SlotKeys", command.main(words.split(), standalone_mode=False))
 
 
@@ -187,7 +186,7 @@ def slot_of(words: str) -> SlotKeys:
 )  # fmt: skip
 def test_options_of_a_slot(words: str, slot: SlotKeys) -> None:
     assert slot_of(words) == slot
-    values = arguments(["p"], slot=slot)._description().values()
+    values = arguments(["p"], **slot)._description().values()
     assert tomllib.loads(toml_of(values)) == values
     assert values["components"] == [{"command": ["p"], "processors": 1, **loads(dumps(slot))}]
 
