@@ -21,7 +21,8 @@ from koala_adapter.runners.notes import (
     WantedChange,
     note,
 )
-from koala_adapter.runners.workers import GrowingRunner, leavers
+from koala_adapter.runners.runner import ProcessRunner
+from koala_adapter.runners.workers import leavers
 from koala_adapter.scheduler.sizechange import ChangePhase
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def _place(rank: Rank) -> Place:
 # -- The runner ----------------------------------------------------------------------------------------------
 
 
-class AdaptiveRunner(GrowingRunner):
+class AdaptiveRunner(ProcessRunner):
     """Runner with one process for each rank, each with the application library and a link to koala."""
 
     speaks = True

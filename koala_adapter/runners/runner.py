@@ -222,21 +222,16 @@ class Application:
         named = [_named(file, replicas[file.source]) for file in self.component(rank).files_named]
         return (*self.files.get(rank.component, ()), *named)
 
-    def check_files(self) -> None:
-        """Raise ConfigurationError when a cluster does not have a file of its ranks any more."""
+    def check_clusters(self) -> None:
+        """Raise ConfigurationError when a cluster has no more the software, or a file, of its ranks."""
         for rank in {(one.cluster, one.component): one for one in self.ranks}.values():
-            cluster, component = rank.cluster, self.component(rank)
+            cluster, component, found = rank.cluster, self.component(rank), self._software(rank)
+            lack = lacking(component, found.software, found.container_runtime)
+            if lack is not None:
+                raise ConfigurationError(f"cluster {cluster}, component {component.name!r}: {lack}")
             for file in component.input_files:
                 if file.logical and file.source not in self.replicas.get(cluster, {}):
                     raise ConfigurationError(f"the catalogue of cluster {cluster} has {file.source} no more")
-
-    def check_software(self) -> None:
-        """Raise ConfigurationError when a cluster lacks software of its ranks, as its site file has changed."""
-        for rank in {(one.cluster, one.component): one for one in self.ranks}.values():
-            component, found = self.component(rank), self._software(rank)
-            lack = lacking(component, found.software, found.container_runtime)
-            if lack is not None:
-                raise ConfigurationError(f"cluster {rank.cluster}, component {component.name!r}: {lack}")
 
     def _software(self, rank: Rank) -> ClusterSoftware:
         return self.software.get(rank.cluster, ClusterSoftware())
@@ -276,8 +271,8 @@ class Runner(ABC):
 
     def grow(self, application: Application, ranks: Collection[int]) -> Sequence[AddressedLaunch]:
         """Add new ranks (``application`` has them all); return what is to be started."""
-        del application, ranks
-        return ()
+        self.application = application
+        return [launch for rank in application.ranks if rank.rank in ranks for launch in self.launches_in(rank)]
 
     def output_of(self, task: str, stream: str, offset: int, data: bytes, now: float) -> Reaction:
         """Process output of a task from ``offset`` on; earlier output may be repeated."""

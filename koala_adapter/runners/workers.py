@@ -8,7 +8,8 @@ follow, and the end of each worker is reported by itself. The runners come last.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
 from koala_adapter.runners.runner import AddressedLaunch, AddressedSignal, ProcessRunner
@@ -42,75 +43,18 @@ class Proposal:
     maximum: int
 
 
-def leavers(ranks: Collection[int], count: int, *, leaving: Collection[int] = ()) -> list[int]:
-    """Return ``count`` ranks to be given up, latest first.
-
-    ``leaving``: ranks that are on their way out for another reason, which are not asked again.
-    """
-    staying = sorted(rank for rank in ranks if rank not in leaving)
-    return staying[: -count - 1 : -1] if count > 0 else []
+def leavers(ranks: Collection[int], count: int) -> list[int]:
+    """Return ``count`` ranks to be given up, latest first."""
+    return sorted(ranks)[: -count - 1 : -1] if count > 0 else []
 
 
-# -- DYNACO, execute: processes that were asked to end -------------------------------------------------------
+# -- The runner of workers: DYNACO, execute ------------------------------------------------------------------
 # Workers have no common point of progress to be adapted at: an action is done as soon as its own process does it.
-
-
-@dataclass(slots=True)
-class Retirements:
-    """Processes asked to end that have not ended; times in seconds."""
-
-    grace: float
-    """Time that each has before it is killed."""
-    _until: dict[int, float] = field(default_factory=dict)
-
-    def begin(self, rank: int, now: float) -> bool:
-        """Register that a process is asked to end; return False when it was before."""
-        if rank in self._until:
-            return False
-        self._until[rank] = now + self.grace
-        return True
-
-    def ended(self, rank: int) -> None:
-        """Register that a process is over or lost."""
-        self._until.pop(rank, None)
-
-    @property
-    def ranks(self) -> frozenset[int]:
-        """Ranks of workers that were asked to end."""
-        return frozenset(self._until)
-
-    def overdue(self, now: float) -> tuple[int, ...]:
-        """Return the processes that are to be killed, as their time is over."""
-        return tuple(rank for rank, until in self._until.items() if until <= now)
-
-    def killed(self, rank: int, now: float) -> None:
-        """Register a kill; after the same time it is repeated."""
-        if rank in self._until:
-            self._until[rank] = now + max(1.0, self.grace)
-
-    @property
-    def next_due(self) -> float | None:
-        """Time of the next kill; None: none is planned."""
-        return min(self._until.values(), default=None)
-
-
-# -- Base class: a runner of jobs that get further ranks while they run --------------------------------------
-
-
-class GrowingRunner(ProcessRunner):
-    """Runner of one process for each rank, also for ranks added later."""
-
-    def grow(self, application: Application, ranks: Collection[int]) -> Sequence[AddressedLaunch]:
-        self.application = application
-        return [launch for rank in application.ranks if rank.rank in ranks for launch in self.launches_in(rank)]
-
-
-# -- The runner of workers -----------------------------------------------------------------------------------
 
 KILL = 9
 
 
-class WorkersRunner(GrowingRunner):
+class WorkersRunner(ProcessRunner):
     """Runner that starts one process for each rank and retires workers one by one."""
 
     kills_after: ClassVar[int] = 0
@@ -118,9 +62,8 @@ class WorkersRunner(GrowingRunner):
 
     def __init__(self, application: Application) -> None:
         super().__init__(application)
-        self._retiring = {
-            one.name: Retirements(float(one.retirement.grace + self.kills_after)) for one in application.job.components
-        }
+        self._kill_at: dict[int, float] = {}
+        """Ranks of workers that were asked to end and have not, with the times at which they are killed."""
         self._over: set[int] = set()
         """Ranks whose processes have ended, or are no longer part of the job: they cannot be asked for anything."""
 
@@ -136,14 +79,14 @@ class WorkersRunner(GrowingRunner):
 
         Those that are on their way out already count: asking for so many again asks no others.
         """
-        retiring = self._retiring[component]
         mine = {
             rank.rank: rank
             for rank in self.application.ranks
             if (rank.component, rank.cluster) == (component, cluster) and rank.rank not in self._over
         }
-        leaving = leavers(mine, count - len(retiring.ranks & mine.keys()), leaving=retiring.ranks)
-        return [order for rank in leaving if retiring.begin(rank, now) for order in self._ask(mine[rank])]
+        asked = self._kill_at.keys() & mine.keys()
+        leaving = leavers(mine.keys() - asked, count - len(asked))
+        return [order for rank in leaving for order in self._retire(mine[rank], now)]
 
     @property
     def staying(self) -> Sequence[Rank]:
@@ -152,19 +95,20 @@ class WorkersRunner(GrowingRunner):
         return [
             rank
             for rank in self.application.ranks
-            if not job.is_head(rank.component)
-            and rank.rank not in self._over
-            and rank.rank not in self._retiring[rank.component].ranks
+            if not job.is_head(rank.component) and rank.rank not in self._over and rank.rank not in self._kill_at
         ]
 
     def retire(self, ranks: Collection[int], now: float) -> Sequence[Order]:
         """Retire workers whose walltime is near; return the orders for their agents."""
-        orders: list[Order] = []
-        for rank in self.staying:
-            if rank.rank in ranks:
-                self._retiring[rank.component].begin(rank.rank, now)
-                orders.extend(self._ask(rank))
-        return orders
+        return [order for rank in self.staying if rank.rank in ranks for order in self._retire(rank, now)]
+
+    def _retire(self, rank: Rank, now: float) -> Sequence[Order]:
+        self._kill_at[rank.rank] = now + self._patience(rank)
+        return self._ask(rank)
+
+    def _patience(self, rank: Rank) -> float:
+        """Return the seconds in which a worker that was asked to end must have ended."""
+        return float(self.application.component(rank).retirement.grace + self.kills_after)
 
     def _ask(self, rank: Rank) -> Sequence[Order]:
         component = self.application.component(rank)
@@ -185,35 +129,27 @@ class WorkersRunner(GrowingRunner):
         return AddressedSignal(placeholder=rank.placeholder, signal=Signal(task=self.task_of(rank.rank), signal=number))
 
     def asked_again(self, rank: Rank, now: float) -> Sequence[Order]:
-        retiring = self._retiring[rank.component]
-        if rank.rank not in retiring.ranks:
+        kill_at = self._kill_at.get(rank.rank)
+        if kill_at is None:
             return ()
-        if rank.rank in retiring.overdue(now):
-            return [self._signal(rank, KILL)]
-        return self._ask(rank)
+        return [self._signal(rank, KILL)] if kill_at <= now else self._ask(rank)
 
     def kills(self, now: float) -> Sequence[Order]:
-        """Return kill signals for workers that did not end in time."""
-        orders: list[Order] = []
-        for rank in self.application.ranks:
-            retiring = self._retiring[rank.component]
-            if rank.rank in retiring.overdue(now):
-                retiring.killed(rank.rank, now)
-                orders.append(self._signal(rank, KILL))
-        return orders
+        """Return kill signals for workers that did not end in time; after the same time they are repeated."""
+        overdue = [rank for rank in self.application.ranks if self._kill_at.get(rank.rank, inf) <= now]
+        self._kill_at.update((rank.rank, now + max(1.0, self._patience(rank))) for rank in overdue)
+        return [self._signal(rank, KILL) for rank in overdue]
 
     def departed(self, ranks: Collection[int]) -> None:
         """Register that ranks have left the job, reported or not."""
         self._over.update(ranks)
-        for retiring in self._retiring.values():
-            for rank in retiring.ranks & set(ranks):
-                retiring.ended(rank)
+        for rank in ranks:
+            self._kill_at.pop(rank, None)
 
     @property
     def next_kill(self) -> float | None:
         """Time of the next call of `kills`; None: not before another event."""
-        times = (one.next_due for one in self._retiring.values())
-        return min((time for time in times if time is not None), default=None)
+        return min(self._kill_at.values(), default=None)
 
     def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:
         rank = self.rank_of(task)

@@ -491,8 +491,7 @@ class Applications(TaskListener):
             share=self.inputs.share(job.id),
             relay=self.relays.plan(job),
         )
-        application.check_software()
-        application.check_files()
+        application.check_clusters()
         return application
 
     def _places(self, record: JobRecord) -> tuple[str, ...]:

@@ -132,8 +132,8 @@ def test_what_the_site_file_has_no_more_is_refused(changes: dict[str, Any], lack
     if "container" in changes:
         one = replace(one, ranks=(*one.ranks[:-1], replace(one.ranks[-1], cluster=ClusterName("north"))))
     with pytest.raises(ConfigurationError, match=lack):
-        one.check_software()
-    application(software=("gromacs",), container="x").check_software()
+        one.check_clusters()
+    application(software=("gromacs",), container="x").check_clusters()
 
 
 STAND_IN = """\
