@@ -32,5 +32,4 @@ __all__ = [
 ]
 
 _DEFINITION = tuple({*__all__} - {"load_policies"})
-_DEFINITION = tuple({*__all__} - {"load_policies"})
 __getattr__, __dir__ = on_demand(__name__, {"definition": _DEFINITION, "loading": ("load_policies",)})

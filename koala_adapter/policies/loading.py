@@ -120,11 +120,15 @@ def load_policies(entry_points: Iterable[EntryPoint] | None = None) -> Policies:
     sizes = load_definitions(PolicyKind.SIZES, ACCEPTANCE_RULES, points)
     return Policies(
         placement={
-            name: CheckedPlacement(_made(one, PlacementPolicy), one.described) for name, one in placement.items()
+            **PLACEMENT_POLICIES,
+            **{name: CheckedPlacement(_made(one, PlacementPolicy), one.described) for name, one in placement.items()},
         },
         malleability={
-            name: CheckedMalleability(_made(one, MalleabilityPolicy), one.described)
-            for name, one in malleability.items()
+            **MALLEABILITY_POLICIES,
+            **{
+                name: CheckedMalleability(_made(one, MalleabilityPolicy), one.described)
+                for name, one in malleability.items()
+            },
         },
         sizes={name: CheckedRule(_made(one, AcceptanceRule), one.described) for name, one in sizes.items()},
     )

@@ -223,8 +223,8 @@ def _configured(context: Context, event: ev.Configured) -> None:
 def _job_submitted(context: Context, event: ev.JobSubmitted) -> None:
     record = _new_record(event.job)
     context.ledger.add_job(record)
-    if event.job.placement not in context.policies.placement_names:
-        known = ", ".join(sorted(context.policies.placement_names))
+    if event.job.placement not in context.policies.placement:
+        known = ", ".join(sorted(context.policies.placement))
         refuse(context, record, f"there is no placement policy {event.job.placement!r}; there are: {known}")
         return
     never = impossible(context.requests(record), context.views())

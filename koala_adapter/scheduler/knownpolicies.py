@@ -24,51 +24,35 @@ if TYPE_CHECKING:
 class Policies:
     """Policies by name. Koala's own come first and are always there."""
 
-    placement: Mapping[str, PlacementPolicy] = field(default_factory=dict)
-    """Further ones of placement."""
-    malleability: Mapping[str, MalleabilityPolicy] = field(default_factory=dict)
-    """Further ones of malleability."""
+    placement: Mapping[str, PlacementPolicy] = field(default_factory=lambda: PLACEMENT_POLICIES)
+    malleability: Mapping[str, MalleabilityPolicy] = field(default_factory=lambda: MALLEABILITY_POLICIES)
     sizes: Mapping[str, AcceptanceRule] = field(default_factory=dict)
-    """Further rules for the sizes of components, which applications decide by, not the scheduler."""
-
-    @property
-    def placement_names(self) -> tuple[str, ...]:
-        """All policies of placement."""
-        return *PLACEMENT_POLICIES, *self.placement
-
-    @property
-    def malleability_names(self) -> tuple[str, ...]:
-        """All policies of malleability."""
-        return *MALLEABILITY_POLICIES, *self.malleability
+    """Installed rules for the sizes of components, which applications decide by, not the scheduler."""
 
     def placement_policy(self, name: str, parameters: Parameters) -> PlacementPolicy:
         """Return a policy as a site wants it. Raises KeyError when there is none of that name."""
-        return (PLACEMENT_POLICIES.get(name) or self.placement[name]).set_by(parameters)
-
-    def malleability_policy(self, name: str) -> MalleabilityPolicy:
-        """Return a policy. Raises KeyError when there is none of that name."""
-        return MALLEABILITY_POLICIES.get(name) or self.malleability[name]
+        return self.placement[name].set_by(parameters)
 
     def may_split(self, job: Job, component: Component) -> bool:
         """Tell whether a component may be placed in pieces: it is flexible, and the job's policy splits."""
         if not component.flexible or job.kind.varies:
             return False
-        chosen = PLACEMENT_POLICIES.get(job.placement) or self.placement.get(job.placement)
+        chosen = self.placement.get(job.placement)
         return chosen is not None and chosen.splits
 
     def require_placement(self, job: Job) -> None:
         """Raise ConfigurationError when a job's policy is not here: without it nothing could be decided about it."""
-        if job.placement not in self.placement_names:
+        if job.placement not in self.placement:
             message = f"job {job.id} is placed by the policy {job.placement!r}, which is not installed"
-            known = ", ".join(sorted(self.placement_names))
+            known = ", ".join(sorted(self.placement))
             raise ConfigurationError(message, hint=f"install its distribution again; there are {known}")
 
     def require_malleability(self, parameters: Parameters, *clusters: ClusterParameters) -> None:
         """Raise ConfigurationError when a policy that a site names is not here."""
         wanted = {parameters.malleability_policy, *(one.malleability_policy for one in clusters)} - {None}
-        for name in sorted(wanted - set(self.malleability_names), key=str):
+        for name in sorted(wanted - self.malleability.keys(), key=str):
             message = f"there is no malleability policy {name!r}"
-            known = ", ".join(sorted(self.malleability_names))
+            known = ", ".join(sorted(self.malleability))
             raise ConfigurationError(message, hint=f"install its distribution (again); there are {known}")
 
 

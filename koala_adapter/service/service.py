@@ -101,8 +101,8 @@ def configuration(
 
 def check_policies(job: Job, policies: Policies, rules: SizeRules) -> None:
     """Raise JobRefusedError when a policy or size rule of a new job is not installed."""
-    if job.placement not in policies.placement_names:
-        known = ", ".join(sorted(policies.placement_names))
+    if job.placement not in policies.placement:
+        known = ", ".join(sorted(policies.placement))
         message = f"the service has no placement policy {job.placement!r}; it has {known}"
         raise JobRefusedError(message, hint="restart it if the policy has been installed meanwhile")
     for component in job.components:

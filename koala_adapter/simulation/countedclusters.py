@@ -307,7 +307,7 @@ class CountedPlacement:
 
     def __init__(self, clusters: Sequence[SimulatedCluster], policies: Policies = OWN) -> None:
         """Ask about these clusters, whose indices are their places in the sequence. ``policies``: those there are."""
-        self._policies = {name: policies.placement_policy(name, Parameters()) for name in policies.placement_names}
+        self._policies = {name: policies.placement_policy(name, Parameters()) for name in policies.placement}
         self._clusters = clusters
         self._worst_fit: dict[tuple[int, int], Sequence[PlacedComponent]] = {}
         """Its answers for a single component of fixed size, by the size and the index of the cluster with most free."""

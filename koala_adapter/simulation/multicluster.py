@@ -78,8 +78,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Raises SimulationError for an unknown malleability policy."""
-        if self.malleability not in self.policies.malleability_names:
-            hint = f"there is {', '.join(self.policies.malleability_names)}"
+        if self.malleability not in self.policies.malleability:
+            hint = f"there is {', '.join(self.policies.malleability)}"
             raise SimulationError(f"there is no malleability policy {self.malleability}", hint=hint)
 
 
@@ -107,7 +107,7 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
         self._waiting_jobs: dict[int, tuple[SimulatedJob, Lane]] = {}
         self.placing = CountedPlacement(self.members, settings.policies)
         self._by_name = {cluster.name: cluster for cluster in self.members}
-        self._malleability = settings.policies.malleability_policy(settings.malleability)
+        self._malleability = settings.policies.malleability[settings.malleability]
         self._management = JobManagement(self)
         self._workload = iter(workload)
         self._arriving = next(self._workload, None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from koala_adapter.driver.store import MemoryStore
 from koala_adapter.errors import JournalBlockedError
 from koala_adapter.policies.checked import CheckedMalleability, CheckedPlacement
-from koala_adapter.scheduler.knownpolicies import Policies
+from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES, MalleabilityPolicy, MalleableJob
 from koala_adapter.scheduler.placement.policies import FlexibleClusterMinimization
 from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed, PlacedComponent
@@ -304,6 +304,9 @@ class StrangeMalleability(MalleabilityPolicy):
 def strange_policies(seed: int) -> Policies:
     """Return policies called ``strange``, as a service has those of its site."""
     return Policies(
-        placement={STRANGE: CheckedPlacement(StrangePlacement(seed), "policy 'placement.strange'")},
-        malleability={STRANGE: CheckedMalleability(StrangeMalleability(seed), "policy 'malleability.strange'")},
+        placement={**OWN.placement, STRANGE: CheckedPlacement(StrangePlacement(seed), "policy 'placement.strange'")},
+        malleability={
+            **OWN.malleability,
+            STRANGE: CheckedMalleability(StrangeMalleability(seed), "policy 'malleability.strange'"),
+        },
     )

@@ -211,7 +211,7 @@ def promised_on(context: Context, cluster: ClusterRecord) -> int:
 def policy_of(context: Context, cluster: ClusterRecord) -> MalleabilityPolicy:
     """Return the malleability policy of a cluster."""
     name = cluster.parameters.malleability_policy or context.state.parameters.malleability_policy
-    return context.policies.malleability_policy(name)
+    return context.policies.malleability[name]
 
 
 def start_step(

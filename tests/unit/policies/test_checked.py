@@ -24,7 +24,7 @@ from koala_adapter.policies.checked import CheckedMalleability, CheckedPlacement
 from koala_adapter.queueing.backfill import POLICIES, Easy, make_cluster_scheduler
 from koala_adapter.queueing.queue import ARRIVAL, LocalJob, PriorityWeights
 from koala_adapter.scheduler.actions import OfferProcessors, ReportRefusedAnswer, SubmitPlaceholders
-from koala_adapter.scheduler.knownpolicies import Policies
+from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.malleable.policies import (
     MALLEABILITY_POLICIES,
     Direction,
@@ -87,7 +87,7 @@ def scripted(answer: object) -> tuple[Scripted, Policies]:
     """Return a policy that answers so, and the policies of a site that has it."""
     policy = Scripted()
     policy.answer = answer
-    return policy, Policies(placement={"mine": CheckedPlacement(policy, DESCRIBED)})
+    return policy, Policies(placement={**OWN.placement, "mine": CheckedPlacement(policy, DESCRIBED)})
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,8 @@ def test_good_policies_are_made() -> None:
     """Placement policies come beside koala's own, which come first; those of queues are made when they are wanted."""
     policies = load_policies([entry("GOOD"), entry("QUEUE", "queue.mine")])
     assert policies.placement["mine"].name == "mine"
-    assert (policies.placement_names[0], policies.placement_names[-1]) == ("worst-fit", "mine")
+    names = list(policies.placement)
+    assert (names[0], names[-1]) == ("worst-fit", "mine")
     queues = load_queue_policy("mine", [entry("QUEUE", "queue.mine")])
     assert isinstance(queues, CheckedQueues)
     assert queues.make is Easy
@@ -315,8 +316,8 @@ def test_malleability_on_counts() -> None:
 @pytest.mark.usefixtures("example_policies")
 def test_a_policy_at_fault_ends_a_simulation() -> None:
     bad = Policies(
-        placement={"mine": CheckedPlacement(Scripted(), "policy 'placement.mine'")},
-        malleability={"mine": CheckedMalleability(Told(), "policy 'malleability.mine'")},
+        placement={**OWN.placement, "mine": CheckedPlacement(Scripted(), "policy 'placement.mine'")},
+        malleability={**OWN.malleability, "mine": CheckedMalleability(Told(), "policy 'malleability.mine'")},
     )
     with pytest.raises(PolicyAnswerError, match="it is None, not Placed"):
         simulate(platform(4), placed_by("mine", 0.0), Settings(policies=bad))

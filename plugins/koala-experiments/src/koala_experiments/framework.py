@@ -35,7 +35,7 @@ from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.parallel import ProgressListener, in_parallel, silent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from importlib import metadata
     from pathlib import Path
 
@@ -381,7 +381,7 @@ class Options:
     policies: Policies = OWN
     """Those that a setting may name."""
 
-    def also(self, known: Sequence[str], but: Sequence[str]) -> list[str]:
+    def also(self, known: Collection[str], but: Sequence[str]) -> list[str]:
         """Return the further policies that the setting ``also`` names. Raises SimulationError for one not ``known``."""
         names = [name.strip() for name in self.settings[ALSO].split(",") if name.strip()]
         for name in names:

@@ -351,7 +351,7 @@ class Records(Comparison[Variant, Record]):
         """Simulate the paper's combinations, baselines, rigid jobs and other conditions."""
         self.workloads = workloads
         own = (*POLICIES, *BASELINES)
-        self.policies = (*own, *options.also(options.policies.malleability_names, own))
+        self.policies = (*own, *options.also(options.policies.malleability, own))
         """All that are compared under the conditions that are set."""
         conditions = {one.name: one for one in (conditions_of(options), *OTHER_CONDITIONS)}
 

@@ -275,7 +275,7 @@ def run(options: Options) -> Result:
     interval, local, slowdown = (float(settings[name]) for name in ("interval", "local", "slowdown"))
     outcomes = options.compare(
         simulate,
-        (*POLICIES, *options.also(options.policies.placement_names, POLICIES)),
+        (*POLICIES, *options.also(options.policies.placement, POLICIES)),
         lambda policy, seed: Case(policy, seed, jobs, interval, local, slowdown, options.policies),
     )
     return comparison(outcomes, _notes(options))
