@@ -174,8 +174,8 @@ class PbsOutsideChecks(OutsideChecks):
         return LrmJobId(only_id(result.text, SUBMITTED))
 
     async def seen(self, job: LrmJobId) -> LrmJob | None:
-        listed, _ = await self._commands.job(job)
-        return next((one for one in listed if one.id == job), None)
+        found = await self._commands.job(job)
+        return None if found is None else found[0]
 
     async def release(self, job: LrmJobId) -> LrmError | None:
         if self._commands.dialect is TORQUE:
@@ -185,7 +185,7 @@ class PbsOutsideChecks(OutsideChecks):
         return self._commands.changing_error(result, action="releasing a job")
 
     async def cancel(self, job: LrmJobId) -> None:
-        await self._commands.cancel(client.cancel(job), gone=BEING_DELETED)
+        await self._commands.cancel(("qdel", job), gone=BEING_DELETED)
 
     def remedy_of_hold(self) -> str:
         if self._commands.dialect is TORQUE:

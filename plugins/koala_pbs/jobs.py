@@ -45,7 +45,10 @@ if TYPE_CHECKING:
 Attributes: TypeAlias = "Mapping[str, str | Mapping[str, str]]"
 """The attributes of one job, node or queue; resources and variables are mappings themselves."""
 
-Reader: TypeAlias = "Callable[[str, str], dict[str, Attributes]]"
+Entries: TypeAlias = "Mapping[str, Attributes]"
+"""Those of a section, by the names of jobs, nodes or queues."""
+
+Reader: TypeAlias = "Callable[[str, str], Entries]"
 """Returns the entries of a section of what was printed: :func:`read_entries`, or another with its words and errors."""
 
 _OPENING = re.compile(r'(?P<indent>[ \t]*)"(?P<name>.+)"[ \t]*:[ \t]*\{[ \t]*(?P<closed>\}?),?[ \t\r]*')
@@ -179,12 +182,11 @@ def _bare(value: str) -> str:
 # From ``pbsnodes -a -v -F json``: the vnodes, because without ``-v`` those of one host are added up.
 
 
-def parse_nodes(text: str, *, queues: Collection[str] = (), read: Reader = read_entries) -> tuple[Node, ...]:
+def parse_nodes(entries: Entries, *, queues: Collection[str] = ()) -> tuple[Node, ...]:
     """Return the vnodes that have processors. Raises ValueError.
 
     ``queues``: all execution queues. One that has vnodes of its own uses no others, and these serve no other queue.
     """
-    entries = read(text, "nodes")
     owned = {name: _queues(attributes) for name, attributes in entries.items()}
     others = _others(owned, queues)
     nodes = (_node(name, attributes, owned[name] or others) for name, attributes in entries.items())
@@ -430,14 +432,13 @@ _HAS_PROCESSORS = frozenset({LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobS
 _DEPENDS = ("after", "on:", "runone:", "syncwith:")
 
 
-def parse_jobs(text: str, read: Reader = read_entries) -> tuple[LrmJob, ...]:
+def parse_jobs(listed: Entries) -> tuple[LrmJob, ...]:
     """Return the jobs of a listing, elements of arrays singly.
 
     Raises ValueError for a job without name or state, and where no id is one. A job with another attribute that cannot
     be read is UNKNOWN, and says why: what one user gives PBS hides no other's jobs. A record whose id has not the form
     of one is left out: no command could name its job.
     """
-    listed = read(text, "Jobs")
     entries = {id_: attributes for id_, attributes in listed.items() if is_job_id(id_)}
     if listed and not entries:
         raise ValueError(f"{next(iter(listed))[:60]!r} is no job id")
@@ -448,31 +449,42 @@ def parse_jobs(text: str, read: Reader = read_entries) -> tuple[LrmJob, ...]:
     )
 
 
-def parse_requests(text: str, read: Reader = read_entries) -> dict[str, tuple[str, str, str]]:
-    """Return select, place and holds of each job, and array, of a listing. Raises ValueError."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """What a job asks for in chunks, and its holds: of one that is tied to vnodes, what PBS was told for that."""
+
+    select: str
+    place: str
+    holds: str
+    """Kinds of hold that it is in."""
+
+
+def parse_requests(listed: Entries) -> dict[str, JobRequest]:
+    """Return the request of each job, and array, of a listing."""
     found = {}
-    for id_, attributes in read(text, "Jobs").items():
+    for id_, attributes in listed.items():
         wanted = mapping_of(attributes, "Resource_List")
-        found[id_] = (wanted.get("select", ""), wanted.get("place", ""), value_of(attributes, "Hold_Types"))
+        select, place = wanted.get("select", ""), wanted.get("place", "")
+        found[id_] = JobRequest(select=select, place=place, holds=value_of(attributes, "Hold_Types"))
     return found
 
 
-def parse_selections(text: str, read: Reader = read_entries) -> dict[str, str]:
-    """Return what each job of a listing asks for in chunks, with what its queue and server add. Raises ValueError."""
+def parse_selections(listed: Entries) -> dict[str, str]:
+    """Return what each job of a listing asks for in chunks, with what its queue and server add."""
     return {
         id_: value_of(attributes, "schedselect") or mapping_of(attributes, "Resource_List").get("select", "")
-        for id_, attributes in read(text, "Jobs").items()
+        for id_, attributes in listed.items()
     }
 
 
-def parse_held_by_operator(text: str, read: Reader = read_entries) -> tuple[LrmJob, ...]:
+def parse_held_by_operator(listed: Entries) -> tuple[LrmJob, ...]:
     """Return the jobs of a listing that are not over and have an operator's hold. Raises ValueError.
 
     Of an array they are its elements, which have the holds of their array.
     """
-    holds = {id_: hold for id_, (_, _, hold) in parse_requests(text, read).items()}
+    holds = {id_: request.holds for id_, request in parse_requests(listed).items()}
     found = []
-    for job in parse_jobs(text, read):
+    for job in parse_jobs(listed):
         own = holds.get(array_of(job.id), "") or holds.get(job.id, "")
         if job.state is not LrmJobState.ENDED and own != "n" and "o" in own:
             found.append(job)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -29,7 +30,7 @@ from koala_adapter.lrm.drmaa.libraries import PBS
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_pbs import client
 from koala_pbs.checks import PbsChecks, PbsOutsideChecks
-from koala_pbs.client import ARGUMENTS_PER_COMMAND, UTC, Holding, PbsCommands
+from koala_pbs.client import UTC, PbsCommands
 from koala_pbs.jobs import INDEX_VARIABLE
 from koala_pbs.queues import ends_of, largest_array, served, tied
 from koala_pbs.settings import OPENPBS, TORQUE
@@ -52,6 +53,7 @@ from koala_pbs.words import (
     BEING_DELETED,
     NOT_RERUNNABLE,
     SUBMITTED,
+    array_index,
     array_of,
     checked,
     compacted,
@@ -62,7 +64,7 @@ from koala_pbs.words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from koala_adapter.lrm import CheckResult, ClusterContext, PinnedStart, Submission
     from koala_adapter.lrm.contract import ReservationRequest
@@ -84,6 +86,7 @@ CAPABILITIES = Capabilities(
 """What PBS can do. For who is no operator, and where the server keeps no history, :class:`PbsLrm` says less."""
 
 BE_OPERATOR = "set operator = true where koala is an operator of PBS"
+ARGUMENTS_PER_COMMAND = 100
 LARGEST_HISTORY_REQUEST = 20
 """Jobs asked for in one history request: each is a command."""
 
@@ -119,7 +122,6 @@ class PbsLrm(CommandPlugin):
         self._commands = PbsCommands(context.commands, settings)
         self._server: ServerConfig | None = None
         self._queues: Mapping[str, QueueConfig] = {}
-        self._holding = Holding(self._commands, operator=settings.operator)
         self._sizes: dict[str, int] = {}
         self._suspended: frozenset[LrmJobId] = frozenset()
         self._without_arrays: set[str | None] = set()
@@ -294,7 +296,7 @@ class PbsLrm(CommandPlugin):
         ranges = self._commands.dialect is OPENPBS
         for argument in compacted(ids, whole=self._whole(ids)) if ranges else self._checked(ids):
             try:
-                await self._commands.cancel(client.cancel(argument), gone=BEING_DELETED)
+                await self._commands.cancel(("qdel", argument), gone=BEING_DELETED)
             except LrmError as refused:
                 errors.append(refused)
         if (error := worst(errors)) is not None:
@@ -316,11 +318,13 @@ class PbsLrm(CommandPlugin):
 
     async def hold(self, ids: Sequence[LrmJobId]) -> None:
         """Put jobs in user hold, or in an operator's if that is what we are; arrays as a whole only."""
-        await self._holding.hold(ids)
+        kinds = "o" if self._settings.operator else "u"
+        await self._change(partial(client.hold, kinds=kinds), await self._holdable(ids), action="hold")
 
     async def release(self, ids: Sequence[LrmJobId]) -> None:
-        """Release held jobs; arrays as a whole only."""
-        await self._holding.release(ids)
+        """Take our hold and the user's from jobs; from arrays as a whole only."""
+        kinds = "uo" if self._settings.operator else "u"
+        await self._change(partial(client.release, kinds=kinds), await self._holdable(ids), action="release")
 
     async def held_by_hook(self) -> tuple[LrmJob, ...]:
         """Return the jobs that have an operator's hold."""
@@ -328,7 +332,34 @@ class PbsLrm(CommandPlugin):
 
     async def give_back(self, ids: Sequence[LrmJobId]) -> None:
         """Take the operator's hold from jobs, and leave their users'; from arrays as a whole."""
-        await self._holding.give_back(ids)
+        jobs = list(dict.fromkeys(map(array_of, ids)))
+        await self._change(partial(client.release, kinds="o"), jobs, action="release")
+
+    async def _holdable(self, ids: Sequence[LrmJobId]) -> list[str]:
+        """Return jobs, and arrays of which all waiting elements are given: these are held and released together.
+
+        Raises LrmNotFoundError for an element that is not there, and LrmRejectedError for a part of an array.
+        """
+        elements = [job for job in ids if array_index(checked(job)) is not None]
+        if not elements or not self._commands.dialect.only_whole_arrays:
+            return list(ids)
+        listed = await self._commands.jobs()
+        there = {job.id for job in listed if job.state is not LrmJobState.ENDED}
+        waiting = {job.id for job in listed if job.state in {LrmJobState.QUEUED, LrmJobState.HELD}}
+        for job in elements:
+            if job not in there:
+                raise LrmNotFoundError(f"job {job} has gone", hint="it has ended, or never was")
+            left_out = {other for other in waiting if array_of(other) == array_of(job)} - set(elements)
+            if left_out:
+                message = f"PBS holds and releases whole job arrays only, and {min(left_out)} is not among the jobs"
+                raise LrmRejectedError(message, hint="submit jobs singly that are to be held singly")
+        return list(dict.fromkeys(map(array_of, ids)))
+
+    async def _change(
+        self, command: Callable[[Sequence[str]], Sequence[str]], jobs: Sequence[str], *, action: str
+    ) -> None:
+        for part in portions(jobs, ARGUMENTS_PER_COMMAND):
+            await self._commands.change(command(part), action=action)
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         await self._operate("suspend", ids, client.signal(self._checked(ids), "suspend"))
@@ -340,12 +371,12 @@ class PbsLrm(CommandPlugin):
     async def requeue(self, ids: Sequence[LrmJobId]) -> None:
         """Stop running jobs and queue them again, also those of ours that were submitted to run once only."""
         try:
-            await self._operate("requeue", ids, client.requeue(self._checked(ids)))
+            await self._operate("requeue", ids, ("qrerun", *self._checked(ids)))
         except LrmRejectedError as error:
             if NOT_RERUNNABLE not in error.message.lower():
                 raise
-            await self._operate("requeue", ids, client.make_rerunnable(self._checked(ids)))
-            await self._operate("requeue", ids, client.requeue(self._checked(ids)))
+            await self._operate("requeue", ids, ("qalter", "-r", "y", *self._checked(ids)))
+            await self._operate("requeue", ids, ("qrerun", *self._checked(ids)))
 
     async def _operate(self, operation: str, ids: Sequence[LrmJobId], command: Sequence[str]) -> None:
         self.require_operator(operation, ids, may=self._settings.operator)
@@ -357,12 +388,12 @@ class PbsLrm(CommandPlugin):
 
     async def signal(self, ids: Sequence[LrmJobId], signal: int) -> None:
         """Send a signal to all processes of running jobs."""
-        for part in portions(self._checked(ids), ARGUMENTS_PER_COMMAND):
-            await self._commands.change(client.signal(part, str(int(signal))), action="signal")
+        await self._change(partial(client.signal, name=str(int(signal))), self._checked(ids), action="signal")
 
     async def modify(self, job: LrmJobId, *, walltime: int) -> None:
         """Change the walltime of a job, not of an element; only operators make that of a running job longer."""
-        await self._commands.change(client.set_walltime(job, walltime), action="modify")
+        command = ("qalter", "-l", f"walltime={int(walltime)}", checked(job))
+        await self._commands.change(command, action="modify")
 
     async def notify(self, job: LrmJobId, text: str) -> None:
         """Write a line to the job's standard error (qmsg). Torque's qmsg may never return, and is not used."""

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmRejectedError
 from koala_adapter.model import WAITING, Queue
-from koala_pbs.jobs import CONSUMABLE, NOT_CONSUMED, mapping_of, parse_select, read_entries, value_of
+from koala_pbs.jobs import CONSUMABLE, NOT_CONSUMED, mapping_of, parse_select, value_of
 from koala_pbs.words import mebibytes_of, number_of, seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from koala_adapter.model import LrmJob, Node
-    from koala_pbs.jobs import Assignment, Attributes, Chunk, Reader
+    from koala_pbs.jobs import Assignment, Attributes, Chunk, Entries
 
 
 # -- Vnodes --------------------------------------------------------------------------------------------------
@@ -139,8 +139,8 @@ def partition_of(attributes: Attributes) -> str:
     return value_of(attributes, "partition").removeprefix(DEFAULT_PARTITION)
 
 
-def parse_vnodes(text: str, read: Reader = read_entries) -> Vnodes:
-    """Return the resources of all vnodes of a listing. Raises ValueError."""
+def parse_vnodes(listed: Entries) -> Vnodes:
+    """Return the resources of all vnodes of a listing."""
     return Vnodes(
         {
             name: Vnode(
@@ -148,7 +148,7 @@ def parse_vnodes(text: str, read: Reader = read_entries) -> Vnodes:
                 assigned=mapping_of(attributes, "resources_assigned"),
                 partition=partition_of(attributes),
             )
-            for name, attributes in read(text, "nodes").items()
+            for name, attributes in listed.items()
         }
     )
 
@@ -246,9 +246,9 @@ class ServerConfig:
         return None if uid == 0 else False
 
 
-def parse_server(text: str, read: Reader = read_entries) -> ServerConfig:
+def parse_server(listed: Entries) -> ServerConfig:
     """Return the server of a listing. Raises ValueError when there is none."""
-    for name, attributes in read(text, "Server").items():
+    for name, attributes in listed.items():
         return ServerConfig(
             name=name,
             version=value_of(attributes, "pbs_version"),
@@ -286,9 +286,9 @@ class QueueConfig:
         return tuple(dict.fromkeys(filter(None, found)))
 
 
-def parse_queues(text: str, read: Reader = read_entries, *, home: str = "") -> tuple[QueueConfig, ...]:
-    """Return the queues of a listing; ``home``: what their server is called. Raises ValueError."""
-    return tuple(_queue(name, attributes, home) for name, attributes in read(text, "Queue").items())
+def parse_queues(listed: Entries, *, home: str = "") -> tuple[QueueConfig, ...]:
+    """Return the queues of a listing; ``home``: what their server is called."""
+    return tuple(_queue(name, attributes, home) for name, attributes in listed.items())
 
 
 def _queue(name: str, attributes: Attributes, home: str) -> QueueConfig:

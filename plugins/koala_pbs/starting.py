@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import asdict
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
 from koala_adapter.model import WAITING, LrmJobState
 from koala_pbs import client
-from koala_pbs.jobs import assign, tied_place
+from koala_pbs.jobs import JobRequest, assign, tied_place
 from koala_pbs.words import array_index, array_of, hold_owner
 
 if TYPE_CHECKING:
@@ -28,27 +28,17 @@ if TYPE_CHECKING:
 # PBS keeps only what a job asks for now; one that ran and is queued again comes back tied.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Original:
-    """Request of a job before it was tied."""
-
-    select: str
-    place: str
-    holds: str
-    """Kinds of hold that it was in."""
-
-    @property
-    def hold_kinds(self) -> str:
-        """The kinds of hold that the job gets again after its start: those of before, or koala's own."""
-        return self.holds if hold_owner(self.holds) is not None else OURS
-
-
-def parse_original(text: str) -> Original | None:
-    """Return what is in the text of an `Original`; None for an empty text, or one that cannot be read."""
+def parse_original(text: str) -> JobRequest | None:
+    """Return the request in a text that `original_request` returned; None for none, or one that cannot be read."""
     try:
-        return Original(**json.loads(text))
+        return JobRequest(**json.loads(text))
     except (ValueError, TypeError):
         return None
+
+
+def hold_kinds(before: JobRequest | None) -> str:
+    """Return the kinds of hold that a job gets again after its start: those of before, or koala's own."""
+    return OURS if before is None or hold_owner(before.holds) is None else before.holds
 
 
 # -- Two ways to start a job ---------------------------------------------------------------------------------
@@ -61,29 +51,12 @@ OURS = "u"
 SITES = "o"
 
 
-class Starting(Protocol):
-    """A way of starting jobs on chosen vnodes; methods raise LrmError."""
-
-    async def original_request(self, job: str) -> str:
-        """Return what a job asks for, where undoing its start needs that."""
-
-    async def start_on(self, start: PinnedStart) -> None:
-        """Have a held job start on these vnodes; return when that is accepted."""
-
-    async def confirm_start(self, start: PinnedStart) -> None:
-        """Take note that a job was seen to run."""
-
-    async def undo_start(self, start: PinnedStart) -> None:
-        """Hold a job that did not start, or waits again, and untie it from its vnodes."""
-
-
-async def _look(commands: PbsCommands, job: str) -> tuple[LrmJob, tuple[str, str, str]]:
-    """Return a job with its selection, placement and holds. Raises LrmNotFoundError when it has ended."""
-    jobs, requests = await commands.job(job)
-    found = next((one for one in jobs if one.id == job), None)
-    if found is None or found.state is LrmJobState.ENDED:
+async def _look(commands: PbsCommands, job: str) -> tuple[LrmJob, JobRequest]:
+    """Return a job with its request. Raises LrmNotFoundError when it has ended."""
+    found = await commands.job(job)
+    if found is None or found[0].state is LrmJobState.ENDED:
         raise LrmNotFoundError(f"job {job} has gone", hint="it has ended, or never was")
-    return found, requests[job]
+    return found
 
 
 class ByScheduler:
@@ -93,23 +66,22 @@ class ByScheduler:
         self._commands = commands
 
     async def original_request(self, job: str) -> str:
-        return json.dumps(asdict(await self._asked(job)))
-
-    async def _asked(self, job: str) -> Original:
-        _, (select, place, holds) = await _look(self._commands, job)
-        return Original(select=select, place=place, holds=holds)
+        _, asked = await _look(self._commands, job)
+        return json.dumps(asdict(asked))
 
     async def start_on(self, start: PinnedStart) -> None:
         """Tie a job and release it. Elements of arrays cannot be altered, and so not be started so."""
         job = start.job
-        before = parse_original(start.original) or await self._asked(job)
+        before = parse_original(start.original)
+        if before is None:
+            _, before = await _look(self._commands, job)
         if array_index(job) is not None:
             message = f"{job} is an element of an array, which PBS can alter and release only as a whole"
             raise LrmRejectedError(message, hint="set operator = true where koala is an operator of PBS")
         assignment = assign(job, before.select, start.nodes)
         try:
             await self._change(client.set_selection(job, assignment.select, tied_place(before.place)))
-            await self._change(client.release([job], before.hold_kinds))
+            await self._change(client.release([job], hold_kinds(before)))
         except (LrmRejectedError, LrmNotFoundError):
             with anyio.CancelScope(shield=True), suppress(LrmRejectedError, LrmNotFoundError):
                 await self._untie(job, before)
@@ -128,10 +100,10 @@ class ByScheduler:
             if before is not None and seen.state in WAITING:
                 await self._untie(start.job, before)
 
-    async def _hold(self, job: str, before: Original | None) -> None:
-        await self._change(client.hold([array_of(job)], OURS if before is None else before.hold_kinds))
+    async def _hold(self, job: str, before: JobRequest | None) -> None:
+        await self._change(client.hold([array_of(job)], hold_kinds(before)))
 
-    async def _untie(self, job: str, before: Original) -> None:
+    async def _untie(self, job: str, before: JobRequest) -> None:
         await self._change(client.set_selection(job, before.select, before.place))
 
     async def _change(self, command: Sequence[str]) -> None:
@@ -151,10 +123,10 @@ class ByOperator:
 
     async def start_on(self, start: PinnedStart) -> None:
         job = start.job
-        seen, (select, _, _) = await _look(self._commands, job)
+        seen, asked = await _look(self._commands, job)
         if seen.state not in WAITING:
             raise LrmRejectedError(f"job {job} is {seen.state}, and does not wait")
-        assignment = assign(job, select, start.nodes)
+        assignment = assign(job, asked.select, start.nodes)
         async with self._one_at_a_time:
             await self._require_room(job, assignment.processors)
             self._commands.vnodes.require(job, assignment)
@@ -181,3 +153,7 @@ class ByOperator:
                 await self._commands.change(client.hold([held], SITES), action="undo_start")
         except LrmNotFoundError:
             return
+
+
+Starting: TypeAlias = ByScheduler | ByOperator
+"""Their methods are those of `Lrm` for starts, and raise LrmError."""

@@ -17,7 +17,6 @@ from koala_adapter.model import LrmJob, LrmJobState
 from koala_adapter.wiki.codec.records import parse_jobs as parse_wiki_jobs
 from koala_adapter.wiki.codec.words import Dialect
 from koala_local.jobs import JobRecord, decode, encode
-from koala_pbs.jobs import parse_jobs as parse_pbs_jobs
 from koala_pbs.torque import read_torque
 from koala_sge.heldjobs import parse_explained, parse_wishes
 from koala_sge.listing import parse_jobs, parse_layouts
@@ -26,6 +25,7 @@ from koala_slurm.listing import parse_jobs as parse_slurm_jobs
 from koala_slurm.requests import MORE_FIELDS, parse_details, parse_everything, parse_one_detailed
 from koala_wiki.lrm import to_job
 from tests.examples import examples
+from tests.pbs_listings import parse_jobs as parse_pbs_jobs
 from tests.unit.plugins.test_local_parts import SAMPLE
 
 SAMPLES = Path(__file__).parent / "samples"

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm.commands import CommandResult
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, NodeState
-from koala_pbs.jobs import parse_jobs, parse_nodes, parse_requests, read_entries
-from koala_pbs.queues import largest_array, parse_queues, parse_server, served, walltime_limit
+from koala_pbs.jobs import JobRequest, read_entries
+from koala_pbs.queues import largest_array, served, walltime_limit
 from koala_pbs.torque import read_torque
 from koala_pbs.words import COMPLAINTS, submission_error
+from tests.pbs_listings import parse_jobs, parse_nodes, parse_queues, parse_requests, parse_server
 
 SAMPLES = Path(__file__).parent / "samples"
 DOCUMENTS = sorted(
@@ -90,7 +91,7 @@ class TestJobs:
 
     def test_hold_of_an_operator(self) -> None:
         """What conf/pbs_queuejob.py leaves: the site's hold."""
-        assert {"o"} <= {holds for _, _, holds in parse_requests(sample("hook-held-json.out")).values()}
+        assert {"o"} <= {one.holds for one in parse_requests(sample("hook-held-json.out")).values()}
         text = sample("qstat-one.out").replace('"job_state":\t"R"', '"job_state":\t"H"')
         (job,) = parse_jobs(text.replace('"Hold_Types":\t"n"', '"Hold_Types":\t"o"'))
         assert (job.state, job.hold) == (LrmJobState.HELD, HoldOwner.OPERATOR)
@@ -150,8 +151,9 @@ class TestJobs:
 
     def test_what_a_job_asks_for(self) -> None:
         requests = parse_requests(sample("qstat-tf-json.out"))
-        assert requests["90.vm"] == ("1:ncpus=2:vnode=n3+1:ncpus=1:vnode=n4", "vscatter", "n")
-        assert requests["87[].vm"][2] == "u"
+        select = "1:ncpus=2:vnode=n3+1:ncpus=1:vnode=n4"
+        assert requests["90.vm"] == JobRequest(select=select, place="vscatter", holds="n")
+        assert requests["87[].vm"].holds == "u"
 
 
 class TestDamage:

@@ -21,16 +21,13 @@ from koala_adapter.model import BatchKey, EndReason, LrmJob, Node, NodeState
 from koala_adapter.slots import Slot
 from koala_adapter.testing import new_context
 from koala_pbs import client as control
-from koala_pbs.jobs import assign, parse_exec_vnode, parse_jobs, parse_nodes, parse_select, parse_selections, tied_place
+from koala_pbs.jobs import assign, parse_exec_vnode, parse_select, tied_place
 from koala_pbs.lrm import PbsLrm
 from koala_pbs.queues import (
     QueueConfig,
     ServerConfig,
     ends_of,
     largest_array,
-    parse_queues,
-    parse_server,
-    parse_vnodes,
     placed,
     served,
     tied,
@@ -52,6 +49,7 @@ from koala_pbs.words import (
     submission_error,
 )
 from tests.fakes.scriptedrunner import ScriptedRunner
+from tests.pbs_listings import parse_jobs, parse_nodes, parse_queues, parse_selections, parse_server, parse_vnodes
 
 # The pure parts of the plugin ``pbs`` that nothing recorded is needed for: ids, chunks, command lines, directives.
 
