@@ -236,7 +236,7 @@ def jobs_of(*records: str) -> tuple[JobRecord, ...]:
         ("1:STATE=Idle;RMEM=9223372036854775908;", JobRecord(id="1", state="Idle", memory=100)),
         ("1:STATE=Idle;RMEM=2147483748;", JobRecord(id="1", state="Idle", memory=100)),
         ("1:STATE=Idle;COMPLETIONTIME=5;", JobRecord(id="1", state="Idle", completed_at=5)),
-        ("1:STATE=Idle;COLOUR=blue;", JobRecord(id="1", state="Idle", extra=(("COLOUR", "blue"),))),
+        ("1:STATE=Idle;COLOUR=blue;", JobRecord(id="1", state="Idle")),
         ("1:STATE=Idle;RCLASS=[a:2][b:1];", JobRecord(id="1", state="Idle", queue="[a:2][b:1]")),
         ("nebo.3:STATE=hold;", JobRecord(id="nebo.3", state="hold")),
     ],

@@ -15,10 +15,13 @@ from koala_adapter.errors import WikiError
 from koala_adapter.wiki.codec import verbs as requests
 from koala_adapter.wiki.codec.frames import FrameReader, open_reply, open_request, read_key, seal
 from koala_adapter.wiki.codec.records import (
+    Attribute,
     Count,
     JobRecord,
+    Kind,
     NodeRecord,
     Prepared,
+    attributes,
     build_job,
     build_node,
     fit_records,
@@ -35,15 +38,11 @@ from koala_adapter.wiki.codec.verbs import (
     parse_request,
 )
 from koala_adapter.wiki.codec.words import (
-    JOB_ATTRIBUTES,
-    NODE_ATTRIBUTES,
     VERBS,
-    Attribute,
     CancelType,
     Dialect,
     HostFormat,
     JobWord,
-    Kind,
     NodeWord,
     Verb,
     compressed,
@@ -83,14 +82,14 @@ def optional(attribute: Attribute) -> st.SearchStrategy[object]:
     return st.none() | VALUES[attribute.kind] if empty is None else empty
 
 
-def wanted(attributes: tuple[Attribute, ...], dialect: Dialect) -> dict[str, st.SearchStrategy[object]]:
-    return {item.field: optional(item) for item in attributes if dialect in item.dialects}
+def wanted(record: type, dialect: Dialect) -> dict[str, st.SearchStrategy[object]]:
+    return {name: optional(item) for name, item in attributes(record).items() if dialect in item.dialects}
 
 
 def jobs(dialect: Dialect) -> st.SearchStrategy[JobRecord]:
     """Return job records that can be built in a dialect."""
     own = {"id": JOB_IDS, "state": st.sampled_from([str(word) for word in JobWord]), "user": WORDS, "tasks": COUNTS}
-    others = {name: values for name, values in wanted(JOB_ATTRIBUTES, dialect).items() if name not in own}
+    others = {name: values for name, values in wanted(JobRecord, dialect).items() if name not in own}
     return st.fixed_dictionaries(own, optional=others).map(
         lambda values: JobRecord(**values)  # type: ignore[arg-type]
     )
@@ -104,7 +103,7 @@ def nodes(dialect: Dialect) -> st.SearchStrategy[NodeRecord]:
         # Maui gets both or it takes the missing one for "none are free".
         return node if dialect is Dialect.WIKI2 or node.classes_free else replace(node, classes_free=node.classes)
 
-    others = {name: values for name, values in wanted(NODE_ATTRIBUTES, dialect).items() if name not in own}
+    others = {name: values for name, values in wanted(NodeRecord, dialect).items() if name not in own}
     return (
         st.fixed_dictionaries(own, optional=others)
         .map(lambda values: NodeRecord(**values))  # type: ignore[arg-type]
@@ -163,7 +162,7 @@ def test_no_value_can_break_a_record(dialect: Dialect, text: str, names: list[st
     built = build_job(job, dialect)
     (read,) = parse_jobs(parse_reply(join_records([built])).require())
     assert (read.id, read.state, read.tasks, read.group) == ("1", JobWord.IDLE, 1, "end")
-    assert read.extra == ()
+    assert built.count(b";") == sum(getattr(read, name) not in {None, "", ()} for name in attributes(JobRecord))
     assert built.startswith(b"1:STATE=Idle;")
     assert built.endswith(b";GNAME=end;")
     assert not re.search(rb"[A-Z]=;", built)

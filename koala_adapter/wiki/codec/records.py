@@ -11,22 +11,16 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from koala_adapter.errors import WikiError
 from koala_adapter.wiki.codec.words import (
-    DOCUMENT_SYNONYMS,
-    JOB_ATTRIBUTES,
-    JOB_ORDER_WIKI2,
-    NODE_ATTRIBUTES,
-    NODE_SYNONYMS,
-    Attribute,
     Dialect,
     HostFormat,
     JobWord,
-    Kind,
     NodeWord,
     check_host,
     check_id,
@@ -59,6 +53,46 @@ _BASE_0 = re.compile(
 _BASE_10 = re.compile(r"\s*(?P<number>[+-]?[0-9]{1,40})", re.ASCII)
 _FLOAT = re.compile(r"\s*[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
 _CLASS = re.compile(r"\[([^\[\]:]*)(?::([^\[\]]*))?\]")
+
+
+class Kind(Enum):
+    """Notation of an attribute's value: number, word, text or list."""
+
+    COUNT = "count"
+    """Number, read as C does with base 0: ``0x10`` is 16, ``010`` is 8."""
+    TIME = "time"
+    """Decimal number: seconds since the epoch."""
+    FLOAT = "float"
+    WORD = "word"
+    """One name: no separator of any kind."""
+    TEXT = "text"
+    """Free text, quoted in WIKI2."""
+    NAMES = "names"
+    """Names joined by ``:``."""
+    TASKS = "tasks"
+    """Host list with one entry for each task."""
+    HOSTS = "hosts"
+    """Host list of what a job may or may not use."""
+    CLASSES = "classes"
+    """``[name:count][name:count]``."""
+    QUEUE = "queue"
+    """Of a job: ``[name:count]…`` or a plain name, quoted in WIKI2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribute:
+    """Name of one attribute on the wire, the notation of its value, and the dialects that have it."""
+
+    name: str
+    kind: Kind
+    synonym: str = ""
+    """Another name by which some peers send it; read, never sent."""
+    brief: bool = False
+    """Part of the short form of a record: a scheduler needs it to decide."""
+    dialects: frozenset[Dialect] = frozenset(Dialect)
+    """Where it is sent; a record read may have it in any."""
+    quoted_in: frozenset[Dialect] = frozenset({Dialect.WIKI2})
+    """Where a TEXT is in quotation marks."""
 
 
 class Count(NamedTuple):
@@ -247,12 +281,24 @@ _READERS: Mapping[Kind, Callable[[str], Value | None]] = {
 
 
 # -- Records -------------------------------------------------------------------------------------------------
+# Each field says what its attribute is called on the wire. Attributes are written in the order of the fields, but for
+# some of a job that Maui gets.
 
-Plan = tuple[tuple[str, "Callable[[Value], str]"], ...]
-"""How a record is written: the fields in their order, each with what writes its attribute."""
+_ONE: Final = frozenset({Dialect.WIKI})
+_TWO: Final = frozenset({Dialect.WIKI2})
+_NUMBERS: Final = frozenset({Kind.COUNT, Kind.TIME, Kind.FLOAT})
+_LISTS: Final = frozenset({Kind.NAMES, Kind.TASKS, Kind.HOSTS, Kind.CLASSES})
 
-_NODE_WORDS: Final = frozenset(map(str, NodeWord))
-_JOB_WORDS: Final = frozenset(map(str, JobWord))
+
+def _sent_as(name: str, kind: Kind, **details: Any) -> Any:  # noqa: ANN401 - of any type that a field has
+    """Return a field of a record that is sent as an attribute; ``details``: of `Attribute`."""
+    absent = None if kind in _NUMBERS else () if kind in _LISTS else ""
+    return field(default=absent, metadata={"attribute": Attribute(name=name, kind=kind, **details)})
+
+
+def attributes(record: type) -> dict[str, Attribute]:
+    """Return the attribute of each field of a kind of records, in their order."""
+    return {one.name: one.metadata["attribute"] for one in fields(record) if one.metadata}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,28 +306,27 @@ class NodeRecord:
     """A node as a resource manager reports it. None, "" and (): not reported. Memory and disk are in MB."""
 
     name: str
-    state: str = ""
+    state: str = _sent_as("STATE", Kind.WORD, brief=True)
     """A `NodeWord`, or whatever word a peer sent."""
-    updated_at: int | None = None
-    load: float | None = None
-    reason: str = ""
+    updated_at: int | None = _sent_as("UPDATETIME", Kind.TIME)
+    load: float | None = _sent_as("CPULOAD", Kind.FLOAT)
+    reason: str = _sent_as("CAT", Kind.TEXT, dialects=_TWO)
     """Why it is down or drained (CAT; WIKI2)."""
-    classes: tuple[Count, ...] = ()
+    classes: tuple[Count, ...] = _sent_as("CCLASS", Kind.CLASSES, brief=True)
     """Queues it serves, with the tasks each may have there. Maui also needs `classes_free`."""
-    classes_free: tuple[Count, ...] = ()
+    classes_free: tuple[Count, ...] = _sent_as("ACLASS", Kind.CLASSES, brief=True, dialects=_ONE)
     """When not given, what is sent to Maui is `classes`: it takes a missing ACLASS for "no room"."""
-    architecture: str = ""
-    operating_system: str = ""
-    features: tuple[str, ...] = ()
-    partition: str = ""
-    memory: int | None = None
-    memory_free: int | None = None
-    disk: int | None = None
-    processors: int | None = None
-    processors_free: int | None = None
+    architecture: str = _sent_as("ARCH", Kind.WORD)
+    operating_system: str = _sent_as("OS", Kind.WORD)
+    features: tuple[str, ...] = _sent_as("FEATURE", Kind.NAMES, synonym="FEATURES", brief=True)
+    """Slurm's sched/wiki misspells the name; Maui matches by prefix and so never noticed."""
+    partition: str = _sent_as("PARTITION", Kind.WORD, brief=True)
+    memory: int | None = _sent_as("CMEMORY", Kind.COUNT, brief=True)
+    memory_free: int | None = _sent_as("AMEMORY", Kind.COUNT)
+    disk: int | None = _sent_as("CDISK", Kind.COUNT)
+    processors: int | None = _sent_as("CPROC", Kind.COUNT, brief=True)
+    processors_free: int | None = _sent_as("APROC", Kind.COUNT, brief=True)
     """Maui believes it as it is, and does not subtract its own running jobs; without it, it computes."""
-    extra: tuple[tuple[str, str], ...] = ()
-    """Pairs (name, text) of attributes that were read and that koala does not use; never written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,51 +337,59 @@ class JobRecord:
     """
 
     id: str
-    state: str = ""
+    state: str = _sent_as("STATE", Kind.WORD, brief=True)
     """A `JobWord`, or whatever word a peer sent."""
-    exit_code: int | None = None
-    task_list: tuple[str, ...] = ()
-    """Hosts on which it runs, one entry for each task."""
-    host_list: tuple[str, ...] = ()
-    """Hosts it must use, one entry for each task slot."""
-    excluded_hosts: tuple[str, ...] = ()
-    eligible_at: int | None = None
-    features: tuple[str, ...] = ()
+    exit_code: int | None = _sent_as("EXITCODE", Kind.COUNT, dialects=_TWO)
+    features: tuple[str, ...] = _sent_as("RFEATURES", Kind.NAMES, brief=True)
     """All of them must be on its nodes."""
-    rejection: str = ""
-    directory: str = ""
-    executable: str = ""
-    updated_at: int | None = None
-    walltime: int | None = None
+    host_list: tuple[str, ...] = _sent_as("HOSTLIST", Kind.HOSTS, brief=True)
+    """Hosts it must use, one entry for each task slot."""
+    excluded_hosts: tuple[str, ...] = _sent_as("EXCLUDE_HOSTLIST", Kind.HOSTS, brief=True, dialects=_TWO)
+    eligible_at: int | None = _sent_as("STARTDATE", Kind.TIME, brief=True)
+    task_list: tuple[str, ...] = _sent_as("TASKLIST", Kind.TASKS, brief=True)
+    """Hosts on which it runs, one entry for each task."""
+    rejection: str = _sent_as("REJMESSAGE", Kind.TEXT, quoted_in=frozenset(Dialect))
+    directory: str = _sent_as("IWD", Kind.TEXT)
+    executable: str = _sent_as("EXEC", Kind.TEXT)
+    updated_at: int | None = _sent_as("UPDATETIME", Kind.TIME)
+    walltime: int | None = _sent_as("WCLIMIT", Kind.COUNT, brief=True)
     """Seconds. Without it Maui assumes 100 days."""
-    tasks: int | None = None
-    nodes: int | None = None
+    tasks: int | None = _sent_as("TASKS", Kind.COUNT, brief=True)
+    nodes: int | None = _sent_as("NODES", Kind.COUNT, brief=True)
     """Exactly so many; not reported: any number."""
-    tasks_per_node: int | None = None
-    processors_per_task: int | None = None
-    queued_at: int | None = None
-    started_at: int | None = None
+    tasks_per_node: int | None = _sent_as("TASKPERNODE", Kind.COUNT, brief=True, dialects=_ONE)
+    processors_per_task: int | None = _sent_as("DPROCS", Kind.COUNT, brief=True)
+    queued_at: int | None = _sent_as("QUEUETIME", Kind.TIME, brief=True)
+    started_at: int | None = _sent_as("STARTTIME", Kind.TIME, brief=True)
     """0 while it waits."""
-    partitions: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = _sent_as("PARTITIONMASK", Kind.NAMES, brief=True, dialects=_ONE)
     """Partitions of nodes that it may use; a name that no node has keeps it waiting for ever."""
-    memory_per_task: int | None = None
-    queue: str = ""
+    memory_per_task: int | None = _sent_as("DMEM", Kind.COUNT, brief=True, dialects=_ONE)
+    queue: str = _sent_as("RCLASS", Kind.QUEUE, brief=True)
     """Class (Maui) or partition (Slurm). More than one, or with counts: as on the wire, ``[a:2][b:1]``."""
-    memory: int | None = None
+    memory: int | None = _sent_as("RMEM", Kind.COUNT, brief=True)
     """That a node must have configured."""
-    comment: str = ""
-    completed_at: int | None = None
-    suspended_for: int | None = None
-    account: str = ""
-    name: str = ""
-    """Only in WIKI2: Maui takes it for the job's id."""
-    user: str = ""
-    group: str = ""
-    extra: tuple[tuple[str, str], ...] = ()
-    """Pairs (name, text) of attributes that were read and that koala does not use; never written."""
+    comment: str = _sent_as("COMMENT", Kind.TEXT)
+    completed_at: int | None = _sent_as("COMPLETETIME", Kind.TIME, synonym="COMPLETIONTIME", brief=True)
+    """The document has another name than the code of Maui."""
+    suspended_for: int | None = _sent_as("SUSPENDTIME", Kind.COUNT)
+    account: str = _sent_as("ACCOUNT", Kind.TEXT)
+    name: str = _sent_as("NAME", Kind.TEXT, dialects=_TWO)
+    """Never sent to Maui, where it overwrites the job's id."""
+    user: str = _sent_as("UNAME", Kind.WORD, brief=True)
+    group: str = _sent_as("GNAME", Kind.WORD, brief=True)
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
+
+Plan = tuple[tuple[str, "Callable[[Value], str]"], ...]
+"""How a record is written: the fields in their order, each with what writes its attribute."""
+
+_NODE_WORDS: Final = frozenset(map(str, NodeWord))
+_JOB_WORDS: Final = frozenset(map(str, JobWord))
+_FIRST_FOR_MAUI: Final = ("STATE", "TASKLIST", "HOSTLIST", "STARTDATE", "RFEATURES")
+_LAST_FOR_MAUI: Final = ("RCLASS", "COMMENT", "UNAME", "GNAME")
+"""Attributes of a job that stand before, and after, all others in WIKI, as Slurm has them."""
 
 
 def build_node(record: NodeRecord, dialect: Dialect, *, brief: bool = False) -> bytes:
@@ -345,7 +398,7 @@ def build_node(record: NodeRecord, dialect: Dialect, *, brief: bool = False) -> 
         raise WikiError(f"a node cannot be {record.state!r}", hint=f"allowed: {', '.join(NodeWord)}")
     if dialect is Dialect.WIKI and record.classes and not record.classes_free:
         record = replace(record, classes_free=record.classes)
-    return _assemble(check_host(record.name), record, _node_plan(dialect, brief))
+    return _assemble(check_host(record.name), record, _plan(NodeRecord, dialect, HostFormat.PLAIN, brief))
 
 
 def build_job(
@@ -360,32 +413,27 @@ def build_job(
         raise WikiError(f"a job cannot be {record.state!r}", hint=f"allowed: {', '.join(JobWord)}")
     if dialect is Dialect.WIKI and (not record.user or record.tasks is None):
         raise WikiError(f"job {record.id!r} needs a user and a number of tasks, or Maui defers it")
-    return _assemble(check_id(record.id), record, _job_plan(dialect, hosts, brief))
+    return _assemble(check_id(record.id), record, _plan(JobRecord, dialect, hosts, brief))
 
 
 def _assemble(name: str, record: NodeRecord | JobRecord, plan: Plan) -> bytes:
-    values = ((getattr(record, field), write) for field, write in plan)
+    values = ((getattr(record, attribute), write) for attribute, write in plan)
     written = (write(value) for value, write in values if value not in (None, "", ()))
     return f"{name}:{''.join(written)}".encode()
 
 
 @cache
-def _node_plan(dialect: Dialect, brief: bool) -> Plan:  # noqa: FBT001 - a key of the cache
-    wanted = [item for item in NODE_ATTRIBUTES if dialect in item.dialects and (item.brief or not brief)]
-    return _plan(wanted, dialect, HostFormat.PLAIN)
-
-
-@cache
-def _job_plan(dialect: Dialect, hosts: HostFormat, brief: bool) -> Plan:  # noqa: FBT001 - a key of the cache
-    wanted = [item for item in JOB_ATTRIBUTES if dialect in item.dialects and (item.brief or not brief)]
-    if dialect is Dialect.WIKI2:
-        first = {name: index for index, name in enumerate(JOB_ORDER_WIKI2)}
-        wanted.sort(key=lambda item: first.get(item.name, len(first)))
-    return _plan(wanted, dialect, hosts)
-
-
-def _plan(wanted: Sequence[Attribute], dialect: Dialect, hosts: HostFormat) -> Plan:
-    return tuple((attribute.field, writer(attribute, dialect, hosts)) for attribute in wanted)
+def _plan(record: type, dialect: Dialect, hosts: HostFormat, brief: bool) -> Plan:  # noqa: FBT001 - a key of the cache
+    """Return how records are written: the fields in the order of the dialect, each with what writes its attribute."""
+    written = [
+        (name, attribute)
+        for name, attribute in attributes(record).items()
+        if dialect in attribute.dialects and (attribute.brief or not brief)
+    ]
+    if record is JobRecord and dialect is Dialect.WIKI:
+        order = {name: place for place, name in enumerate((*_FIRST_FOR_MAUI, "", *_LAST_FOR_MAUI))}
+        written.sort(key=lambda item: order.get(item[1].name, order[""]))
+    return tuple((name, writer(attribute, dialect, hosts)) for name, attribute in written)
 
 
 # -- Listings ------------------------------------------------------------------------------------------------
@@ -397,11 +445,6 @@ NO_RECORD: Final = "(null)"
 """What Slurm sends, and counts, for a job that does not exist."""
 LONGEST_NAME: Final = 256
 """Characters of an id that is believed; a longer one is no id."""
-
-_NODES: Final = {attribute.name: attribute for attribute in NODE_ATTRIBUTES}
-_JOBS: Final = {attribute.name: attribute for attribute in JOB_ATTRIBUTES}
-_NODES.update({wrong: _NODES[right] for wrong, right in NODE_SYNONYMS.items()})
-_JOBS.update({wrong: _JOBS[right] for wrong, right in DOCUMENT_SYNONYMS.items()})
 
 _NEXT_RECORD: Final = re.compile(r"(?<!\\)#(?=[^\s:;#\"=]{1,256}:[A-Z][A-Z0-9_]*=|\(null\)|\Z)")
 _OUTSIDE_QUOTES: Final = re.compile(r'(?:[^#"\\]|\\.|"(?:[^"\\]|\\.)*")+', re.DOTALL)
@@ -458,7 +501,7 @@ def fit_records(records: Sequence[Prepared], *, limit: int) -> list[bytes]:
 def parse_nodes(argument: str) -> tuple[NodeRecord, ...]:
     """Return the nodes of a GETNODES reply (what follows ``ARG=``); ``n[1-3]:…`` becomes three. Raises WikiError."""
     nodes: list[NodeRecord] = []
-    for node in _parse(argument, NodeRecord, "name", _NODES):
+    for node in _parse(argument, NodeRecord, "name"):
         names = expand(node.name) if "[" in node.name else (node.name,)
         nodes += [node] if names == (node.name,) else [replace(node, name=name) for name in names]
     return tuple(nodes)
@@ -466,15 +509,20 @@ def parse_nodes(argument: str) -> tuple[NodeRecord, ...]:
 
 def parse_jobs(argument: str) -> tuple[JobRecord, ...]:
     """Return the jobs of a GETJOBS reply (what follows ``ARG=``). Records ``(null)`` are left out. Raises WikiError."""
-    return tuple(_parse(argument, JobRecord, "id", _JOBS))
+    return tuple(_parse(argument, JobRecord, "id"))
 
 
-def _parse(argument: str, kind: type[Record], key: str, table: Mapping[str, Attribute]) -> list[Record]:
+def _parse(argument: str, kind: type[Record], key: str) -> list[Record]:
+    known = {
+        word: (name, attribute)
+        for name, attribute in attributes(kind).items()
+        for word in {attribute.name, attribute.synonym} - {""}
+    }
     records: list[Record] = []
     for text in split_records(argument):
         id_, colon, rest = text.partition(":")
         if colon and id_ and len(id_) <= LONGEST_NAME:
-            records.append(kind(**{**_values(rest, table), key: id_}))
+            records.append(kind(**{**_values(rest, known), key: id_}))
     return records
 
 
@@ -498,22 +546,20 @@ def split_records(argument: str) -> list[str]:
     return [text for text in texts[:count] if text and text != NO_RECORD]
 
 
-def _values(rest: str, table: Mapping[str, Attribute]) -> dict[str, Any]:
-    """Return the fields of a record by name. Quotes, escapes and unknown names are handled as Maui does."""
+def _values(rest: str, known: Mapping[str, tuple[str, Attribute]]) -> dict[str, Any]:
+    """Return the fields of a record by name. Quotes and escapes are handled as Maui does; unknown names are left out.
+
+    ``known``: fields and attributes by their names on the wire.
+    """
     values: dict[str, Any] = {}
-    extra: list[tuple[str, str]] = []
     for found in _ATTRIBUTE.finditer(rest):
-        quoted = found["quoted"]
-        text = _ESCAPE.sub(r"\1", found["bare"] if quoted is None else quoted)
-        attribute = table.get(found["name"])
-        if attribute is None:
-            extra.append((found["name"], text))
+        if found["name"] not in known:
             continue
-        value = read(attribute, text)
-        if attribute.field == "memory" and isinstance(value, int):
+        name, attribute = known[found["name"]]
+        quoted = found["quoted"]
+        value = read(attribute, _ESCAPE.sub(r"\1", found["bare"] if quoted is None else quoted))
+        if name == "memory" and isinstance(value, int):
             value = without_flags(value)
         if value is not None:
-            values[attribute.field] = value
-    if extra:
-        values["extra"] = tuple(extra)
+            values[name] = value
     return values

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vocabulary of WIKI in both dialects: verbs, codes, states, attributes, signals, host lists. Pure."""
+"""The vocabulary of WIKI in both dialects: verbs, codes, states, signals, host lists. Pure."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from enum import Enum, IntEnum, StrEnum
+from enum import IntEnum, StrEnum
 from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 
-# -- Words, codes and attributes -----------------------------------------------------------------------------
-# Attributes have the form in which they are written; the fields of records say their units.
+# -- Words and codes -----------------------------------------------------------------------------------------
 
 
 class Dialect(StrEnum):
@@ -185,112 +183,6 @@ SIGNALS: Final = MappingProxyType(
     }
 )
 """The names that SIGNALJOB accepts (without SIG, in any case), as the numbers of Linux."""
-
-
-class Kind(Enum):
-    """Notation of an attribute's value: number, word, text or list."""
-
-    COUNT = "count"
-    """Number, read as C does with base 0: ``0x10`` is 16, ``010`` is 8."""
-    TIME = "time"
-    """Decimal number: seconds since the epoch."""
-    FLOAT = "float"
-    WORD = "word"
-    """One name: no separator of any kind."""
-    TEXT = "text"
-    """Free text, quoted in WIKI2."""
-    NAMES = "names"
-    """Names joined by ``:``."""
-    TASKS = "tasks"
-    """Host list with one entry for each task."""
-    HOSTS = "hosts"
-    """Host list of what a job may or may not use."""
-    CLASSES = "classes"
-    """``[name:count][name:count]``."""
-    QUEUE = "queue"
-    """Of a job: ``[name:count]…`` or a plain name, quoted in WIKI2."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attribute:
-    """Name of one attribute on the wire, the field of the record it comes from, and the dialects that have it."""
-
-    name: str
-    field: str
-    kind: Kind
-    brief: bool = False
-    """Part of the short form of a record: a scheduler needs it to decide."""
-    dialects: frozenset[Dialect] = frozenset(Dialect)
-    """Where it is sent; a record read may have it in any."""
-    quoted_in: frozenset[Dialect] = frozenset({Dialect.WIKI2})
-    """Where a TEXT is in quotation marks."""
-
-
-_ONE: Final = frozenset({Dialect.WIKI})
-_TWO: Final = frozenset({Dialect.WIKI2})
-
-NODE_ATTRIBUTES: Final = (
-    Attribute(name="STATE", field="state", kind=Kind.WORD, brief=True),
-    Attribute(name="UPDATETIME", field="updated_at", kind=Kind.TIME),
-    Attribute(name="CPULOAD", field="load", kind=Kind.FLOAT),
-    Attribute(name="CAT", field="reason", kind=Kind.TEXT, dialects=_TWO),
-    Attribute(name="CCLASS", field="classes", kind=Kind.CLASSES, brief=True),
-    Attribute(name="ACLASS", field="classes_free", kind=Kind.CLASSES, brief=True, dialects=_ONE),
-    Attribute(name="ARCH", field="architecture", kind=Kind.WORD),
-    Attribute(name="OS", field="operating_system", kind=Kind.WORD),
-    Attribute(name="FEATURE", field="features", kind=Kind.NAMES, brief=True),
-    Attribute(name="PARTITION", field="partition", kind=Kind.WORD, brief=True),
-    Attribute(name="CMEMORY", field="memory", kind=Kind.COUNT, brief=True),
-    Attribute(name="AMEMORY", field="memory_free", kind=Kind.COUNT),
-    Attribute(name="CDISK", field="disk", kind=Kind.COUNT),
-    Attribute(name="CPROC", field="processors", kind=Kind.COUNT, brief=True),
-    Attribute(name="APROC", field="processors_free", kind=Kind.COUNT, brief=True),
-)
-"""What a node record may say, in the order in which it is written."""
-
-NODE_SYNONYMS: Final = MappingProxyType({"FEATURES": "FEATURE"})
-"""Slurm's sched/wiki misspells the name; Maui matches by prefix and so never noticed."""
-
-JOB_ATTRIBUTES: Final = (
-    Attribute(name="STATE", field="state", kind=Kind.WORD, brief=True),
-    Attribute(name="EXITCODE", field="exit_code", kind=Kind.COUNT, dialects=_TWO),
-    Attribute(name="TASKLIST", field="task_list", kind=Kind.TASKS, brief=True),
-    Attribute(name="HOSTLIST", field="host_list", kind=Kind.HOSTS, brief=True),
-    Attribute(name="EXCLUDE_HOSTLIST", field="excluded_hosts", kind=Kind.HOSTS, brief=True, dialects=_TWO),
-    Attribute(name="STARTDATE", field="eligible_at", kind=Kind.TIME, brief=True),
-    Attribute(name="RFEATURES", field="features", kind=Kind.NAMES, brief=True),
-    Attribute(name="REJMESSAGE", field="rejection", kind=Kind.TEXT, quoted_in=frozenset(Dialect)),
-    Attribute(name="IWD", field="directory", kind=Kind.TEXT),
-    Attribute(name="EXEC", field="executable", kind=Kind.TEXT),
-    Attribute(name="UPDATETIME", field="updated_at", kind=Kind.TIME),
-    Attribute(name="WCLIMIT", field="walltime", kind=Kind.COUNT, brief=True),
-    Attribute(name="TASKS", field="tasks", kind=Kind.COUNT, brief=True),
-    Attribute(name="NODES", field="nodes", kind=Kind.COUNT, brief=True),
-    Attribute(name="TASKPERNODE", field="tasks_per_node", kind=Kind.COUNT, brief=True, dialects=_ONE),
-    Attribute(name="DPROCS", field="processors_per_task", kind=Kind.COUNT, brief=True),
-    Attribute(name="QUEUETIME", field="queued_at", kind=Kind.TIME, brief=True),
-    Attribute(name="STARTTIME", field="started_at", kind=Kind.TIME, brief=True),
-    Attribute(name="PARTITIONMASK", field="partitions", kind=Kind.NAMES, brief=True, dialects=_ONE),
-    Attribute(name="DMEM", field="memory_per_task", kind=Kind.COUNT, brief=True, dialects=_ONE),
-    Attribute(name="RCLASS", field="queue", kind=Kind.QUEUE, brief=True, dialects=_TWO),
-    Attribute(name="RMEM", field="memory", kind=Kind.COUNT, brief=True),
-    Attribute(name="COMMENT", field="comment", kind=Kind.TEXT, dialects=_TWO),
-    Attribute(name="COMPLETETIME", field="completed_at", kind=Kind.TIME, brief=True),
-    Attribute(name="SUSPENDTIME", field="suspended_for", kind=Kind.COUNT),
-    Attribute(name="ACCOUNT", field="account", kind=Kind.TEXT),
-    Attribute(name="RCLASS", field="queue", kind=Kind.QUEUE, brief=True, dialects=_ONE),
-    Attribute(name="COMMENT", field="comment", kind=Kind.TEXT, dialects=_ONE),
-    Attribute(name="NAME", field="name", kind=Kind.TEXT, dialects=_TWO),
-    Attribute(name="UNAME", field="user", kind=Kind.WORD, brief=True),
-    Attribute(name="GNAME", field="group", kind=Kind.WORD, brief=True),
-)
-"""What a job record may say. NAME is never sent to Maui, where it overwrites the job's id."""
-
-JOB_ORDER_WIKI2: Final = ("STATE", "EXITCODE", "RFEATURES", "HOSTLIST", "EXCLUDE_HOSTLIST", "STARTDATE")
-"""In WIKI2 Slurm begins a record with these."""
-
-DOCUMENT_SYNONYMS: Final = MappingProxyType({"COMPLETIONTIME": "COMPLETETIME"})
-"""Names that the document has where the code of Maui has others; read, never sent."""
 
 
 # -- Host and task lists -------------------------------------------------------------------------------------
