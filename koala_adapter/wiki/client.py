@@ -140,12 +140,12 @@ async def exchange(peer: Peer, request: Request, host: LrmHost = THIS_HOST) -> R
     message = build_request(request, peer.dialect)
     frame = seal(message, key=peer.key, timestamp=int(time.time()), user=peer.user, limit=LARGEST_SIZE)
     if not host.here:
-        return _believed(await _asked_there(host, frame, peer, verb=str(request.verb)), peer)
+        return _believed(await _asked_there(host, frame, peer, verb=request.verb), peer)
     deadline = anyio.current_time() + peer.timeout
     stream = await _connect(peer, deadline)
     try:
         with anyio.CancelScope(deadline=deadline) as scope:
-            payload = await _ask(stream, frame, peer, verb=str(request.verb))
+            payload = await _ask(stream, frame, peer, verb=request.verb)
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.aclose_forcefully(stream)

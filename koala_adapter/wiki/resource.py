@@ -33,6 +33,7 @@ from koala_adapter.wiki.codec.verbs import (
     GetJobs,
     GetNodes,
     Initialize,
+    JobRequest,
     ModifyJob,
     NotifyJob,
     RequeueJob,
@@ -45,7 +46,6 @@ from koala_adapter.wiki.codec.verbs import (
     build_initialized,
     build_refusal,
     build_start_info,
-    done,
     parse_request,
 )
 from koala_adapter.wiki.codec.words import CancelType, Dialect, HostFormat, Status
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from koala_adapter.wiki.codec.frames import Key
     from koala_adapter.wiki.codec.records import Prepared
     from koala_adapter.wiki.codec.verbs import Request
-    from koala_adapter.wiki.codec.words import Verb
     from koala_adapter.wiki.serving import RunningJobsFile, ServerOptions
 
 
@@ -76,7 +75,7 @@ UNREADABLE = "unreadable"
 class AskedRequest:
     """A request that is being answered."""
 
-    verb: Verb | None = None
+    verb: str | None = None
     """None until it is known."""
 
 
@@ -95,7 +94,7 @@ class WikiMeter:
             yield asked
             answered = True
         finally:
-            verb = UNREADABLE if asked.verb is None else str(asked.verb)
+            verb = asked.verb or UNREADABLE
             self.meter.observe(metric.WIKI_SECONDS, verb, seconds=time.monotonic() - begun)
             if not answered:
                 self.meter.add(metric.WIKI_REFUSALS, verb)
@@ -151,9 +150,9 @@ class Verbs:
             NotifyJob: self._notify,
         }
 
-    async def act(self, request: Request, peer: str) -> str:
+    async def act(self, request: JobRequest, peer: str) -> str:
         """Carry out a request that changes something and return the response text. Raises WikiError with a status."""
-        what, job = str(request.verb), getattr(request, "job", "")
+        what, job = request.verb, request.job
         begun = anyio.current_time()
         try:
             text = await self._acts[type(request)](request)
@@ -184,7 +183,7 @@ class Verbs:
             await self._lrm.cancel([LrmJobId(request.job)])
         self._inventory.promise(request.job, Promise(until=self._steady() + PROMISED, cancelled=True))
         self._readings.invalidate()
-        return done(request.verb, request.job)
+        return request.response
 
     async def _suspend(self, request: SuspendJob) -> str:
         if await self._look(request.job) is LrmJobState.SUSPENDED:
@@ -223,7 +222,7 @@ class Verbs:
             raise WikiError(f"Invalid signal: there is no {request.signal}", status=Status.REFUSED)
         with refusing():
             await self._lrm.signal([LrmJobId(request.job)], request.signal)
-        return done(request.verb, request.job)
+        return request.response
 
     async def _modify(self, request: ModifyJob) -> str:
         await self._look(request.job, active=False)
@@ -236,13 +235,13 @@ class Verbs:
         with refusing():
             await self._lrm.modify(LrmJobId(request.job), walltime=60 * int(limit))
         self._readings.invalidate()
-        return done(request.verb, request.job)
+        return request.response
 
     async def _notify(self, request: NotifyJob) -> str:
         await self._look(request.job)
         with refusing():
             await self._lrm.notify(LrmJobId(request.job), request.message)
-        return done(request.verb, request.job)
+        return request.response
 
     async def _know(self, job: str) -> None:
         with refusing():
@@ -267,7 +266,7 @@ class Verbs:
             self._readings.invalidate()
             with anyio.move_on_after(self._options.reply_within / 2):
                 await self._await_change(request.job, is_seen)
-        return done(request.verb, request.job)
+        return request.response
 
     async def _await_change(self, job: str, is_seen: Callable[[LrmJob], bool]) -> None:
         """Wait until a change of a job shows, or the job is over. Raises LrmError."""
@@ -372,7 +371,7 @@ class WikiResource:
             if error.status is not None:
                 raise
             # Whoever sent a proper request gets an answer, also when the answer it wants cannot be written.
-            log.warning("no proper answer", verb=str(request.verb), peer=peer, reason=error.message)
+            log.warning("no proper answer", verb=request.verb, peer=peer, reason=error.message)
             raise WikiError(error.message, status=Status.FAILURE) from error
 
     async def _carry_out(self, request: Request, peer: str) -> bytes:
@@ -388,7 +387,9 @@ class WikiResource:
                 return build_start_info(estimate_start(self.inventory, request, now=self._clock()))
             case Initialize():
                 return self._initialize(request, peer)
-        return build_answer(Status.SUCCESS, await self.verbs.act(request, peer))
+            case JobRequest():
+                return build_answer(Status.SUCCESS, await self.verbs.act(request, peer))
+        raise AssertionError(f"{request.verb} is a request that is read and not answered")
 
     async def _refresh(self) -> None:
         """Read the batch system if the last reading is too old, within the time in which a poll must be answered."""
@@ -422,5 +423,5 @@ class WikiResource:
         if request.event_port is not None:
             self.notifier.send_to(self.options.event_host or peer, request.event_port)
         hosts = self.inventory.hosts if self.options.dialect is Dialect.WIKI2 else HostFormat.PLAIN
-        log.info("done", verb=str(request.verb), peer=peer, event_port=self.notifier.port, hosts=str(hosts))
+        log.info("done", verb=request.verb, peer=peer, event_port=self.notifier.port, hosts=str(hosts))
         return build_initialized(self.notifier.port, hosts)

@@ -28,7 +28,7 @@ from koala_adapter.lrm.rate import CircuitBreaker
 from koala_adapter.lrm.startlog import OriginalRequest, Pin
 from koala_adapter.lrm.starts import OVER, Stage, up_for_us
 from koala_adapter.model import OCCUPYING, WAITING, HoldOwner, LrmJobId, LrmJobState, NodeState
-from koala_adapter.wiki.codec.verbs import StartInfo, done, not_started
+from koala_adapter.wiki.codec.verbs import StartInfo, not_started
 from koala_adapter.wiki.codec.words import Status, WaitReason
 from koala_adapter.wiki.inventory import SETBACK, Promise, host_counts
 from koala_adapter.wiki.reporting import hosts_of_tasks, is_startable, lacks, offer, tasks_of
@@ -51,12 +51,6 @@ if TYPE_CHECKING:
 #
 # The account of room is ours: processors that were promised a moment ago are gone, whatever the LRM still shows. Codes
 # and first words of the refusals are Slurm's, which schedulers know; what follows them is for the administrator.
-
-
-def refused(job: str, hosts: Sequence[str], reason: WaitReason, why: str) -> WikiError:
-    """Return the error of a refused start, with Slurm's status and the reason."""
-    error = not_started(job, hosts, reason)
-    return WikiError(f"{error.message}: {why}" if why else error.message, status=error.status)
 
 
 def require_job(inventory: Inventory, id_: str) -> LrmJob:
@@ -111,57 +105,57 @@ def _places(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> tuple[st
 
 def _require_ours(inventory: Inventory, job: LrmJob, hosts: Sequence[str], now: float) -> None:
     if job.dependent:
-        raise refused(job.id, hosts, WaitReason.DEPENDENCY, "it waits for other jobs")
+        raise not_started(job.id, hosts, WaitReason.DEPENDENCY, "it waits for other jobs")
     if job.eligible_at is not None and job.eligible_at > now:
-        raise refused(job.id, hosts, WaitReason.BEGIN_TIME, f"not before {int(job.eligible_at)}")
+        raise not_started(job.id, hosts, WaitReason.BEGIN_TIME, f"not before {int(job.eligible_at)}")
     if job.obstacle and not job.obstacle.startswith(SETBACK):
-        raise refused(job.id, hosts, WaitReason.BAD_CONSTRAINTS, job.obstacle)
+        raise not_started(job.id, hosts, WaitReason.BAD_CONSTRAINTS, job.obstacle)
     if is_startable(job, user_holds=inventory.words.user_holds):
         return
     if job.state is LrmJobState.HELD:
         if job.tied:
-            raise refused(
+            raise not_started(
                 job.id, hosts, WaitReason.HELD, "it was queued again, and still has the nodes of an earlier start"
             )
         whose = "its user" if job.hold is HoldOwner.USER else "somebody else" if job.hold else "the batch system"
-        raise refused(job.id, hosts, WaitReason.HELD, f"held by {whose}, not by the site")
-    raise refused(job.id, hosts, WaitReason.PRIORITY, "it is not held: the batch system itself starts it")
+        raise not_started(job.id, hosts, WaitReason.HELD, f"held by {whose}, not by the site")
+    raise not_started(job.id, hosts, WaitReason.PRIORITY, "it is not held: the batch system itself starts it")
 
 
 def _require_shape(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> None:
     told = offer(job, inventory.offered, one_node=inventory.words.one_node)
     if len(hosts) not in {tasks_of(job), told.tasks}:
         why = f"{len(hosts)} tasks are listed, and it has {tasks_of(job)}"
-        raise refused(job.id, hosts, WaitReason.RESOURCES, why)
+        raise not_started(job.id, hosts, WaitReason.RESOURCES, why)
     counts = host_counts(hosts_of_tasks(job, hosts))
     least, most = job.node_bounds
     if not least <= len(counts) <= (most or len(counts)):
         why = f"{len(counts)} nodes are listed, and it insists on {job.nodes_asked}"
-        raise refused(job.id, hosts, WaitReason.BAD_CONSTRAINTS, why)
+        raise not_started(job.id, hosts, WaitReason.BAD_CONSTRAINTS, why)
     if job.tasks_per_node is not None and max(counts.values()) > job.tasks_per_node:
         why = f"it wants at most {job.tasks_per_node} tasks on a node"
-        raise refused(job.id, hosts, WaitReason.BAD_CONSTRAINTS, why)
+        raise not_started(job.id, hosts, WaitReason.BAD_CONSTRAINTS, why)
     missing = set(job.requested_nodes) - {inventory.nodes[host].node.name for host in counts}
     if missing:
-        raise refused(job.id, hosts, WaitReason.BAD_CONSTRAINTS, f"it must run on {', '.join(sorted(missing))}")
+        raise not_started(job.id, hosts, WaitReason.BAD_CONSTRAINTS, f"it must run on {', '.join(sorted(missing))}")
     offered = {host.wire: host for host in inventory.offered}
     for host in counts:
         lacking = lacks(job, offered[host])
         if lacking:
-            raise refused(job.id, hosts, WaitReason.BAD_CONSTRAINTS, f"{host} {lacking}")
+            raise not_started(job.id, hosts, WaitReason.BAD_CONSTRAINTS, f"{host} {lacking}")
 
 
 def _require_room(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> None:
     for host, tasks in host_counts(hosts).items():
         entry = inventory.nodes[host]
         if entry.node.state is NodeState.DRAINING:
-            raise refused(job.id, hosts, WaitReason.RESOURCES, f"{host} is draining")
+            raise not_started(job.id, hosts, WaitReason.RESOURCES, f"{host} is draining")
         if entry.node.state is not NodeState.UP:
             raise WikiError(f"TASKLIST includes non-responsive node: {host}", status=Status.REFUSED)
         wanted, free = tasks * job.processors_per_task, entry.node.processors - entry.used
         if wanted > free:
             why = f"{host} has {max(0, free)} free processors, and {wanted} are wanted"
-            raise refused(job.id, hosts, WaitReason.RESOURCES, why)
+            raise not_started(job.id, hosts, WaitReason.RESOURCES, why)
 
 
 def _choose(inventory: Inventory, job: LrmJob) -> tuple[str, ...]:
@@ -176,7 +170,7 @@ def _choose(inventory: Inventory, job: LrmJob) -> tuple[str, ...]:
         hosts += [name] * max(0, min(free, tasks_of(job) - len(hosts)))
         if len(hosts) == tasks_of(job):
             return tuple(hosts)
-    raise refused(job.id, (), WaitReason.RESOURCES, "there is no room for it now")
+    raise not_started(job.id, (), WaitReason.RESOURCES, "there is no room for it now")
 
 
 def estimate_start(inventory: Inventory, request: WillRun, *, now: float) -> StartInfo | None:
@@ -361,7 +355,7 @@ FIRST_LOOK, SLOWEST_LOOK = 0.5, 4.0
 """Seconds between two looks at what has become of starts."""
 MOMENTS = (0.1, 0.2, 0.4, 0.8)
 """Seconds between the looks at an element of an array that seems not to be held."""
-SHAPE_REASONS = frozenset({WaitReason.BAD_CONSTRAINTS, WaitReason.DEPENDENCY})
+LASTING = frozenset({WaitReason.BAD_CONSTRAINTS.status, WaitReason.DEPENDENCY.status})
 """Refusals that nothing but another request, or another job, can change."""
 
 
@@ -424,7 +418,7 @@ class JobStarts:
             if isinstance(refusal, LrmNotFoundError):
                 self._readings.invalidate()
             raise self._not_started(request, refusal)
-        return done(request.verb, request.job)
+        return request.response
 
     async def _look_again(self, id_: str) -> None:
         """Read again a job that seems not to be held, and for a few moments an array element.
@@ -472,8 +466,7 @@ class JobStarts:
         known = self._inventory.job(job)
         if known is None or known.state not in WAITING or refusal.status is None:
             return
-        reason = -int(refusal.status) - 910
-        self._inventory.set_back(job, refusal.message, refused=reason in SHAPE_REASONS)
+        self._inventory.set_back(job, refusal.message, refused=refusal.status in LASTING)
 
     def _not_started(self, request: StartJob, failure: LrmError) -> WikiError:
         if isinstance(failure, LrmNotFoundError):
@@ -481,7 +474,7 @@ class JobStarts:
         if isinstance(failure, LrmUnsupportedError):
             return WikiError(failure.message, status=Status.UNSUPPORTED)
         reason = WaitReason.BAD_CONSTRAINTS if isinstance(failure, LrmRejectedError) else WaitReason.RESOURCES
-        return refused(request.job, request.tasks, reason, str(failure))
+        return not_started(request.job, request.tasks, reason, str(failure))
 
     # -- following ---------------------------------------------------------------------------------------------------
 

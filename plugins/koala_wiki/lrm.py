@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from koala_adapter.lrm import ClusterContext, PinnedStart, RenderedSubmission, Submission
-    from koala_adapter.wiki.codec.verbs import Reply, Request
+    from koala_adapter.wiki.codec.verbs import JobRequest, Reply, Request
 
 
 # -- Settings ------------------------------------------------------------------------------------------------
@@ -468,25 +468,24 @@ class WikiLrm(Lrm):
         try:
             argument = reply.require()
         except WikiError as error:
-            raise to_lrm_error(error, what=str(request.verb), of_query=True) from error
+            raise to_lrm_error(error, what=request.verb, of_query=True) from error
         if reply.argument is None:
             raise LrmRejectedError(f"{self._peer} answered {request.verb} without a list: {reply.text[:80]!r}")
         return argument
 
-    async def _do(self, request: Request, *, urgent: bool = False, gone_is_fine: bool = False) -> None:
+    async def _do(self, request: JobRequest, *, urgent: bool = False, gone_is_fine: bool = False) -> None:
         try:
             (await self._exchange(request, urgent=urgent)).require()
         except WikiError as error:
             if gone_is_fine and is_gone(error):
                 return
-            what = f"{request.verb} of {getattr(request, 'job', '?')}"
-            raise to_lrm_error(error, what=what) from error
+            raise to_lrm_error(error, what=f"{request.verb} of {request.job}") from error
 
     async def _exchange(self, request: Request, *, urgent: bool = False) -> Reply:
         await self._commands.admit(urgent=urgent)
         user = self._peer.user or (await self._commands.host.facts()).user
         peer = replace(self._peer, user=user, timeout=self._commands.bounded(self._peer.timeout))
-        with self._commands.timed(str(request.verb)):
+        with self._commands.timed(request.verb):
             try:
                 return await exchange(peer, request, self._commands.host)
             except WikiError as error:

@@ -205,7 +205,7 @@ def test_responses_are_one_line() -> None:
 
 def test_refusals_have_the_words_of_slurm() -> None:
     """A refusal to start carries reason and code as Slurm wrote them; one without a status is a plain failure."""
-    refusal = not_started("58", ("n3", "n3", "n4"), WaitReason.RESOURCES)
+    refusal = not_started("58", ("n3", "n3", "n4"), WaitReason.RESOURCES, "")
     assert build_refusal(refusal) == b"SC=-913 RESPONSE=Could not start job 58(n[3-4]): Resources"
     assert build_refusal(WikiError("no")) == b"SC=-1 RESPONSE=no"
 

@@ -38,13 +38,11 @@ from koala_adapter.wiki.codec.verbs import (
     parse_request,
 )
 from koala_adapter.wiki.codec.words import (
-    VERBS,
     CancelType,
     Dialect,
     HostFormat,
     JobWord,
     NodeWord,
-    Verb,
     compressed,
     expand,
     plain,
@@ -192,27 +190,29 @@ def all_requests(dialect: Dialect) -> st.SearchStrategy[requests.Request]:
     ids = st.lists(JOB_IDS, max_size=4).map(tuple)
     old = st.sampled_from([True])
     tasks = st.lists(HOSTS, max_size=6).map(tuple)
-    some: dict[Verb, st.SearchStrategy[requests.Request]] = {
-        Verb.GETNODES: st.builds(requests.GetNodes, since=TIMES, names=st.none() | tasks),
-        Verb.GETJOBS: st.builds(requests.GetJobs, since=TIMES, ids=st.none() | ids),
-        Verb.STARTJOB: st.builds(requests.StartJob, job=JOB_IDS, tasks=tasks, comment=comments),
-        Verb.CANCELJOB: st.builds(requests.CancelJob, job=JOB_IDS, type=st.sampled_from(CancelType), comment=comments),
-        Verb.SUSPENDJOB: st.builds(requests.SuspendJob, job=JOB_IDS),
-        Verb.RESUMEJOB: st.builds(requests.ResumeJob, job=JOB_IDS),
-        Verb.REQUEUEJOB: st.builds(requests.RequeueJob, job=JOB_IDS),
-        Verb.MODIFYJOB: st.builds(requests.ModifyJob, job=JOB_IDS, changes=CHANGES),
-        Verb.SIGNALJOB: st.builds(requests.SignalJob, job=JOB_IDS, signal=st.integers(1, 64)),
-        Verb.NOTIFYJOB: st.builds(requests.NotifyJob, job=JOB_IDS, message=TEXTS),
-        Verb.INITIALIZE: st.builds(
+    some: dict[type[requests.Request], st.SearchStrategy[requests.Request]] = {
+        requests.GetNodes: st.builds(requests.GetNodes, since=TIMES, names=st.none() | tasks),
+        requests.GetJobs: st.builds(requests.GetJobs, since=TIMES, ids=st.none() | ids),
+        requests.StartJob: st.builds(requests.StartJob, job=JOB_IDS, tasks=tasks, comment=comments),
+        requests.CancelJob: st.builds(
+            requests.CancelJob, job=JOB_IDS, type=st.sampled_from(CancelType), comment=comments
+        ),
+        requests.SuspendJob: st.builds(requests.SuspendJob, job=JOB_IDS),
+        requests.ResumeJob: st.builds(requests.ResumeJob, job=JOB_IDS),
+        requests.RequeueJob: st.builds(requests.RequeueJob, job=JOB_IDS),
+        requests.ModifyJob: st.builds(requests.ModifyJob, job=JOB_IDS, changes=CHANGES),
+        requests.SignalJob: st.builds(requests.SignalJob, job=JOB_IDS, signal=st.integers(1, 64)),
+        requests.NotifyJob: st.builds(requests.NotifyJob, job=JOB_IDS, message=TEXTS),
+        requests.Initialize: st.builds(
             requests.Initialize,
             event_port=st.none() | st.integers(0, 65535),
             hosts=st.none() | st.sampled_from(HostFormat),
         ),
-        Verb.JOBWILLRUN: st.builds(requests.WillRun, job=JOB_IDS, nodes=tasks, not_before=st.none() | TIMES)
+        requests.WillRun: st.builds(requests.WillRun, job=JOB_IDS, nodes=tasks, not_before=st.none() | TIMES)
         | st.builds(requests.WillRun, job=JOB_IDS, nodes=tasks, preempt=st.lists(JOB_IDS, max_size=2).map(tuple))
         | st.builds(requests.WillRun, job=JOB_IDS, nodes=tasks, not_before=st.none() | TIMES, old=old),
     }
-    return st.one_of([strategy for verb, strategy in some.items() if verb in VERBS[dialect]])
+    return st.one_of([strategy for kind, strategy in some.items() if dialect in kind.dialects])
 
 
 @pytest.mark.parametrize("dialect", list(Dialect))
@@ -296,7 +296,7 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 
 PIECES = st.sampled_from(
     [b"CMD=", b"ARG=", b"SC=", b"TS=", b"DT=", b"AUTH=", b"CK=", b"TASKLIST=", b"TYPE=", b"VALUE=", b"NODES=", b"MSG="]
-    + [verb.encode() for verb in Verb]
+    + [kind.verb.encode() for kind in requests.REQUESTS]
     + [b"STATE=", b"TASKS=", b"CCLASS=[a:1]", b"CRES=a:1", b"RCLASS=", b"WCLIMIT=", b"CPULOAD=", b"RMEM=", b"COMMENT="]
     + [b"0", b"-1", b"99999999999999999999", b"0x", b"1e999", b"n[1-3]", b"n[", b"*9", b",", b":", b";", b"#", b'"']
     + [b"\\", b" ", b"\n", b"\0", b"1", b"ALL", b"JOBID=", b"STARTINFO=", b"(null)", b"\xff", b"=", b"0:", b"1#"]

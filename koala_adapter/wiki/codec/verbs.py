@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, ClassVar, Final, Self
 from koala_adapter.errors import WikiError
 from koala_adapter.wiki.codec.words import (
     SIGNALS,
-    VERBS,
     CancelType,
     Dialect,
     Event,
     HostFormat,
     Status,
-    Verb,
     WaitReason,
     check_host,
     check_id,
@@ -43,6 +41,7 @@ LONGEST_COMMENT: Final = 512
 HIGHEST_NUMBER: Final = 65_535
 """That SIGNALJOB may carry; the receiver finds whether there is such a signal."""
 HIGHEST_PORT: Final = 65535
+WIKI2_ONLY: Final = frozenset({Dialect.WIKI2})
 LONGEST_MESSAGE: Final = 4096
 """Characters of a NOTIFYJOB."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -58,7 +57,9 @@ _OLD_WILL_RUN: Final = re.compile(r"JOBID=(?P<job>[^\s@,]+)(?:@(?P<time>[0-9]{1,
 class Request(ABC):
     """A request: a verb and its argument."""
 
-    verb: ClassVar[Verb]
+    verb: ClassVar[str]
+    dialects: ClassVar[frozenset[Dialect]] = frozenset(Dialect)
+    """In which a resource manager understands the verb."""
     equals_sign: ClassVar[bool] = False
     """Slurm says of a message without its argument that it lacks ``ARG=``; of the other verbs that it lacks ``ARG``."""
 
@@ -76,7 +77,7 @@ class Request(ABC):
 class GetNodes(Request):
     """List nodes: those called ``names``, or all when None; in full only what changed after ``since`` (0: all)."""
 
-    verb: ClassVar[Verb] = Verb.GETNODES
+    verb = "GETNODES"
     since: int = 0
     names: tuple[str, ...] | None = None
 
@@ -95,7 +96,7 @@ class GetNodes(Request):
 class GetJobs(Request):
     """List jobs: those of ``ids``, or all when None; in full only what changed after ``since`` (0: all)."""
 
-    verb: ClassVar[Verb] = Verb.GETJOBS
+    verb = "GETJOBS"
     since: int = 0
     ids: tuple[str, ...] | None = None
 
@@ -111,11 +112,34 @@ class GetJobs(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartJob(Request):
+class JobRequest(Request):
+    """A request that does something with a job; its argument is the id of the job, unless a verb has more."""
+
+    done: ClassVar[str]
+    """What is said of the job when the request was carried out."""
+    job: str
+
+    @property
+    def response(self) -> str:
+        """Text of the answer when the request was carried out."""
+        return f"job {self.job} {self.done}"
+
+    def argument(self, dialect: Dialect) -> str:
+        """``101``."""
+        return check_id(self.job)
+
+    @classmethod
+    def read(cls, argument: str, dialect: Dialect) -> Self:
+        """Parse the job id; anything after it is ignored."""
+        return cls(job=_job(argument)[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartJob(JobRequest):
     """Start a job on exactly these hosts."""
 
-    verb: ClassVar[Verb] = Verb.STARTJOB
-    job: str
+    verb = "STARTJOB"
+    done = "started successfully"
     tasks: tuple[str, ...]
     """One host for each task; empty: the resource manager chooses."""
     comment: str = ""
@@ -139,11 +163,11 @@ class StartJob(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelJob(Request):
+class CancelJob(JobRequest):
     """End a job."""
 
-    verb: ClassVar[Verb] = Verb.CANCELJOB
-    job: str
+    verb = "CANCELJOB"
+    done = "cancelled successfully"
     type: CancelType = CancelType.ADMIN
     comment: str = ""
 
@@ -166,48 +190,37 @@ class CancelJob(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _JobAlone(Request):
-    """A request with a job id as its only argument."""
-
-    job: str
-
-    def argument(self, dialect: Dialect) -> str:
-        """``101``."""
-        return check_id(self.job)
-
-    @classmethod
-    def read(cls, argument: str, dialect: Dialect) -> Self:
-        """Parse the job id; anything after it is ignored."""
-        return cls(job=_job(argument)[0])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SuspendJob(_JobAlone):
+class SuspendJob(JobRequest):
     """Stop the processes of a running job for now."""
 
-    verb: ClassVar[Verb] = Verb.SUSPENDJOB
+    verb = "SUSPENDJOB"
+    done = "suspended successfully"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResumeJob(_JobAlone):
+class ResumeJob(JobRequest):
     """Let a suspended job go on."""
 
-    verb: ClassVar[Verb] = Verb.RESUMEJOB
+    verb = "RESUMEJOB"
+    done = "resumed successfully"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequeueJob(_JobAlone):
+class RequeueJob(JobRequest):
     """Put a running job back into the queue."""
 
-    verb: ClassVar[Verb] = Verb.REQUEUEJOB
+    verb = "REQUEUEJOB"
+    dialects = WIKI2_ONLY
+    done = "requeued successfully"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModifyJob(Request):
+class ModifyJob(JobRequest):
     """Change attributes of a job. TIMELIMIT is in minutes, unlike WCLIMIT of a record."""
 
-    verb: ClassVar[Verb] = Verb.MODIFYJOB
-    equals_sign: ClassVar[bool] = True
+    verb = "MODIFYJOB"
+    done = "modified successfully"
+    equals_sign = True
     changeable: ClassVar[Mapping[Dialect, frozenset[str]]] = {
         Dialect.WIKI: frozenset({"BANK", "DEPEND", "HOSTLIST", "NODES", "PARTITION", "TIMELIMIT"}),
         Dialect.WIKI2: frozenset(
@@ -215,7 +228,6 @@ class ModifyJob(Request):
             | {"COMMENT", "GRES", "JOBNAME", "MINSTARTTIME", "RFEATURES", "VARIABLELIST", "WCKEY"}
         ),
     }
-    job: str
     changes: tuple[tuple[str, str], ...]
     """Pairs (name, value) such as ``("TIMELIMIT", "20")``."""
 
@@ -241,12 +253,13 @@ class ModifyJob(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SignalJob(Request):
+class SignalJob(JobRequest):
     """Send a signal to a running job."""
 
-    verb: ClassVar[Verb] = Verb.SIGNALJOB
-    equals_sign: ClassVar[bool] = True
-    job: str
+    verb = "SIGNALJOB"
+    dialects = WIKI2_ONLY
+    done = "signalled"
+    equals_sign = True
     signal: int
 
     def argument(self, dialect: Dialect) -> str:
@@ -269,12 +282,13 @@ class SignalJob(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotifyJob(Request):
+class NotifyJob(JobRequest):
     """Send a message to the user of a job."""
 
-    verb: ClassVar[Verb] = Verb.NOTIFYJOB
-    equals_sign: ClassVar[bool] = True
-    job: str
+    verb = "NOTIFYJOB"
+    dialects = WIKI2_ONLY
+    done = "notified successfully"
+    equals_sign = True
     message: str
 
     def argument(self, dialect: Dialect) -> str:
@@ -295,8 +309,9 @@ class NotifyJob(Request):
 class Initialize(Request):
     """Set the port that gets events (0: none) and the form of host lists; None leaves it as it is."""
 
-    verb: ClassVar[Verb] = Verb.INITIALIZE
-    equals_sign: ClassVar[bool] = True
+    verb = "INITIALIZE"
+    dialects = WIKI2_ONLY
+    equals_sign = True
     event_port: int | None = None
     hosts: HostFormat | None = None
 
@@ -325,7 +340,8 @@ class Initialize(Request):
 class WillRun(Request):
     """Ask when and where a job could start on some of these nodes."""
 
-    verb: ClassVar[Verb] = Verb.JOBWILLRUN
+    verb = "JOBWILLRUN"
+    dialects = WIKI2_ONLY
     job: str
     nodes: tuple[str, ...] = ()
     not_before: int | None = None
@@ -368,19 +384,15 @@ class WillRun(Request):
         )
 
 
-REQUESTS: Final[Mapping[Verb, type[Request]]] = {
-    kind.verb: kind
-    for kind in (
-        *(GetNodes, GetJobs, StartJob, CancelJob, SuspendJob, ResumeJob, RequeueJob),
-        *(ModifyJob, SignalJob, NotifyJob, Initialize, WillRun),
-    )
-}
-"""The request of each verb."""
+REQUESTS: Final[Sequence[type[Request]]] = (
+    *(GetNodes, GetJobs, StartJob, CancelJob, SuspendJob, ResumeJob, RequeueJob),
+    *(ModifyJob, SignalJob, NotifyJob, Initialize, WillRun),
+)
 
 
 def build_request(request: Request, dialect: Dialect) -> bytes:
     """Return the message of a request. Raises WikiError for what the dialect does not have, or cannot say safely."""
-    if request.verb not in VERBS[dialect]:
+    if dialect not in request.dialects:
         raise WikiError(f"{request.verb} does not exist in the dialect {dialect}")
     return f"CMD={request.verb} ARG={request.argument(dialect)}".encode()
 
@@ -396,13 +408,12 @@ def parse_request(message: bytes, dialect: Dialect) -> Request:
     if not command:
         raise _bad("request lacks CMD")
     # By prefix, as Slurm does; no verb is the beginning of another.
-    verb = next((verb for verb in VERBS[dialect] if rest.startswith(verb)), None)
-    if verb is None:
+    kind = next((one for one in REQUESTS if dialect in one.dialects and rest.startswith(one.verb)), None)
+    if kind is None:
         raise _bad("unsupported request type")
-    kind = REQUESTS[verb]
-    _, found, argument = rest[len(verb) :].partition("ARG=")
+    _, found, argument = rest[len(kind.verb) :].partition("ARG=")
     if not found:
-        raise _bad(f"{verb} lacks ARG{'=' if kind.equals_sign else ''}")
+        raise _bad(f"{kind.verb} lacks ARG{'=' if kind.equals_sign else ''}")
     return kind.read(argument, dialect)
 
 
@@ -512,34 +523,6 @@ LONGEST_TEXT: Final = 1000
 NOT_RUNNABLE: Final = "Jobs not runable on selected nodes"
 """What Slurm answers, with status 0, to a JOBWILLRUN of a job that can never run there."""
 
-DONE: Final = {
-    Verb.STARTJOB: "started successfully",
-    Verb.CANCELJOB: "cancelled successfully",
-    Verb.SUSPENDJOB: "suspended successfully",
-    Verb.RESUMEJOB: "resumed successfully",
-    Verb.MODIFYJOB: "modified successfully",
-    Verb.REQUEUEJOB: "requeued successfully",
-    Verb.NOTIFYJOB: "notified successfully",
-    Verb.SIGNALJOB: "signalled",
-}
-"""What is said of a job when the request was carried out."""
-
-REASON_WORDS: Final = {
-    WaitReason.NONE: "None",
-    WaitReason.PRIORITY: "Priority",
-    WaitReason.DEPENDENCY: "Dependency",
-    WaitReason.RESOURCES: "Resources",
-    WaitReason.PARTITION_NODE_LIMIT: "PartitionNodeLimit",
-    WaitReason.PARTITION_TIME_LIMIT: "PartitionTimeLimit",
-    WaitReason.PARTITION_DOWN: "PartitionDown",
-    WaitReason.PARTITION_INACTIVE: "PartitionInactive",
-    WaitReason.HELD: "JobHeldAdmin",
-    WaitReason.BEGIN_TIME: "BeginTime",
-    WaitReason.LICENSES: "Licenses",
-    WaitReason.BAD_CONSTRAINTS: "BadConstraints",
-    WaitReason.DEPENDENCY_NEVER: "DependencyNeverSatisfied",
-}
-
 _CONTROL_RUN: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]+")
 _STATUS: Final = re.compile(r"SC=\s*(?P<status>[+-]?[0-9]{1,9})", re.ASCII)
 _RESPONSE: Final = re.compile(r"(?:RESPONSE|RSP)=")
@@ -588,17 +571,11 @@ def build_refusal(error: WikiError) -> bytes:
     return build_answer(Status.FAILURE if error.status is None else error.status, error.message)
 
 
-def done(verb: Verb, job: str) -> str:
-    """Return the response text of a successful request on a job."""
-    return f"job {job} {DONE[verb]}"
-
-
-def not_started(job: str, hosts: Sequence[str], reason: WaitReason) -> WikiError:
-    """Return the refusal of a STARTJOB that cannot be done now, in Slurm's words."""
+def not_started(job: str, hosts: Sequence[str], reason: WaitReason, why: str) -> WikiError:
+    """Return the refusal of a STARTJOB that cannot be done now, in Slurm's words; ``why``: for the administrator."""
     where = ",".join(folded(dict.fromkeys(hosts)))
-    return WikiError(
-        f"Could not start job {job}({where}): {REASON_WORDS[reason]}", status=Status.NOT_STARTED - reason.value
-    )
+    said = f"Could not start job {job}({where}): {reason.word}"
+    return WikiError(f"{said}: {why}" if why else said, status=reason.status)
 
 
 def build_initialized(port: int, hosts: HostFormat) -> bytes:

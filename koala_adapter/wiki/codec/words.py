@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vocabulary of WIKI in both dialects: verbs, codes, states, signals, host lists. Pure."""
+"""The vocabulary of WIKI in both dialects: codes, states, signals, host lists. Pure."""
 
 from __future__ import annotations
 
 import re
-from enum import IntEnum, StrEnum
+from enum import Enum, IntEnum, StrEnum
 from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -28,42 +28,6 @@ class Dialect(StrEnum):
     """Version 2: Moab, and Slurm's sched/wiki2."""
 
 
-class Verb(StrEnum):
-    """Verb of a request, such as GETJOBS."""
-
-    GETNODES = "GETNODES"
-    GETJOBS = "GETJOBS"
-    STARTJOB = "STARTJOB"
-    CANCELJOB = "CANCELJOB"
-    SUSPENDJOB = "SUSPENDJOB"
-    RESUMEJOB = "RESUMEJOB"
-    MODIFYJOB = "MODIFYJOB"
-    REQUEUEJOB = "REQUEUEJOB"
-    SIGNALJOB = "SIGNALJOB"
-    NOTIFYJOB = "NOTIFYJOB"
-    INITIALIZE = "INITIALIZE"
-    JOBWILLRUN = "JOBWILLRUN"
-
-
-VERBS: Final = MappingProxyType(
-    {
-        Dialect.WIKI: frozenset(
-            {
-                Verb.GETNODES,
-                Verb.GETJOBS,
-                Verb.STARTJOB,
-                Verb.CANCELJOB,
-                Verb.SUSPENDJOB,
-                Verb.RESUMEJOB,
-                Verb.MODIFYJOB,
-            }
-        ),
-        Dialect.WIKI2: frozenset(Verb),
-    }
-)
-"""The verbs that a resource manager understands in each dialect."""
-
-
 class Status(IntEnum):
     """Status codes (SC) as Slurm gave them; the document only says that negative is failure."""
 
@@ -84,22 +48,20 @@ class Status(IntEnum):
     """A STARTJOB that could not be done: this minus a `WaitReason`."""
 
 
-class WaitReason(IntEnum):
-    """Why a STARTJOB failed: Slurm's numbers, to be subtracted from Status.NOT_STARTED."""
+class WaitReason(Enum):
+    """Why a STARTJOB failed: Slurm's number, to be subtracted from Status.NOT_STARTED, and its word."""
 
-    NONE = 0
-    PRIORITY = 1
-    DEPENDENCY = 2
-    RESOURCES = 3
-    PARTITION_NODE_LIMIT = 4
-    PARTITION_TIME_LIMIT = 5
-    PARTITION_DOWN = 6
-    PARTITION_INACTIVE = 7
-    HELD = 8
-    BEGIN_TIME = 9
-    LICENSES = 10
-    BAD_CONSTRAINTS = 20
-    DEPENDENCY_NEVER = 38
+    PRIORITY = 1, "Priority"
+    DEPENDENCY = 2, "Dependency"
+    RESOURCES = 3, "Resources"
+    HELD = 8, "JobHeldAdmin"
+    BEGIN_TIME = 9, "BeginTime"
+    BAD_CONSTRAINTS = 20, "BadConstraints"
+
+    def __init__(self, number: int, word: str) -> None:
+        """Store both; a reason is given by its member."""
+        self.status = Status.NOT_STARTED - number
+        self.word = word
 
 
 class NodeWord(StrEnum):
