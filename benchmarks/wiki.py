@@ -155,7 +155,7 @@ def read(reply: Reply, frame: bytes) -> Sequence[Record]:
     """Return the records in a frame, as a scheduler reads them."""
     payload = FrameReader(limit=LARGEST_SIZE).feed(frame)
     assert payload is not None
-    return reply.parse(parse_reply(open_reply(payload, key=KEY, now=NOW).message).require())
+    return reply.parse(parse_reply(open_reply(payload, key=KEY, now=NOW)).require())
 
 
 def peak(work: Callable[[], object]) -> int:

@@ -227,8 +227,7 @@ async def _ask(stream: ByteStream, frame: bytes, peer: Peer, *, verb: str) -> by
 
 def _believed(payload: bytes, peer: Peer) -> Reply:
     try:
-        envelope = open_reply(payload, key=peer.key, now=time.time())
-        return parse_reply(envelope.message)
+        return parse_reply(open_reply(payload, key=peer.key, now=time.time()))
     except WikiError as error:
         raise LrmUnavailableError(
             f"the reply of {peer} cannot be believed: {error.message}{_refusal(payload)}", hint=error.hint
@@ -238,7 +237,7 @@ def _believed(payload: bytes, peer: Peer) -> Reply:
 def _refusal(payload: bytes) -> str:
     """Return what an unsigned refusal says: a server signs nothing for a peer whose request is not signed rightly."""
     with suppress(WikiError):
-        reply = parse_reply(open_reply(payload, key=None, now=0).message)
+        reply = parse_reply(open_reply(payload, key=None, now=0))
         if reply.status < 0 and reply.text:
             return f"; it says {reply.text!r} (SC={reply.status})"
     return ""

@@ -350,8 +350,8 @@ class WikiResource:
     async def _message(self, payload: bytes, peer: str) -> bytes:
         with self._meter.request() as asked:
             try:
-                envelope = open_request(payload, key=self._key, now=self._clock())
-                request = parse_request(envelope.message, self.options.dialect)
+                message = open_request(payload, key=self._key, now=self._clock())
+                request = parse_request(message, self.options.dialect)
             except WikiError as error:
                 status = int(error.status or 0)
                 kind = (peer, error.message)

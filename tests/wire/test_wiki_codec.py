@@ -153,7 +153,7 @@ def test_a_reply_that_is_too_large_is_not_sealed() -> None:
 
 def test_a_user_name_cannot_forge_a_message() -> None:
     frame = seal(b"SC=0 ARG=0#", key=KEY, timestamp=1, user="x DT=SC=-1")
-    assert open_reply(frame[9:], key=KEY, now=1).message == b"SC=0 ARG=0#"
+    assert open_reply(frame[9:], key=KEY, now=1) == b"SC=0 ARG=0#"
 
 
 def test_what_is_left_out_first() -> None:
@@ -295,7 +295,7 @@ def test_host_lists_that_would_fill_the_memory_are_refused(text: str) -> None:
 def test_a_reply_after_a_nul_is_ignored() -> None:
     """Everything from the first NUL on does not exist, also for the checksum."""
     payload = seal(b"SC=0 RESPONSE=ok", key=KEY, timestamp=9, user="u")[9:]
-    assert open_reply(payload + b"\0 and more", key=KEY, now=9).message == b"SC=0 RESPONSE=ok"
+    assert open_reply(payload + b"\0 and more", key=KEY, now=9) == b"SC=0 RESPONSE=ok"
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_a_failure_is_raised_with_the_words_of_the_peer() -> None:
 @pytest.mark.parametrize("skew", [-3600, 3600])
 def test_replies_may_be_an_hour_off(skew: int) -> None:
     payload = seal(b"SC=0", key=KEY, timestamp=1_000_000, user="u")[9:]
-    assert open_reply(payload, key=KEY, now=1_000_000 + skew).verified
+    assert open_reply(payload, key=KEY, now=1_000_000 + skew) == b"SC=0"
     with pytest.raises(WikiError, match="time stamp"):
         open_reply(payload, key=KEY, now=1_000_000 + skew + (1 if skew > 0 else -1))
 
@@ -333,7 +333,7 @@ def test_replies_may_be_an_hour_off(skew: int) -> None:
 def test_requests_may_be_five_minutes_off() -> None:
     """Slurm's tolerance; one second more is refused with its status."""
     payload = seal(b"CMD=GETJOBS ARG=0:ALL", key=KEY, timestamp=1000, user="u")[9:]
-    assert open_request(payload, key=KEY, now=1300).verified
+    assert open_request(payload, key=KEY, now=1300) == b"CMD=GETJOBS ARG=0:ALL"
     with pytest.raises(WikiError) as caught:
         open_request(payload, key=KEY, now=1301)
     assert caught.value.status is Status.CLOCK_SKEW

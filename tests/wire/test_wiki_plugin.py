@@ -59,7 +59,7 @@ def lists(dialect: Dialect, verb: bytes) -> list[tuple[Exchange, str]]:
     found = []
     for exchange in golden(dialect):
         if exchange.reply is not None and b"CMD=" + verb in exchange.request:
-            reply: Reply = parse_reply(exchange.opened_reply().message)
+            reply: Reply = parse_reply(exchange.opened_reply())
             if reply.argument is not None:
                 found.append((exchange, reply.argument))
     return found
@@ -248,7 +248,7 @@ def test_every_recorded_refusal_to_cancel_is_understood(dialect: Dialect) -> Non
     others: set[str] = set()
     for exchange in golden(dialect):
         if exchange.reply is not None and b"CMD=CANCELJOB" in exchange.request:
-            reply = parse_reply(exchange.opened_reply().message)
+            reply = parse_reply(exchange.opened_reply())
             if reply.status < 0:
                 (gone if is_gone(WikiError(reply.text, status=reply.status)) else others).add(reply.text)
     unknown = "Invalid job id specified" if dialect is Dialect.WIKI else "No such job"

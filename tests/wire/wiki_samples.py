@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from koala_adapter.errors import WikiError
-from koala_adapter.wiki.codec.frames import Envelope, FrameReader, Key, open_reply, read_key
+from koala_adapter.wiki.codec.frames import FrameReader, Key, open_reply, read_key
 from koala_adapter.wiki.codec.verbs import NOT_RUNNABLE, StartInfo
 from koala_adapter.wiki.codec.words import Dialect, expand
 
@@ -58,7 +58,7 @@ class Exchange:
         """The server's clock when it answered (or, if it did not, the client's)."""
         return timestamp(self.reply or self.request)
 
-    def opened_reply(self) -> Envelope:
+    def opened_reply(self) -> bytes:
         """Return the message of the reply, its signature checked."""
         assert self.reply is not None
         payload = FrameReader().feed(self.reply)

@@ -18,7 +18,7 @@ from binascii import crc_hqx
 from dataclasses import dataclass, field
 
 from koala_adapter.errors import WikiError
-from koala_adapter.wiki.codec.words import Status
+from koala_adapter.wiki.codec.words import LARGEST_UNSIGNED, Status, read_integer
 
 # -- Checksum ------------------------------------------------------------------------------------------------
 # The CK= of a message: a CRC-16/XMODEM mixed with a 32-bit key by four public Feistel rounds.
@@ -27,13 +27,8 @@ from koala_adapter.wiki.codec.words import Status
 # run backwards. So nothing is signed for a peer that has not shown the key itself.
 
 _MASK = 0xFFFFFFFF
-_LARGEST_UNSIGNED = (1 << 64) - 1
 _XOR_BEFORE = (0xCBA4E531, 0x537158EB, 0x145CDC3C, 0x0D3FDEB2)
 _XOR_AFTER = (0x12BE4590, 0xAB54CE58, 0x6954C7A6, 0x15A2CA46)
-_KEY_NUMBER = re.compile(
-    r"[ \t\n\v\f\r]*(?P<sign>[+-]?)(?:0[xX](?P<hexadecimal>[0-9a-fA-F]+)|(?P<octal>0[0-7]*)|(?P<decimal>[1-9][0-9]*))",
-    re.ASCII,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +44,8 @@ def read_key(text: str) -> Key:
 
     So a text that does not begin with a number is 0, and ``037``, ``0x1F`` and ``31`` are one key.
     """
-    found = _KEY_NUMBER.match(text)
-    if not found:
-        return Key(seed=0)
-    digits, base = next(
-        (found[name], base) for name, base in (("hexadecimal", 16), ("octal", 8), ("decimal", 10)) if found[name]
-    )
-    # More digits than 64 bits can hold: no need to look at their value.
-    number = int(digits, base) if len(digits.lstrip("0")) <= 22 else _LARGEST_UNSIGNED + 1  # noqa: PLR2004
-    if number > _LARGEST_UNSIGNED:
-        number = _LARGEST_UNSIGNED
-    elif found["sign"] == "-":
-        number = -number
-    return Key(seed=number & _MASK)
+    number = read_integer(text) or 0
+    return Key(seed=(number if abs(number) <= LARGEST_UNSIGNED else LARGEST_UNSIGNED) & _MASK)
 
 
 def checksum(key: Key, *parts: bytes | bytearray | memoryview) -> bytes:
@@ -103,19 +87,6 @@ _SIZE = re.compile(rb"[ \t]*\+?(?P<size>[0-9]{1,8})[\s\0]*", re.ASCII)
 _SIGNATURE = re.compile(rb"CK=(?P<checksum>[0-9a-f]{16})")
 _DECIMAL = re.compile(rb"[ \t]*(?P<number>[+-]?[0-9]{1,19})", re.ASCII)
 _NOT_IN_USER_NAME = re.compile(rb"[^A-Za-z0-9._@-]")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Envelope:
-    """A message as it came out of a frame, with what its signature block says."""
-
-    message: bytes
-    """From ``CMD=`` or ``SC=`` on, up to the first NUL."""
-    verified: bool
-    """A key was given and the checksum is right."""
-    timestamp: int | None = None
-    user: str = ""
-    """The name that the sender gives itself; it is not checked."""
 
 
 def seal(message: bytes, *, key: Key | None, timestamp: int, user: str, limit: int = LARGEST_SIZE) -> bytes:
@@ -192,15 +163,15 @@ def read_size(header: bytes, *, limit: int = MAUI_LARGEST_SIZE) -> int:
     return size
 
 
-def open_request(payload: bytes, *, key: Key | None, now: float) -> Envelope:
-    """Return the message of a request after the checks of a resource manager, in Slurm's order.
+def open_request(payload: bytes, *, key: Key | None, now: float) -> bytes:
+    """Return the message of a request, from ``CMD=`` on, after the checks of a resource manager, in Slurm's order.
 
     Without a key nothing is checked and the signature block may be missing. With one it must be there and right: also
     in the dialect of Maui, where Slurm did not look at the checksum. Raises WikiError with the status to answer.
     """
     text = _until_nul(payload)
     if key is None and b"CMD=" in text:
-        return Envelope(message=text[text.find(b"CMD=") :], verified=False)
+        return text[text.find(b"CMD=") :]
     parts = {name: text.find(name) for name in (b"AUTH=", b"DT=", b"TS=")}
     for name, position in parts.items():
         if position < 0:
@@ -211,7 +182,7 @@ def open_request(payload: bytes, *, key: Key | None, now: float) -> Envelope:
             raise WikiError("TS value too far from NOW", status=Status.CLOCK_SKEW)
         if not is_signed(payload, key):
             raise WikiError("bad checksum", status=Status.BAD_CHECKSUM)
-    return _envelope(text, parts[b"DT="] + 3, timestamp, verified=key is not None)
+    return text[parts[b"DT="] + 3 :]
 
 
 def is_signed(payload: bytes, key: Key) -> bool:
@@ -223,9 +194,10 @@ def is_signed(payload: bytes, key: Key) -> bool:
     return hmac.compare_digest(found["checksum"], checksum(key, memoryview(text)[begin:]))
 
 
-def open_reply(payload: bytes, *, key: Key | None, now: float) -> Envelope:
-    """Return the message of a reply after the checks of a scheduler (Maui's). Raises WikiError without a status.
+def open_reply(payload: bytes, *, key: Key | None, now: float) -> bytes:
+    """Return the message of a reply, from ``SC=`` on, after the checks of a scheduler (Maui's).
 
+       Raises WikiError without a status.
     Without a key nothing is checked and the signature block may be missing.
     """
     text = _until_nul(payload)
@@ -233,8 +205,7 @@ def open_reply(payload: bytes, *, key: Key | None, now: float) -> Envelope:
     signature = _SIGNATURE.search(text, 0, data if data >= 0 else len(text))
     if key is None:
         # A signed reply begins with its block; in any other place the letters DT= belong to the message.
-        start = data + 3 if data >= 0 and text.startswith((b"CK=", b"TS=", b"AUTH=")) else 0
-        return Envelope(message=text[start:], verified=False)
+        return text[data + 3 :] if data >= 0 and text.startswith((b"CK=", b"TS=", b"AUTH=")) else text
     if data < 0 or not signature:
         raise WikiError("the reply is not signed", hint="is the same key given on both sides?")
     begin = text.find(b"TS=", signature.end())
@@ -243,7 +214,7 @@ def open_reply(payload: bytes, *, key: Key | None, now: float) -> Envelope:
         raise WikiError(f"the time stamp of the reply differs by more than {REPLY_SKEW} s", hint="compare the clocks")
     if signature["checksum"] != checksum(key, memoryview(text)[begin:]):
         raise WikiError("the checksum of the reply is wrong", hint="is the same key given on both sides?")
-    return _envelope(text, data + 3, timestamp, verified=True)
+    return text[data + 3 :]
 
 
 def _until_nul(payload: bytes) -> bytes:
@@ -254,14 +225,3 @@ def _until_nul(payload: bytes) -> bytes:
 def _number(text: bytes) -> int | None:
     found = _DECIMAL.match(text)
     return int(found["number"]) if found else None
-
-
-def _envelope(text: bytes, start: int, timestamp: int | None, *, verified: bool) -> Envelope:
-    block = text[: start - 3]
-    user = block[block.find(b"AUTH=") + 5 :].split(None, 1)[:1] if b"AUTH=" in block else []
-    return Envelope(
-        message=text[start:],
-        verified=verified,
-        timestamp=timestamp,
-        user=user[0].decode("utf-8", "replace") if user else "",
-    )

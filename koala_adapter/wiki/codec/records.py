@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from koala_adapter.errors import WikiError
 from koala_adapter.wiki.codec.words import (
+    LARGEST_UNSIGNED,
     Dialect,
     HostFormat,
     JobWord,
@@ -29,6 +30,7 @@ from koala_adapter.wiki.codec.words import (
     expand,
     folded,
     plain,
+    read_integer,
 )
 
 if TYPE_CHECKING:
@@ -46,10 +48,6 @@ _NOT_IN_WORD = re.compile(r'[\s:;#"\\=\x00-\x1f\x7f]')
 _NOT_IN_NAME = re.compile(r'[\s:;#"\\=,\[\]\x00-\x1f\x7f]')
 _NOT_IN_TEXT = re.compile(r'[:;#"\\\x00-\x1f\x7f]')
 _NOT_IN_QUOTED_TEXT = re.compile(r'[;#"\\\x00-\x1f\x7f]')
-_BASE_0 = re.compile(
-    r"\s*(?P<sign>[+-]?)(?:0[xX](?P<hexadecimal>[0-9a-fA-F]{1,32})|(?P<octal>0[0-7]{0,40})|(?P<decimal>[0-9]{1,40}))",
-    re.ASCII,
-)
 _BASE_10 = re.compile(r"\s*(?P<number>[+-]?[0-9]{1,40})", re.ASCII)
 _FLOAT = re.compile(r"\s*[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
 _CLASS = re.compile(r"\[([^\[\]:]*)(?::([^\[\]]*))?\]")
@@ -205,15 +203,9 @@ def read(attribute: Attribute, text: str) -> Value | None:
 
 
 def read_number(text: str) -> int | None:
-    """Return the number at the beginning of a text, as ``strtol(text, NULL, 0)`` reads it; None without one."""
-    found = _BASE_0.match(text)
-    if not found:
-        return None
-    digits, base = next(
-        (found[name], base) for name, base in (("hexadecimal", 16), ("octal", 8), ("decimal", 10)) if found[name]
-    )
-    number = int(digits, base) * (-1 if found["sign"] == "-" else 1)
-    return max(-LARGEST_NUMBER, min(number, (1 << 64) - 1))
+    """Return the number at the beginning of a text, cut to the largest of C; None without one."""
+    number = read_integer(text)
+    return None if number is None else max(-LARGEST_NUMBER, min(number, LARGEST_UNSIGNED))
 
 
 def read_time(text: str) -> int | None:

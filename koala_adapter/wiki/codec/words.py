@@ -147,6 +147,31 @@ SIGNALS: Final = MappingProxyType(
 """The names that SIGNALJOB accepts (without SIG, in any case), as the numbers of Linux."""
 
 
+# -- Numbers -------------------------------------------------------------------------------------------------
+
+LARGEST_UNSIGNED = (1 << 64) - 1
+_MOST_DIGITS = 40
+"""More than any integer of C has; int() would take long over very many."""
+_BASE_0 = re.compile(
+    r"\s*(?P<sign>[+-]?)(?:0[xX](?P<hexadecimal>[0-9a-fA-F]+)|(?P<octal>0[0-7]*)|(?P<decimal>[0-9]+))", re.ASCII
+)
+
+
+def read_integer(text: str) -> int | None:
+    """Return the number at the beginning of a text as C ``strtol(text, NULL, 0)`` reads it; None without one.
+
+    One that is too large for C is returned as some number that is too large.
+    """
+    found = _BASE_0.match(text)
+    if not found:
+        return None
+    digits, base = next(
+        (found[name], base) for name, base in (("hexadecimal", 16), ("octal", 8), ("decimal", 10)) if found[name]
+    )
+    number = int(digits.lstrip("0")[:_MOST_DIGITS] or "0", base)
+    return -number if found["sign"] == "-" else number
+
+
 # -- Host and task lists -------------------------------------------------------------------------------------
 # Plain (``n1:n1:n2``), compressed (``n[1-2]*2:n3*1``), with ranges and commas.
 #

@@ -77,7 +77,7 @@ async def read_request(stream: SocketStream, *, key: Key | None = KEY) -> bytes:
     while True:
         payload = reader.feed(await stream.receive())
         if payload is not None:
-            return open_request(payload, key=key, now=time.time()).message
+            return open_request(payload, key=key, now=time.time())
 
 
 def sealed(message: bytes, *, key: Key | None = KEY, ahead: int = 0) -> bytes:

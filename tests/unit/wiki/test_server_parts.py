@@ -94,7 +94,7 @@ async def test_malformed_requests(server: Server, message: str, status: int, wor
     """Each malformed request gets the answer that Slurm gave."""
     frame = await server.frame(message)
     assert frame is not None
-    reply = parse_reply(server.opened(frame).message)
+    reply = parse_reply(server.opened(frame))
     assert (reply.status, reply.text.startswith(words)) == (status, True), reply
 
 
@@ -119,7 +119,7 @@ async def test_unsigned_requests(server: Server, payload: bytes, status: int) ->
     """
     frame = await server.resource.answer(payload, "127.0.0.1")
     assert frame is not None
-    assert parse_reply(server.opened_unsigned(frame).message).status == status
+    assert parse_reply(server.opened_unsigned(frame)).status == status
     assert server.source.reads == 0
 
 
@@ -179,7 +179,7 @@ async def test_random_frames_do_no_harm(tmp_path: Path) -> None:
         assert payload is not None
         signed = is_signed(sent, KEY)
         assert (b"CK=" in payload) == signed
-        reply = parse_reply(open_reply(payload, key=KEY if signed else None, now=NOW).message)
+        reply = parse_reply(open_reply(payload, key=KEY if signed else None, now=NOW))
         assert reply.status in ALLOWED, reply
         statuses[reply.status] = statuses.get(reply.status, 0) + 1
     assert {0, -300, -350, -422, -700, -810} <= statuses.keys(), statuses
@@ -196,7 +196,7 @@ async def test_a_reply_that_maui_has_no_room_for(tmp_path: Path, monkeypatch: py
     frame = await server.frame("CMD=GETJOBS ARG=0:ALL")
     assert frame is not None
     assert 10_000 < len(frame) <= 20_000 + 9
-    assert parse_reply(server.opened(frame).message).require().startswith("30#")
+    assert parse_reply(server.opened(frame)).require().startswith("30#")
 
 
 # -- The port of a WIKI server: who is heard, what a silent or careless peer costs the others, and the key.

@@ -15,7 +15,7 @@ from koala_adapter.errors import LrmError, LrmNotFoundError
 from koala_adapter.lrm import Capabilities, Lrm, PinnedStart, RenderedSubmission, Submission
 from koala_adapter.lrm.startlog import StartLog
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
-from koala_adapter.wiki.codec.frames import Envelope, FrameReader, Key, open_reply, read_key, seal
+from koala_adapter.wiki.codec.frames import FrameReader, Key, open_reply, read_key, seal
 from koala_adapter.wiki.codec.verbs import Reply, parse_reply
 from koala_adapter.wiki.resource import WikiResource
 from koala_adapter.wiki.serving import RunningJobsFile, ServerOptions
@@ -246,15 +246,15 @@ class Server:
         """Return the reply to a message such as ``GETJOBS ARG=0:ALL``."""
         frame = await self.frame(f"CMD={message}", timestamp=timestamp)
         assert frame is not None
-        return parse_reply(self.opened(frame).message)
+        return parse_reply(self.opened(frame))
 
-    def opened(self, frame: bytes) -> Envelope:
+    def opened(self, frame: bytes) -> bytes:
         """Return a reply's message after Maui's checks."""
         payload = FrameReader().feed(frame)
         assert payload is not None
         return open_reply(payload, key=self.key, now=self.now)
 
-    def opened_unsigned(self, frame: bytes) -> Envelope:
+    def opened_unsigned(self, frame: bytes) -> bytes:
         """Return the message of a reply to a stranger, which must not be signed."""
         payload = FrameReader().feed(frame)
         assert payload is not None
