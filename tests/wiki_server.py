@@ -13,6 +13,7 @@ import anyio
 from anyio.abc import TaskStatus
 from anyio.from_thread import start_blocking_portal
 
+from koala_adapter.host.metrics import process_meter
 from koala_adapter.host.sockets import free_port
 from koala_adapter.lrm import Lrm
 from koala_adapter.lrm.startlog import StartLog
@@ -23,7 +24,7 @@ from koala_adapter.wiki.codec.verbs import Reply, parse_request
 from koala_adapter.wiki.codec.words import Dialect
 from koala_adapter.wiki.resource import WikiResource
 from koala_adapter.wiki.server import serve
-from koala_adapter.wiki.serving import ServerOptions
+from koala_adapter.wiki.serving import Served, ServerOptions
 from tests.real.systems.processes import wait_until
 
 
@@ -69,7 +70,8 @@ class WikiServer:
         self._directory.mkdir(parents=True, exist_ok=True)
         starts = StartLog(self._directory / "starts.sqlite")
         try:
-            await serve(WikiResource(lrm, self._key, starts, options, clock=time.time), task_status=task_status)
+            served = Served(lrm, options, starts, clock=time.time, steady=time.monotonic)
+            await serve(WikiResource(served, self._key, process_meter("wiki")), task_status=task_status)
         finally:
             starts.close()
             await lrm.close()

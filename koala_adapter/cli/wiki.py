@@ -23,7 +23,7 @@ from koala_adapter.cli.serve import metrics_port_option, tell_metrics
 from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, LrmError
 from koala_adapter.host.clock import seconds_since_boot
-from koala_adapter.host.metrics import watch_commands
+from koala_adapter.host.metrics import process_meter, watch_commands
 from koala_adapter.host.process import stop_on_signal, under_supervision
 from koala_adapter.host.sockets import is_loopback
 from koala_adapter.lrm.commands import login_name
@@ -37,9 +37,9 @@ from koala_adapter.wiki.codec.verbs import parse_request
 from koala_adapter.wiki.codec.words import Dialect
 from koala_adapter.wiki.multicluster import Multicluster
 from koala_adapter.wiki.reporting import UNLIMITED, offer, why_not_offered
-from koala_adapter.wiki.resource import WikiMeter, WikiResource
+from koala_adapter.wiki.resource import WikiResource
 from koala_adapter.wiki.server import serve as serve_wiki
-from koala_adapter.wiki.serving import DEFAULT_PORT, RunningJobsFile, ServerOptions
+from koala_adapter.wiki.serving import DEFAULT_PORT, RunningJobsFile, Served, ServerOptions
 
 if TYPE_CHECKING:
     from koala_adapter.cli.session import Session
@@ -308,7 +308,7 @@ async def _serve(
     options: ServerOptions,
     metrics_port: int | None,
 ) -> None:
-    meter = WikiMeter()
+    meter = process_meter("wiki")
     configs = session.site.enabled_clusters if config is None else (config,)
     async with AsyncExitStack() as stack:
         lrms: list[tuple[ClusterName, Lrm]] = []
@@ -317,31 +317,24 @@ async def _serve(
             lrm, commands = make_lrm(
                 one, session.plugins, session.directory, host=hosts.at(one.site), owner=config is not None
             )
-            watch_commands(meter.meter, one.name, commands)
+            watch_commands(meter, one.name, commands)
             stack.push_async_callback(close_lrm, lrm)
             await lrm.start()
             lrms.append((one.cluster_name, lrm))
         # As with the order itself, `koala schedule` goes on from the starts of this server.
         starts = StartLog((schedule_directory(session, config.name) if config else directory) / RECORD)
         stack.callback(starts.close)
-        served = lrms[0][1]
+        lrm = lrms[0][1]
         if config is None:
-            served = together = Multicluster(lrms, session.client)
+            lrm = together = Multicluster(lrms, session.client)
             options = replace(options, partitions=together.partitions)
-        resource = WikiResource(
-            served,
-            key,
-            starts,
-            options,
-            clock=time.time,
-            steady=seconds_since_boot,
-            memory=RunningJobsFile(directory / "running.json"),
-            meter=meter,
-        )
+        memory = RunningJobsFile(directory / "running.json")
+        served = Served(lrm, options, starts, clock=time.time, steady=seconds_since_boot, memory=memory)
+        resource = WikiResource(served, key, meter)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop_on_signal, tasks.cancel_scope)
             supervisor = under_supervision(tasks)
-            await tell_metrics(tasks, session, meter.meter, metrics_port)
+            await tell_metrics(tasks, session, meter, metrics_port)
             if config is not None:
                 order = schedule_directory(session, config.name)
                 await tasks.start(ExplainServer(partial(explained, resource.inventory), order / SOCKET_NAME).serve)

@@ -358,14 +358,13 @@ class Inventory:
             entry.tasks = tuple(tasks)
             entry.record = self._prepared(entry.job, entry.tasks, entry.changed_at)
 
-    def learn(self, listing: Listing, now: float, *, steady: float | None = None) -> bool:
+    def learn(self, listing: Listing, now: float, *, steady: float) -> bool:
         """Update nodes and jobs from a listing; return True when a job appeared, started or ended.
 
-        ``now``: the time of day; ``steady``: the monotonic time, by which is counted how long something
-        is so. None: the time of day serves for both.
+        ``now``: the time of day; ``steady``: the monotonic time, by which is counted how long something is so.
         """
         self._advance(now)
-        self._steady = now if steady is None else steady
+        self._steady = steady
         self._names = node_names((node.name for node in listing.nodes), self._names)
         offered = tuple(Host.of(self._names[node.name], node) for node in listing.nodes)
         moved_hosts, self.offered = offered != self.offered, offered

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A WIKI resource manager: the payload of a request in, the frame of the answer out, or None to close.
 
-Its parts come first: the meter, and the requests that change something.
+First come the requests that change something.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
@@ -17,7 +16,6 @@ import structlog
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnsupportedError, WikiError
 from koala_adapter.host import metrics as metric
 from koala_adapter.host.containment import report_defect, report_refused
-from koala_adapter.host.metrics import process_meter
 from koala_adapter.model import OCCUPYING, WAITING, LrmJob, LrmJobId, LrmJobState
 from koala_adapter.wiki.codec.frames import (
     LARGEST_SIZE,
@@ -50,54 +48,16 @@ from koala_adapter.wiki.codec.verbs import (
 )
 from koala_adapter.wiki.codec.words import CancelType, Dialect, HostFormat, Status
 from koala_adapter.wiki.inventory import Promise
-from koala_adapter.wiki.serving import Served
 from koala_adapter.wiki.starts import FreshInventory, JobStarts, estimate_start, require_active, require_job
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-    from koala_adapter.lrm import Lrm
-    from koala_adapter.lrm.startlog import StartLog
+    from koala_adapter.host.metrics import Meter
     from koala_adapter.wiki.codec.frames import Key
     from koala_adapter.wiki.codec.records import Prepared
     from koala_adapter.wiki.codec.verbs import Request
-    from koala_adapter.wiki.serving import RunningJobsFile, ServerOptions
-
-
-# -- Meter ---------------------------------------------------------------------------------------------------
-# Requests and refusals of a server, by verb.
-
-UNREADABLE = "unreadable"
-"""Verb of a request whose own cannot be read."""
-
-
-@dataclass(slots=True)
-class AskedRequest:
-    """A request that is being answered."""
-
-    verb: str | None = None
-    """None until it is known."""
-
-
-class WikiMeter:
-    """Counts requests and refusals."""
-
-    def __init__(self) -> None:
-        """Create a meter without counts."""
-        self.meter = process_meter("wiki")
-
-    @contextmanager
-    def request(self) -> Iterator[AskedRequest]:
-        """Time and count one request during the block."""
-        asked, begun, answered = AskedRequest(), time.monotonic(), False
-        try:
-            yield asked
-            answered = True
-        finally:
-            verb = asked.verb or UNREADABLE
-            self.meter.observe(metric.WIKI_SECONDS, verb, seconds=time.monotonic() - begun)
-            if not answered:
-                self.meter.add(metric.WIKI_REFUSALS, verb)
+    from koala_adapter.wiki.serving import Served
 
 
 log = structlog.get_logger()
@@ -286,34 +246,24 @@ MAUI_MOST_JOBS = 4000
 """Jobs that have not ended: Maui has room for 4,096, and forgets an ended one when it is told so."""
 NUL = b"\0"
 """Slurm ends its replies with one; it counts and is not signed."""
+UNREADABLE = "unreadable"
+"""Verb, in metrics, of a request whose own cannot be read."""
 
 
 class WikiResource:
-    """Answers the requests of schedulers on one batch system, which is started and closed by its owner."""
+    """Answers the requests of schedulers on one batch system."""
 
-    def __init__(
-        self,
-        lrm: Lrm,
-        key: Key | None,
-        starts: StartLog,
-        options: ServerOptions,
-        *,
-        clock: Callable[[], float],
-        steady: Callable[[], float] | None = None,
-        memory: RunningJobsFile | None = None,
-        meter: WikiMeter | None = None,
-    ) -> None:
-        """``key`` None: requests need no signature, and get none; only for tests of an AUTHTYPE=NONE.
+    def __init__(self, served: Served, key: Key | None, meter: Meter) -> None:
+        """``meter``: counts the requests, and the refused ones.
 
-        ``meter``: counts the requests; None: its own. For the others see `Served`.
+        ``key`` None: requests need no signature, and get none; only for tests of an AUTHTYPE=NONE.
         """
-        self.options = options
+        self.options = served.options
         self._key = key
-        self._clock = clock
+        self._clock = served.clock
         self._leaves_out = False
         """The last full listing was more than Maui has room for."""
-        self._meter = meter or WikiMeter()
-        served = Served(lrm, options, starts, clock=clock, steady=steady, memory=memory)
+        self._meter = meter
         self.inventory = served.inventory
         self.notifier = served.notifier
         self.readings = FreshInventory(served)
@@ -343,22 +293,32 @@ class WikiResource:
 
     def refuse_user(self) -> bytes:
         """Return the unsigned refusal for a user of this machine who may not ask."""
-        self._meter.meter.add(metric.WIKI_REFUSALS, UNREADABLE)
+        self._meter.add(metric.WIKI_REFUSALS, UNREADABLE)
         error = WikiError("this user may not ask: see --peer-user", status=Status.BAD_REQUEST)
         return seal(build_refusal(error), key=None, timestamp=int(self._clock()), user=self.options.user)
 
     async def _message(self, payload: bytes, peer: str) -> bytes:
-        with self._meter.request() as asked:
-            try:
-                message = open_request(payload, key=self._key, now=self._clock())
-                request = parse_request(message, self.options.dialect)
-            except WikiError as error:
-                status = int(error.status or 0)
-                kind = (peer, error.message)
-                report_refused("a request was refused", kind=kind, peer=peer, status=status, reason=error.message)
-                raise
-            asked.verb = request.verb
+        """Return the message of the answer; time and count the request."""
+        verb, begun = UNREADABLE, time.monotonic()
+        try:
+            request = self._read(payload, peer)
+            verb = request.verb
             return await self._answered(request, peer)
+        except BaseException:
+            self._meter.add(metric.WIKI_REFUSALS, verb)
+            raise
+        finally:
+            self._meter.observe(metric.WIKI_SECONDS, verb, seconds=time.monotonic() - begun)
+
+    def _read(self, payload: bytes, peer: str) -> Request:
+        try:
+            message = open_request(payload, key=self._key, now=self._clock())
+            return parse_request(message, self.options.dialect)
+        except WikiError as error:
+            status = int(error.status or 0)
+            kind = (peer, error.message)
+            report_refused("a request was refused", kind=kind, peer=peer, status=status, reason=error.message)
+            raise
 
     async def _answered(self, request: Request, peer: str) -> bytes:
         try:

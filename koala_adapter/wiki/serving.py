@@ -222,19 +222,18 @@ class Served:
         record: StartLog,
         *,
         clock: Callable[[], float],
-        steady: Callable[[], float] | None,
-        memory: RunningJobsFile | None,
+        steady: Callable[[], float],
+        memory: RunningJobsFile | None = None,
     ) -> None:
         """``lrm`` is started and closed by its owner; ``record``: of its starts.
 
         ``clock``: the time of day, in which peers and batch systems speak; ``steady``: a monotonic clock, by which
-        is counted how long something is so; None: ``clock`` serves for both.
-        ``memory``: where the running jobs are kept for the next server.
+        is counted how long something is so. ``memory``: where the running jobs are kept for the next server.
         """
         self.lrm = lrm
         self.options = options
         self.clock = clock
-        self.steady = steady or clock
+        self.steady = steady
         rules = ReportingRules(
             dialect=options.dialect,
             user_holds=options.user_holds,

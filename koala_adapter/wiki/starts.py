@@ -34,7 +34,7 @@ from koala_adapter.wiki.inventory import SETBACK, Promise, host_counts
 from koala_adapter.wiki.reporting import hosts_of_tasks, is_startable, lacks, offer, tasks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from anyio.abc import TaskGroup, TaskStatus
 
@@ -160,17 +160,32 @@ def _require_room(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> No
 
 def _choose(inventory: Inventory, job: LrmJob) -> tuple[str, ...]:
     """Choose hosts for a start with an empty TASKLIST: fill one node after another."""
+    hosts = _filled(_free(inventory, sorted(inventory.nodes), job), job)
+    if not hosts:
+        raise not_started(job.id, (), WaitReason.RESOURCES, "there is no room for it now")
+    return hosts
+
+
+def _free(inventory: Inventory, names: Iterable[str], job: LrmJob) -> dict[str, int]:
+    """Return the free processors of those of the nodes that are up and that a job may use."""
+    entries = ((name, inventory.nodes[name]) for name in names)
+    return {
+        name: entry.node.processors - entry.used
+        for name, entry in entries
+        if entry.node.state is NodeState.UP
+        and set(job.features) <= set(entry.node.features)
+        and entry.node.name not in job.excluded_nodes
+    }
+
+
+def _filled(free: Mapping[str, int], job: LrmJob) -> tuple[str, ...]:
+    """Return a host for each task of a job, one node filled after another; empty when there is too little room."""
     hosts: list[str] = []
-    for name, entry in sorted(inventory.nodes.items()):
-        usable = entry.node.state is NodeState.UP and set(job.features) <= set(entry.node.features)
-        if not usable or entry.node.name in job.excluded_nodes:
-            continue
-        free = (entry.node.processors - entry.used) // job.processors_per_task
-        free = min(free, job.tasks_per_node or free)
-        hosts += [name] * max(0, min(free, tasks_of(job) - len(hosts)))
-        if len(hosts) == tasks_of(job):
-            return tuple(hosts)
-    raise not_started(job.id, (), WaitReason.RESOURCES, "there is no room for it now")
+    for name, processors in free.items():
+        tasks = max(0, processors) // job.processors_per_task
+        tasks = min(tasks, job.tasks_per_node or tasks, tasks_of(job) - len(hosts))
+        hosts += [name] * tasks
+    return tuple(hosts) if len(hosts) == tasks_of(job) else ()
 
 
 def estimate_start(inventory: Inventory, request: WillRun, *, now: float) -> StartInfo | None:
@@ -186,19 +201,14 @@ def estimate_start(inventory: Inventory, request: WillRun, *, now: float) -> Sta
     if unknown:
         raise WikiError(f"Invalid NODES value: no node {', '.join(unknown[:5])}", status=Status.NO_WILLRUN)
     earliest = max(now, job.eligible_at or now, float(request.not_before or 0))
-    usable = {name: inventory.nodes[name] for name in names if inventory.nodes[name].node.state is NodeState.UP}
-    free = {
-        name: entry.node.processors - entry.used
-        for name, entry in usable.items()
-        if set(job.features) <= set(entry.node.features) and entry.node.name not in job.excluded_nodes
-    }
+    free = _free(inventory, names, job)
     ends = sorted(_releases(inventory, free, request.preempt, now), key=lambda release: release[0])
     while True:
         for moment, name, processors in [release for release in ends if release[0] <= earliest]:
             free[name] += processors
             ends.remove((moment, name, processors))
-        hosts = _fitted(free, job)
-        if hosts:
+        largest_first = dict(sorted(free.items(), key=lambda item: -item[1]))
+        if hosts := _filled(largest_first, job):
             nodes = tuple(dict.fromkeys(hosts))
             start = int(earliest)
             return StartInfo(
@@ -224,15 +234,6 @@ def _releases(
     return found
 
 
-def _fitted(free: Mapping[str, int], job: LrmJob) -> tuple[str, ...]:
-    hosts: list[str] = []
-    for name in sorted(free, key=lambda name: -free[name]):
-        tasks = max(0, free[name]) // job.processors_per_task
-        tasks = min(tasks, job.tasks_per_node or tasks, tasks_of(job) - len(hosts))
-        hosts += [name] * tasks
-    return tuple(hosts) if len(hosts) == tasks_of(job) else ()
-
-
 # -- Fresh inventory -----------------------------------------------------------------------------------------
 # One listing serves all peers that poll, and none is older than our last change.
 
@@ -242,7 +243,7 @@ LONGEST_REST = 15.0
 log = structlog.get_logger()
 
 
-class FreshInventory:
+class FreshInventory(Watcher[None]):
     """Reads a batch system into an inventory as often as requests need it, with one reading at a time."""
 
     def __init__(self, served: Served) -> None:
@@ -255,29 +256,16 @@ class FreshInventory:
         self.patience = options.reply_within
         """Seconds for which a poll waits for a reading."""
         breaker = CircuitBreaker(pause=min(options.cache, LONGEST_REST), longest_pause=LONGEST_REST)
-        self._watcher = Watcher(self._read, breaker=breaker, on_trouble=self._note_trouble)
+        super().__init__(self._learn, breaker=breaker, on_trouble=self._note_trouble)
         self._waited_for: Look[None] | None = None
         """The reading for which a request has waited as long as an answer may take."""
-
-    @property
-    def under_way(self) -> Look[None] | None:
-        """The reading that is in progress."""
-        return self._watcher.under_way
-
-    def invalidate(self) -> None:
-        """Require a new reading: the batch system was changed, so one that began before is outdated."""
-        self._watcher.invalidate()
-
-    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Run readings in the background until cancelled, so that a slow one outlives the request that began it."""
-        await self._watcher.run(task_status=task_status)
 
     async def fresh(self, *, within: float | None = None, now: bool = False) -> None:
         """Wait for a reading at most ``within`` seconds old; None: as old as polls allow.
 
         ``now``: as it is at this moment. All who wait at the same time share one reading. Raises LrmError.
         """
-        await self._watcher.fresh(within=self._options.cache if within is None else within, now=now)
+        await super().fresh(within=self._options.cache if within is None else within, now=now)
 
     async def latest(self) -> None:
         """Wait for a reading that is fresh enough for polls, or until the limit of waiting for the batch system.
@@ -290,7 +278,7 @@ class FreshInventory:
             await self.fresh()
         if not scope.cancelled_caught:
             return
-        age = anyio.current_time() - self._watcher.begun_at
+        age = anyio.current_time() - self.begun_at
         if age > self._options.oldest:
             raise LrmUnavailableError(f"{self._options.cluster} did not answer in time")
         if not self._is_waited_for:
@@ -305,7 +293,7 @@ class FreshInventory:
     def _is_waited_for(self) -> bool:
         return self._waited_for is not None and self._waited_for is self.under_way
 
-    async def _read(self) -> None:
+    async def _learn(self) -> None:
         # What was promised meanwhile cannot show in a reading that takes long: by its beginning is judged what is late.
         begun = self._served.steady()
         listing, taken_back = await self._read_and_judge()

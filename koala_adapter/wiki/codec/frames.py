@@ -197,8 +197,7 @@ def is_signed(payload: bytes, key: Key) -> bool:
 def open_reply(payload: bytes, *, key: Key | None, now: float) -> bytes:
     """Return the message of a reply, from ``SC=`` on, after the checks of a scheduler (Maui's).
 
-       Raises WikiError without a status.
-    Without a key nothing is checked and the signature block may be missing.
+    Without a key nothing is checked and the signature block may be missing. Raises WikiError without a status.
     """
     text = _until_nul(payload)
     data = text.find(b"DT=")

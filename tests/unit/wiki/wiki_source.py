@@ -12,13 +12,14 @@ from typing import Self
 import anyio
 
 from koala_adapter.errors import LrmError, LrmNotFoundError
+from koala_adapter.host.metrics import process_meter
 from koala_adapter.lrm import Capabilities, Lrm, PinnedStart, RenderedSubmission, Submission
 from koala_adapter.lrm.startlog import StartLog
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.wiki.codec.frames import FrameReader, Key, open_reply, read_key, seal
 from koala_adapter.wiki.codec.verbs import Reply, parse_reply
 from koala_adapter.wiki.resource import WikiResource
-from koala_adapter.wiki.serving import RunningJobsFile, ServerOptions
+from koala_adapter.wiki.serving import RunningJobsFile, Served, ServerOptions
 from tests.sqlite_watch import closed_later
 
 KEY = read_key("1234567890")
@@ -200,15 +201,15 @@ class Server:
         """Seconds by which somebody has set the time of day, ``now``."""
         path.mkdir(exist_ok=True)
         self.starts = closed_later(StartLog(path / "starts.sqlite"))
-        self.resource = WikiResource(
+        served = Served(
             self.source,
-            key,
-            self.starts,
             self.options,
+            self.starts,
             clock=lambda: self.now,
             steady=lambda: self.now - self.set_by,
             memory=memory,
         )
+        self.resource = WikiResource(served, key, process_meter("wiki"))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
