@@ -140,8 +140,8 @@ def _require_shape(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> N
         raise not_started(job.id, hosts, WaitReason.BAD_CONSTRAINTS, f"it must run on {', '.join(sorted(missing))}")
     offered = {host.wire: host for host in inventory.offered}
     for host in counts:
-        lacking = lacks(job, offered[host])
-        if lacking:
+        # A node that is not listed any more is down, which is found next.
+        if host in offered and (lacking := lacks(job, offered[host])):
             raise not_started(job.id, hosts, WaitReason.BAD_CONSTRAINTS, f"{host} {lacking}")
 
 

@@ -423,10 +423,11 @@ async def test_words_for_ends(tmp_path: Path, end: EndReason | None, code: int |
 
 
 async def test_vanished_nodes_are_down(server: Server) -> None:
-    """A node that is no longer listed is Down for ever, not idle."""
+    """A node that is no longer listed is Down for ever, not idle, and gets no job."""
     await server.ask("GETNODES ARG=0:ALL")
     del server.source.node_list[3]
     assert (await server.records("GETNODES ARG=0:ALL"))["n4"].startswith("STATE=Down;")
+    await server.start("5", *("n4",) * 6, status=-700, words="non-responsive node: n4")
 
 
 async def test_deltas_hold_what_changed(server: Server) -> None:
