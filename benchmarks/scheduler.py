@@ -41,7 +41,7 @@ from koala_adapter.scheduler.claiming.waiting import place
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
 from koala_adapter.service.journal import Journal
-from koala_adapter.service.listings import Reconciler, new_holds
+from koala_adapter.service.listings import ListingJudge
 from koala_adapter.simulation.applications import Application, Interpolated, SimulatedJob
 from koala_adapter.simulation.multicluster import Multicluster, Settings
 from koala_adapter.simulation.platform import ClusterModel, Platform
@@ -257,7 +257,7 @@ def poll_of_one(clusters: int, repeat: int) -> float:
 
 def _poll(site: FullSite, name: ClusterName) -> float:
     """Return the seconds for judging a listing that shows nothing new, and for telling the scheduler of it."""
-    state, reconciler = site.scheduler.state, Reconciler(cluster=name, user="alice")
+    state, judge = site.scheduler.state, ListingJudge(name, user="alice", begun_at=0.0)
     listing = tuple(
         LrmJob(
             id=one.lrm_id or LrmJobId(""),
@@ -270,12 +270,10 @@ def _poll(site: FullSite, name: ClusterName) -> float:
         for one in state.placeholders.values()
         if one.cluster == name
     )
+    polled = ev.ClusterPolled(time=site.now, cluster=name, processors=ON_EACH, idle=0, ours=0)
     begin = time.perf_counter()
-    reconciler.examine(
-        state, listing, read_at=site.now, now=site.now, in_contact=lambda _: False, settled=lambda _: True
-    )
-    new_holds(state, name, listing, now=site.now, told=True)
-    site.post(ev.ClusterPolled(time=site.now, cluster=name, processors=ON_EACH, idle=0, ours=0))
+    judge.judge(state, polled, listing, read_at=site.now, in_contact=lambda _: False, tells_holders=True)
+    site.post(polled)
     return time.perf_counter() - begin
 
 

@@ -355,7 +355,7 @@ class Reception(AgentListener):
         driver = self._clusters.get(record.cluster)
         if record.state is PlaceholderState.ENDING and driver is not None:
             if event.closed:
-                driver.judge.farewell(event.placeholder)
+                driver.judge.farewells.add(event.placeholder)
             driver.poller.poll_soon(within=JOB_ENDS)
             self._core.note_change()
         else:
@@ -494,7 +494,7 @@ class LiveEffector:
             return
         paths = words_paths(words_directory(driver.config, self.core.directory), action.placeholder)
         said = next(filter(None, map(last_words, paths)), "")
-        node = driver.judge.node_of(action.placeholder)
+        node = driver.judge.nodes.get(action.placeholder)
         place = f"{node}:{paths[0]}, if that node" if node else f"{paths[0]} on its node, if it"
         text = said or f"nothing that can be read from here (look at {place} has the directory)"
         log.warning(

@@ -46,6 +46,7 @@ from koala_adapter.scheduler.events import (
     BatchRejected,
     BatchSubmitted,
     BatchUncertain,
+    ClusterPolled,
     Event,
     PlaceholderEnded,
     ReservationMade,
@@ -53,7 +54,7 @@ from koala_adapter.scheduler.events import (
     SlotsCounted,
 )
 from koala_adapter.service.core import Nudge
-from koala_adapter.service.listings import ClusterObservation, ListingJudge, processors_held
+from koala_adapter.service.listings import ListingJudge, processors_held
 from koala_adapter.service.opening import token_path
 
 if TYPE_CHECKING:
@@ -391,7 +392,7 @@ class ClusterDriver:
 
     def submit(self, submission: Submission) -> None:
         """Submit placeholders in the background; the outcome is an event."""
-        self.judge.sending(submission.key)
+        self.judge.under_way.add(submission.key)
         with suppress(anyio.ClosedResourceError):  # the service ends: the next one asks what became of it
             self._to_submit.send_nowait(submission)
 
@@ -441,7 +442,7 @@ class ClusterDriver:
                     await self.lrm.start()
                     self.version = await self.lrm.version()
                 if not self.commands.host.here:
-                    self.judge.look_for(self.commands.host.user)
+                    self.judge.user = self.commands.host.user
                 started = True
             except LrmError as error:
                 self.unavailable(error.message)
@@ -461,18 +462,23 @@ class ClusterDriver:
             return False
         self._passed_over = False
         capabilities = self.lrm.capabilities
-        look = ClusterObservation(
-            read_at=reading.read_at,
+        polled = ClusterPolled(
+            time=self._core.now(),
+            cluster=self.name,
             processors=reading.processors,
             idle=reading.idle,
             ours=reading.ours,
-            jobs=reading.jobs,
-            tells_holders=capabilities.tells_holders or (capabilities.tells_own_holders and not reading.of_all_users),
             others_waiting=reading.others_waiting,
             slots=reading.count(self._core.scheduler.shapes_on(self.name)),
         )
-        now = self._core.now()
-        judgement = self.judge.judge(self._core.state, look, now=now, in_contact=self._core.in_contact)
+        judgement = self.judge.judge(
+            self._core.state,
+            polled,
+            reading.jobs,
+            read_at=reading.read_at,
+            in_contact=self._core.in_contact,
+            tells_holders=capabilities.tells_holders or (capabilities.tells_own_holders and not reading.of_all_users),
+        )
         for event in judgement.events:
             self._core.loop.post(event)
         if judgement.lost:
@@ -502,7 +508,7 @@ class ClusterDriver:
     async def _submit_all(self) -> None:
         async for submission in self._submissions:
             event = await self._submit_one(submission)
-            self.judge.answered(submission.key)
+            self.judge.under_way.discard(submission.key)
             self._core.loop.post(event)
             if isinstance(event, BatchSubmitted):
                 self.poller.submitted()
@@ -547,7 +553,7 @@ class ClusterDriver:
             # The scheduler's own timer asks again, too, until the placeholders are seen gone.
             log.warning("cancelling failed", cluster=self.name, ids=list(ids), error=str(error))
             if isinstance(error, LrmUnavailableError):
-                self.judge.not_cancelled(ids)
+                self.judge.not_cancelled.update(ids)
         self.poller.poll_soon()
 
     async def _refine_all(self) -> None:

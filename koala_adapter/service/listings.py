@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a listing of an LRM proves about placeholders: ends, holds, and the judgement of them all. Pure.
 
-In this order: suspended placeholders, placeholders seen, gone or unknown, placeholders in hold, and the judge that
-turns a listing of one cluster, or a failed one, into events for the scheduler and jobs to cancel.
+In this order: suspended placeholders, what ends of placeholders mean, placeholders in hold, and the judge that turns a
+listing of one cluster, or a failed one, into events for the scheduler and jobs to cancel.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.lrm.listing import attribute, placeholder_of, tells_of
-from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState, PlaceholderId
+from koala_adapter.model import ACTIVE, OCCUPYING, BatchKey, EndReason, LrmJobId, LrmJobState, PlaceholderId
 from koala_adapter.outcome import PlaceholderState
 from koala_adapter.scheduler.events import (
     BatchAbsent,
@@ -29,11 +29,10 @@ from koala_adapter.scheduler.events import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from koala_adapter.model import ClusterName, LrmJob
     from koala_adapter.scheduler.records import BatchRecord, PlaceholderRecord, State
-    from koala_adapter.slots import SlotCount
 
 
 # -- Suspended placeholders ----------------------------------------------------------------------------------
@@ -51,17 +50,8 @@ def new_suspensions(
     return SuspensionsSeen(time=now, cluster=cluster, placeholders=seen)
 
 
-# -- Placeholders seen, gone or unknown ----------------------------------------------------------------------
-# A placeholder missing from a listing is *unknown* until a second witness agrees: a later listing while its agent is
-# out of contact, or the last message of the agent. An end that the LRM lists is believed, after the agent had one
-# more poll to report how it ended.
+# -- What ends of placeholders mean --------------------------------------------------------------------------
 
-ABSENCES_NEEDED = 2
-RESTLESS_FOR = 120.0
-"""Seconds for which an end is expected at any moment; after them the LRM is asked as often as always."""
-OCCUPYING = frozenset(
-    {LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING, LrmJobState.UNKNOWN}
-)
 _OVER = frozenset({LrmJobState.ENDED, LrmJobState.ENDING})
 _AGENT_ENDS = {
     1: (EndReason.LAUNCH_FAILED, "its agent could not begin"),
@@ -79,155 +69,6 @@ _BEFORE_ITS_START = {
 _BELIEVED_AT_ONCE = frozenset({EndReason.NODE_LOST, EndReason.WALLTIME, EndReason.MEMORY, EndReason.CANCELLED})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """Events and open questions from one listing."""
-
-    events: tuple[Event, ...]
-    orphans: tuple[LrmJobId, ...]
-    """Jobs of our user with our name that no record of ours accounts for: to be cancelled."""
-    restless: bool
-    """Something is expected to change soon, so the next poll should not be put off."""
-
-
-@dataclass(slots=True)
-class Reconciler:
-    """Compares listings of one cluster with the records, and keeps open questions between listings."""
-
-    cluster: ClusterName
-    user: str
-    """Whose jobs there are ours."""
-    absences: dict[PlaceholderId, int] = field(default_factory=dict)
-    ended: set[PlaceholderId] = field(default_factory=set)
-    _unfound: dict[BatchKey, int] = field(default_factory=dict)
-    """How many listings have not shown a submission of unknown outcome since it could no longer be on its way."""
-    nodes: dict[PlaceholderId, str] = field(default_factory=dict)
-    """Where each placeholder runs, or was seen to run."""
-    farewells: set[PlaceholderId] = field(default_factory=set)
-    """Placeholders whose agents closed the connection after they were told to end."""
-
-    def examine(
-        self,
-        state: State,
-        listing: Iterable[LrmJob],
-        *,
-        read_at: float,
-        now: float,
-        in_contact: Callable[[PlaceholderId], bool],
-        settled: Callable[[BatchRecord], bool],
-    ) -> Findings:
-        """Compare a listing begun at ``read_at`` with the records.
-
-        ``in_contact`` tells whether a placeholder's agent is connected; ``settled`` whether a submission of unknown
-        outcome can no longer arrive.
-        """
-        listing = tuple(listing)
-        # Two clusters of ours may be parts of one batch system, and then each listing shows the placeholders of both.
-        named = {placeholder_of(job) for job in listing}
-        known = {id_: state.placeholders[id_].lrm_id for id_ in named if id_ in state.placeholders}
-        found = attribute(listing, known, user=self.user)
-        events: list[Event] = []
-        batches = state.batches.on(self.cluster).values()
-        for batch in batches:
-            if batch.lrm_ids is None and batch.submitted_at < read_at:
-                events += self._look_for(batch, found.jobs, now=now, settled=settled(batch))
-        for placeholder in state.placeholders.on(self.cluster).values():
-            batch = state.batches[placeholder.id.batch]
-            if batch.lrm_ids is None:
-                continue
-            job = found.jobs.get(placeholder.id)
-            # A submission that was under way when the listing was asked for need not be in it.
-            if read_at > (batch.submitted_at if job is not None or batch.taken_at is None else batch.taken_at):
-                events += self._examine_one(placeholder, job, now, in_contact(placeholder.id))
-        self._forget(state)
-        orphans = tuple(job.id for job in found.unaccounted if job.state not in _OVER)
-        return Findings(events=tuple(events), orphans=orphans, restless=self._restless(state, now, uncertain=batches))
-
-    def _look_for(
-        self, batch: BatchRecord, jobs: Mapping[PlaceholderId, LrmJob], *, now: float, settled: bool
-    ) -> list[Event]:
-        ids = [jobs.get(PlaceholderId(batch=batch.key, index=index)) for index in range(1, batch.count + 1)]
-        if any(ids):
-            found = tuple(LrmJobId("") if job is None else job.id for job in ids)
-            return [BatchSubmitted(time=now, batch=batch.key, lrm_ids=found)]
-        if not settled:
-            return []
-        seen = self._unfound[batch.key] = self._unfound.get(batch.key, 0) + 1
-        if seen >= ABSENCES_NEEDED:
-            reason = f"the submission did not arrive ({batch.uncertain or 'interrupted'})"
-            return [BatchAbsent(time=now, batch=batch.key, reason=reason)]
-        return []
-
-    def _examine_one(
-        self,
-        placeholder: PlaceholderRecord,
-        job: LrmJob | None,
-        now: float,
-        in_contact: bool,  # noqa: FBT001
-    ) -> list[Event]:
-        if job is None:
-            return self._absent(placeholder, now, in_contact=in_contact)
-        self.absences.pop(placeholder.id, None)
-        if job.nodes:
-            self.nodes[placeholder.id] = job.nodes[0]
-        if job.state is LrmJobState.ENDED:
-            return self._ended(placeholder, job, now)
-        if job.state in {LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED}:
-            if placeholder.state in {PlaceholderState.SUBMITTED, PlaceholderState.QUEUED}:
-                return [PlaceholderStarted(time=now, placeholder=placeholder.id)]
-        elif placeholder.state is not PlaceholderState.ENDING and (reason := end_reason(job)) is not None:
-            return [PlaceholderEnding(time=now, placeholder=placeholder.id, reason=reason, detail=job.reason)]
-        return []
-
-    def _ended(self, placeholder: PlaceholderRecord, job: LrmJob, now: float) -> list[Event]:
-        reason = job.end or EndReason.LOST
-        first_seen = placeholder.id not in self.ended
-        self.ended.add(placeholder.id)
-        waits_for_agent = placeholder.state is not PlaceholderState.ENDING and reason not in _BELIEVED_AT_ONCE
-        if first_seen and waits_for_agent:
-            return []
-        detail = job.reason
-        if reason is EndReason.EXITED and job.exit_code is not None:
-            reason, detail = _AGENT_ENDS.get(job.exit_code, (reason, f"its agent ended with status {job.exit_code}"))
-        elif reason is EndReason.SIGNALLED and job.signal is not None:
-            # Not the reason of Slurm 22.05: it shows JobLaunchFailure.
-            detail = f"its agent was killed by signal {job.signal}"
-        elif placeholder.waiting and reason in _BEFORE_ITS_START:
-            detail = _BEFORE_ITS_START[reason] + (f" ({job.reason})" if job.reason else "")
-        return [PlaceholderEnded(time=now, placeholder=placeholder.id, reason=reason, detail=detail)]
-
-    def _absent(self, placeholder: PlaceholderRecord, now: float, *, in_contact: bool) -> list[Event]:
-        if in_contact:
-            self.absences.pop(placeholder.id, None)
-            return []
-        seen = self.absences[placeholder.id] = self.absences.get(placeholder.id, 0) + 1
-        needed = 1 if placeholder.id in self.farewells else ABSENCES_NEEDED
-        if seen < needed:
-            return []
-        detail = "its batch system does not list it any more and its agent is out of contact"
-        if placeholder.waiting:
-            detail = (
-                "its batch system does not list it any more, and it was not seen to run: it was deleted while it was "
-                "queued, or its start failed"
-            )
-        return [PlaceholderEnded(time=now, placeholder=placeholder.id, reason=EndReason.LOST, detail=detail)]
-
-    def _forget(self, state: State) -> None:
-        self._unfound = {key: count for key, count in self._unfound.items() if key in state.batches}
-        self.absences = {id_: count for id_, count in self.absences.items() if id_ in state.placeholders}
-        self.nodes = {id_: node for id_, node in self.nodes.items() if id_ in state.placeholders}
-        self.ended = {id_ for id_ in self.ended if id_ in state.placeholders}
-        self.farewells = {id_ for id_ in self.farewells if id_ in state.placeholders}
-
-    def _restless(self, state: State, now: float, *, uncertain: Iterable[BatchRecord]) -> bool:
-        ending = any(
-            placeholder.ending_since is not None and now < placeholder.ending_since + RESTLESS_FOR
-            for placeholder in state.placeholders.on(self.cluster).values()
-            if placeholder.state is PlaceholderState.ENDING
-        )
-        return ending or bool(self.absences) or any(batch.lrm_ids is None for batch in uncertain)
-
-
 def end_reason(job: LrmJob) -> EndReason | None:
     """Return why a listed job counts as ended."""
     if job.state is LrmJobState.HELD and job.reason.startswith("error"):
@@ -242,15 +83,12 @@ def processors_held(listing: Iterable[LrmJob], state: State | None = None) -> in
     does not know counts as one.
     """
     known = {} if state is None else state.placeholders
-    occupying = (known.get(placeholder_of(job)) for job in listing if job.state in OCCUPYING)
+    states = OCCUPYING | {LrmJobState.UNKNOWN}
+    occupying = (known.get(placeholder_of(job)) for job in listing if job.state in states)
     return sum(1 if placeholder is None else placeholder.slot_processors for placeholder in occupying)
 
 
-# -- Placeholders in hold ------------------------------------------------------------------------------------
-
-
-_KEPT_WAITING = (LrmJobState.QUEUED, True)
-"""It waits for something other than processors."""
+# -- Placeholders in hold, or that wait for something other than processors ----------------------------------
 
 
 def new_holds(
@@ -260,8 +98,10 @@ def new_holds(
 
     ``told``: the listing tells whose holds they are; else what was told before still holds.
     """
-    jobs = (one for one in listing if end_reason(one) is None)
-    held = {job.id: job for job in jobs if job.state is LrmJobState.HELD or (job.state, job.blocked) == _KEPT_WAITING}
+    kept = (
+        job for job in listing if job.state is LrmJobState.HELD or (job.state is LrmJobState.QUEUED and job.blocked)
+    )
+    held = {job.id: job for job in kept if end_reason(job) is None}
     waiting = [p for p in state.placeholders.on(cluster).values() if p.waiting]
     found = [(one, held[one.lrm_id]) for one in waiting if one.lrm_id is not None and one.lrm_id in held]
     seen = tuple(
@@ -295,31 +135,18 @@ def _reason(state: State, placeholder: PlaceholderRecord, job: LrmJob) -> str:
 
 
 # -- The judge of one cluster --------------------------------------------------------------------------------
-# It judges listings of real batch systems as well as those of the fault schedules in the tests.
+# A placeholder missing from a listing is *unknown* until a second witness agrees: a later listing while its agent is
+# out of contact, or the last message of the agent. An end that the LRM lists is believed, after the agent had one
+# more poll to report how it ended. Listings of real batch systems are judged as well as those of the fault schedules
+# in the tests.
 
+ABSENCES_NEEDED = 2
+RESTLESS_FOR = 120.0
+"""Seconds for which an end is expected at any moment; after them the LRM is asked as often as always."""
 SETTLE = 45.0
 """Seconds after which a submission whose outcome is unknown cannot arrive any more: beyond every command's time-out."""
 REPEAT_POLLED = 60.0
 """An unchanged reading is reported again after so many seconds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterObservation:
-    """Result of one look at a cluster."""
-
-    read_at: float
-    """When it was asked for: what was submitted later cannot be in it."""
-    processors: int
-    idle: int
-    ours: int
-    jobs: Sequence[LrmJob]
-    """Jobs with names of ours that are not certainly another user's."""
-    tells_holders: bool = False
-    """Whether they tell whose holds they are in."""
-    others_waiting: tuple[int, ...] = ()
-    """Processors that each waiting job of others asks for, as far as that was looked for."""
-    slots: tuple[SlotCount, ...] = ()
-    """Counts of the slots of other shapes than one processor that jobs need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +166,7 @@ class Judgement:
 
 
 class ListingJudge:
-    """Judges looks at one cluster, with memory of earlier looks and requests; pure."""
+    """Judges listings of one cluster, with memory of earlier listings and of requests; pure."""
 
     def __init__(self, cluster: ClusterName, *, user: str, begun_at: float) -> None:
         """``user``: the user whose jobs there are ours.
@@ -347,96 +174,185 @@ class ListingJudge:
         ``begun_at``: when this process began; what an earlier one had under way may arrive for a while after that.
         """
         self._cluster = cluster
-        self._user = user
+        self.user = user
+        """Whose jobs there are ours; at another site that is known only once it is connected."""
         self._begun_at = begun_at
-        self._reconciler = Reconciler(cluster=cluster, user=user)
-        self._told: tuple[int, int, int, tuple[int, ...], tuple[SlotCount, ...]] | None = None
-        self._told_at = 0.0
+        self.under_way: set[BatchKey] = set()
+        """Submissions being sent, whose outcome is not known yet."""
+        self.not_cancelled: set[LrmJobId] = set()
+        """Jobs whose cancellation the LRM did not answer."""
+        self.farewells: set[PlaceholderId] = set()
+        """Placeholders whose agents closed the connection after they were told to end."""
+        self.nodes: dict[PlaceholderId, str] = {}
+        """Where each placeholder runs, or was seen to run."""
+        self.absences: dict[PlaceholderId, int] = {}
+        """How many listings in a row have lacked a placeholder whose agent was out of contact."""
+        self.ended: set[PlaceholderId] = set()
+        """Placeholders that a listing has shown as ended."""
+        self._unfound: dict[BatchKey, int] = {}
+        """How many listings have not shown a submission of unknown outcome since it could no longer be on its way."""
+        self._told: ClusterPolled | None = None
         self._others_waited: tuple[int, ...] = ()
         """What each job of others asked for that waited at the last look."""
         self._others: int | None = None
         """Processors that others had at the last look."""
-        self._under_way: set[BatchKey] = set()
-        self._not_cancelled: set[LrmJobId] = set()
 
-    def look_for(self, user: str) -> None:
-        """Set the user whose jobs are ours; at another site it is known only once that is connected."""
-        self._user = user
-        self._reconciler = replace(self._reconciler, user=user)
-
-    # ---- what is under way ----------------------------------------------------------------------------------------
-
-    @property
-    def under_way(self) -> frozenset[BatchKey]:
-        """Submissions being sent, whose outcome is not known yet."""
-        return frozenset(self._under_way)
-
-    def sending(self, batch: BatchKey) -> None:
-        """Register a submission that is being sent."""
-        self._under_way.add(batch)
-
-    def answered(self, batch: BatchKey) -> None:
-        """Register that a submission's outcome is known or will stay unknown."""
-        self._under_way.discard(batch)
-
-    def not_cancelled(self, ids: Iterable[LrmJobId]) -> None:
-        """Register a cancellation that the LRM did not answer."""
-        self._not_cancelled.update(ids)
-
-    def farewell(self, placeholder: PlaceholderId) -> None:
-        """Register that the agent of an ending placeholder closed its connection."""
-        self._reconciler.farewells.add(placeholder)
-
-    def node_of(self, placeholder: PlaceholderId) -> str:
-        """Return the last known node of a placeholder; empty: unknown."""
-        return self._reconciler.nodes.get(placeholder, "")
-
-    # ---- looks ----------------------------------------------------------------------------------------------------
+    # ---- a listing ------------------------------------------------------------------------------------------------
 
     def judge(
-        self, state: State, look: ClusterObservation, *, now: float, in_contact: Callable[[PlaceholderId], bool]
+        self,
+        state: State,
+        polled: ClusterPolled,
+        listing: Sequence[LrmJob],
+        *,
+        read_at: float,
+        in_contact: Callable[[PlaceholderId], bool],
+        tells_holders: bool = False,
     ) -> Judgement:
-        """Compare a look with the records. ``in_contact``: whether a placeholder's agent is connected."""
-        findings = self._reconciler.examine(
-            state,
-            look.jobs,
-            read_at=look.read_at,
-            now=now,
-            in_contact=in_contact,
-            settled=lambda batch: self._settled(batch, now),
+        """Compare a listing with the records.
+
+        ``polled``: what was counted in it, now, with one processor for each of our placeholders. ``listing``: jobs
+        with names of ours that are not certainly another user's. ``read_at``: when it was asked for: what was
+        submitted later cannot be in it. ``in_contact``: whether a placeholder's agent is connected.
+        ``tells_holders``: whether it tells whose holds jobs are in.
+        """
+        now = polled.time
+        # Two clusters of ours may be parts of one batch system, and then each listing shows the placeholders of both.
+        named = {placeholder_of(job) for job in listing}
+        known = {id_: state.placeholders[id_].lrm_id for id_ in named if id_ in state.placeholders}
+        found = attribute(listing, known, user=self.user)
+        proved = list(self._examine(state, found.jobs, read_at=read_at, now=now, in_contact=in_contact))
+        self._forget(state)
+        lost = tuple(e for e in proved if isinstance(e, PlaceholderEnded) and e.reason is EndReason.LOST)
+        waiting = both(polled.others_waiting, self._others_waited)
+        restless = self._restless(state, now) or waiting != polled.others_waiting
+        self._others_waited = polled.others_waiting
+        counted = replace(polled, ours=processors_held(listing, state))
+        started = self._started_meanwhile(state, counted)
+        events = (
+            self._news(state, replace(counted, ours=counted.ours + started, others_waiting=waiting)),
+            *(e for e in proved if e not in lost),
+            new_holds(state, self._cluster, listing, now=now, told=tells_holders),
+            new_suspensions(state, self._cluster, listing, now=now),
         )
-        lost = tuple(e for e in findings.events if isinstance(e, PlaceholderEnded) and e.reason is EndReason.LOST)
-        waiting = both(look.others_waiting, self._others_waited)
-        self._others_waited = look.others_waiting
-        beyond = processors_held(look.jobs, state) - processors_held(look.jobs)  # of slots larger than a processor
-        look = replace(look, ours=look.ours + beyond)
-        started = self._started_meanwhile(state, look)
-        events: list[Event] = [
-            *self._counts(state, replace(look, ours=look.ours + started, others_waiting=waiting), now),
-            *(e for e in findings.events if e not in lost),
-        ]
-        holds = new_holds(state, self._cluster, look.jobs, now=now, told=look.tells_holders)
-        if holds is not None:
-            events.append(holds)
-        suspensions = new_suspensions(state, self._cluster, look.jobs, now=now)
-        if suspensions is not None:
-            events.append(suspensions)
         return Judgement(
-            events=tuple(events),
+            events=tuple(event for event in events if event is not None),
             lost=lost,
             cancel_again=self._cancel_again(state),
-            orphans=findings.orphans,
-            restless=findings.restless or waiting != look.others_waiting,
+            orphans=tuple(job.id for job in found.unaccounted if job.state not in _OVER),
+            restless=restless,
         )
 
-    def _started_meanwhile(self, state: State, look: ClusterObservation) -> int:
+    def _examine(
+        self,
+        state: State,
+        jobs: Mapping[PlaceholderId, LrmJob],
+        *,
+        read_at: float,
+        now: float,
+        in_contact: Callable[[PlaceholderId], bool],
+    ) -> Iterator[Event]:
+        """Yield what listed jobs prove of submissions and placeholders."""
+        for batch in state.batches.on(self._cluster).values():
+            if batch.lrm_ids is None and batch.submitted_at < read_at:
+                yield from self._look_for(batch, jobs, now=now)
+        for placeholder in state.placeholders.on(self._cluster).values():
+            batch = state.batches[placeholder.id.batch]
+            if batch.lrm_ids is None:
+                continue
+            job = jobs.get(placeholder.id)
+            # A submission that was under way when the listing was asked for need not be in it.
+            if read_at > (batch.submitted_at if job is not None or batch.taken_at is None else batch.taken_at):
+                if job is None:
+                    yield from self._absent(placeholder, now, in_contact=in_contact(placeholder.id))
+                else:
+                    yield from self._examine_one(placeholder, job, now)
+
+    def _look_for(self, batch: BatchRecord, jobs: Mapping[PlaceholderId, LrmJob], *, now: float) -> list[Event]:
+        ids = [jobs.get(PlaceholderId(batch=batch.key, index=index)) for index in range(1, batch.count + 1)]
+        if any(ids):
+            found = tuple(LrmJobId("") if job is None else job.id for job in ids)
+            return [BatchSubmitted(time=now, batch=batch.key, lrm_ids=found)]
+        if batch.key in self.under_way or now <= max(batch.submitted_at, self._begun_at) + SETTLE:
+            return []
+        seen = self._unfound[batch.key] = self._unfound.get(batch.key, 0) + 1
+        if seen >= ABSENCES_NEEDED:
+            reason = f"the submission did not arrive ({batch.uncertain or 'interrupted'})"
+            return [BatchAbsent(time=now, batch=batch.key, reason=reason)]
+        return []
+
+    def _examine_one(self, placeholder: PlaceholderRecord, job: LrmJob, now: float) -> list[Event]:
+        self.absences.pop(placeholder.id, None)
+        if job.nodes:
+            self.nodes[placeholder.id] = job.nodes[0]
+        if job.state is LrmJobState.ENDED:
+            return self._ended(placeholder, job, now)
+        if job.state in ACTIVE:
+            if placeholder.state in {PlaceholderState.SUBMITTED, PlaceholderState.QUEUED}:
+                return [PlaceholderStarted(time=now, placeholder=placeholder.id)]
+        elif placeholder.state is not PlaceholderState.ENDING and (reason := end_reason(job)) is not None:
+            return [PlaceholderEnding(time=now, placeholder=placeholder.id, reason=reason, detail=job.reason)]
+        return []
+
+    def _ended(self, placeholder: PlaceholderRecord, job: LrmJob, now: float) -> list[Event]:
+        reason = job.end or EndReason.LOST
+        first_seen = placeholder.id not in self.ended
+        self.ended.add(placeholder.id)
+        waits_for_agent = placeholder.state is not PlaceholderState.ENDING and reason not in _BELIEVED_AT_ONCE
+        if first_seen and waits_for_agent:
+            return []
+        detail = job.reason
+        if reason is EndReason.EXITED and job.exit_code is not None:
+            reason, detail = _AGENT_ENDS.get(job.exit_code, (reason, f"its agent ended with status {job.exit_code}"))
+        elif reason is EndReason.SIGNALLED and job.signal is not None:
+            # Not the reason of Slurm 22.05: it shows JobLaunchFailure.
+            detail = f"its agent was killed by signal {job.signal}"
+        elif placeholder.waiting and reason in _BEFORE_ITS_START:
+            detail = _BEFORE_ITS_START[reason] + (f" ({job.reason})" if job.reason else "")
+        return [PlaceholderEnded(time=now, placeholder=placeholder.id, reason=reason, detail=detail)]
+
+    def _absent(self, placeholder: PlaceholderRecord, now: float, *, in_contact: bool) -> list[Event]:
+        if in_contact:
+            self.absences.pop(placeholder.id, None)
+            return []
+        seen = self.absences[placeholder.id] = self.absences.get(placeholder.id, 0) + 1
+        if seen < (1 if placeholder.id in self.farewells else ABSENCES_NEEDED):
+            return []
+        detail = "its batch system does not list it any more and its agent is out of contact"
+        if placeholder.waiting:
+            detail = (
+                "its batch system does not list it any more, and it was not seen to run: it was deleted while it was "
+                "queued, or its start failed"
+            )
+        return [PlaceholderEnded(time=now, placeholder=placeholder.id, reason=EndReason.LOST, detail=detail)]
+
+    def _forget(self, state: State) -> None:
+        self._unfound = {key: count for key, count in self._unfound.items() if key in state.batches}
+        self.absences = {id_: count for id_, count in self.absences.items() if id_ in state.placeholders}
+        self.nodes = {id_: node for id_, node in self.nodes.items() if id_ in state.placeholders}
+        self.ended = {id_ for id_ in self.ended if id_ in state.placeholders}
+        self.farewells = {id_ for id_ in self.farewells if id_ in state.placeholders}
+
+    def _restless(self, state: State, now: float) -> bool:
+        """Return whether an end is expected at any moment, or a question is open."""
+        ending = any(
+            placeholder.ending_since is not None and now < placeholder.ending_since + RESTLESS_FOR
+            for placeholder in state.placeholders.on(self._cluster).values()
+            if placeholder.state is PlaceholderState.ENDING
+        )
+        uncertain = any(batch.lrm_ids is None for batch in state.batches.on(self._cluster).values())
+        return ending or bool(self.absences) or uncertain
+
+    # ---- counts ---------------------------------------------------------------------------------------------------
+
+    def _started_meanwhile(self, state: State, polled: ClusterPolled) -> int:
         """Return how many placeholders may have started between listing jobs and nodes.
 
         Jobs are listed before nodes: one that is started between the two waits still, and others seem to have what it
         occupies. As long as it waits, further processors of others are believed when they have them at two looks, or
         running jobs would give up as much for it as it has already.
         """
-        others = max(0, look.processors - look.idle - look.ours)
+        others = max(0, polled.processors - polled.idle - polled.ours)
         before, self._others = self._others, others
         known = state.clusters.get(self._cluster)
         if before is None or known is None:
@@ -450,40 +366,30 @@ class ListingJudge:
             return None
         return ClusterUnavailable(time=now, cluster=self._cluster, reason=reason)
 
-    def _counts(self, state: State, look: ClusterObservation, now: float) -> list[Event]:
-        counts = (look.processors, look.idle, look.ours, look.others_waiting, look.slots)
-        known = state.clusters.get(self._cluster)
+    def _news(self, state: State, polled: ClusterPolled) -> ClusterPolled | None:
+        """Return what was counted; None when it was told before, and not long ago."""
+        told, known = self._told, state.clusters.get(self._cluster)
         back = known is not None and known.unavailable is not None
-        if counts == self._told and not back and now - self._told_at <= REPEAT_POLLED:
-            return []
+        if (
+            told is not None
+            and not back
+            and polled == replace(told, time=polled.time)
+            and polled.time - told.time <= REPEAT_POLLED
+        ):
+            return None
         # When ours have left, the scheduler decides some things by the next look, which is then told in any case.
-        left = self._told is not None and look.ours < self._told[2]
-        self._told, self._told_at = None if left else counts, now
-        return [
-            ClusterPolled(
-                time=now,
-                cluster=self._cluster,
-                processors=look.processors,
-                idle=look.idle,
-                ours=look.ours,
-                others_waiting=look.others_waiting,
-                slots=look.slots,
-            )
-        ]
-
-    def _settled(self, batch: BatchRecord, now: float) -> bool:
-        since = max(batch.submitted_at, self._begun_at)
-        return batch.key not in self._under_way and now > since + SETTLE
+        self._told = None if told is not None and polled.ours < told.ours else polled
+        return polled
 
     def _cancel_again(self, state: State) -> tuple[LrmJobId, ...]:
-        if not self._not_cancelled:
+        if not self.not_cancelled:
             return ()
         ending = {
             placeholder.lrm_id
             for placeholder in state.placeholders.on(self._cluster).values()
             if placeholder.state is PlaceholderState.ENDING
         }
-        missed, self._not_cancelled = self._not_cancelled, set()
+        missed, self.not_cancelled = self.not_cancelled, set()
         return tuple(sorted(missed & ending))
 
     # ---- ends -----------------------------------------------------------------------------------------------------
@@ -500,7 +406,7 @@ class ListingJudge:
     def explained(self, ids: dict[PlaceholderId, LrmJobId], accounted: Iterable[LrmJob]) -> dict[PlaceholderId, LrmJob]:
         """Return the ends of placeholders that accounting knows."""
         known = list(accounted)
-        return {id_: job for id_, lrm_id in ids.items() for job in known if tells_of(job, id_, lrm_id, user=self._user)}
+        return {id_: job for id_, lrm_id in ids.items() for job in known if tells_of(job, id_, lrm_id, user=self.user)}
 
 
 def both(waiting: Sequence[int], before: Sequence[int]) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from koala_adapter.model import EndReason, JobId, PlaceholderId, TaskEnd
 from koala_adapter.outcome import PlaceholderState, TaskUsage
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN
-from koala_adapter.service.listings import ClusterObservation, ListingJudge, processors_held
+from koala_adapter.service.listings import ListingJudge, processors_held
 from tests.faults.effector import SimulatedEffector
 from tests.faults.faults import FaultyStore, Killed
 from tests.faults.lrm import TO_CENTER, Connection, SimulatedAgent, Task
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from koala_adapter.errors import KoalaError
-    from koala_adapter.model import ClusterName, Job
+    from koala_adapter.model import ClusterName, Job, LrmJob
     from koala_adapter.outcome import JobOutcome
     from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.knownpolicies import Policies
@@ -376,7 +376,7 @@ class SimulatedService:
         self.effector.sized.disconnected(agent.id)
         if placeholder.state is PlaceholderState.ENDING:
             if not agent.alive and not self._disconnecting:
-                self.judges[placeholder.cluster].farewell(agent.id)
+                self.judges[placeholder.cluster].farewells.add(agent.id)
         else:
             self.post(ev.PlaceholderSilent(time=self.now, placeholder=agent.id, detail="connection reset"))
 
@@ -414,16 +414,16 @@ class SimulatedService:
             listing = () if kind != 0 else listing
             counts = (0, 0) if kind != 1 else counts
         shapes = self._loop.scheduler.shapes_on(name)
-        look = ClusterObservation(
-            read_at=self.now,
+        polled = ev.ClusterPolled(
+            time=self.now,
+            cluster=name,
             processors=counts[0],
             idle=counts[1],
             ours=processors_held(listing),
-            jobs=listing,
             others_waiting=others,
             slots=self._count(name, shapes),
         )
-        self.later(self.faults.chance.uniform(0.1, 2.0), lambda: self._read(name, look, lies=lies))
+        self.later(self.faults.chance.uniform(0.1, 2.0), lambda: self._read(polled, listing, lies=lies))
 
     def _count(self, name: ClusterName, shapes: Iterable[Slot]) -> tuple[SlotCount, ...]:
         nodes = self.lrms[name].described_nodes
@@ -444,13 +444,18 @@ class SimulatedService:
         foreign = (job for job in self.lrms[name].listing("") if job.id not in ours)
         return processors_wanted(foreign, self.lrms[name].described_nodes, time_of_day=self.clock.now)
 
-    def _read(self, name: ClusterName, look: ClusterObservation, *, lies: bool) -> None:
+    def _read(self, polled: ev.ClusterPolled, listing: tuple[LrmJob, ...], *, lies: bool) -> None:
         if self._loop.holding:
             return
+        name = polled.cluster
         if not lies:  # only now: a true listing that is not looked at comes between no two false ones
             self._lied.discard(name)
         judgement = self.judges[name].judge(
-            self.state, look, now=self.now, in_contact=lambda id_: id_ in self.connected
+            self.state,
+            replace(polled, time=self.now),
+            listing,
+            read_at=polled.time,
+            in_contact=lambda id_: id_ in self.connected,
         )
         for event in judgement.events:
             self.post(event)

@@ -99,7 +99,7 @@ class SimulatedEffector:
         key, service = action.batch, self._service
         assert key not in self._keys, "a submission is repeated under the same key"
         self._keys.add(key)
-        service.judges[action.cluster].sending(key)
+        service.judges[action.cluster].under_way.add(key)
         fate = self._faults.fate()
         if fate is SubmissionFate.REFUSED:
             refusal = ev.BatchRejected(time=service.now, batch=key, reason="refused")
@@ -138,7 +138,7 @@ class SimulatedEffector:
             service.later(self._faults.delay(), lambda: self._answer(action.cluster, key, answer))
 
     def _answer(self, cluster: ClusterName, key: BatchKey, event: ev.Event) -> None:
-        self._service.judges[cluster].answered(key)
+        self._service.judges[cluster].under_way.discard(key)
         self._service.post(replace(event, time=self._service.now))
 
     def _started(self, lrm: SimulatedLrm, element: Element) -> None:
@@ -167,7 +167,7 @@ class SimulatedEffector:
             if lrm.up:
                 lrm.cancel(ids)
             else:
-                self._service.judges[cluster].not_cancelled(ids)
+                self._service.judges[cluster].not_cancelled.update(ids)
 
         if ids:
             self._service.later(self._faults.delay(), reach)

@@ -21,7 +21,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.events import Event
 from koala_adapter.service.agents import leave_token
 from koala_adapter.service.clusters import READING_SERVES, ClusterDriver, ClusterReading, Poller
-from koala_adapter.service.listings import ClusterObservation, Judgement, ListingJudge, new_holds
+from koala_adapter.service.listings import Judgement, ListingJudge, new_holds
 from koala_adapter.service.opening import make_lrm, request_window, token_path
 from tests.unit.scheduler.scheduler_site import A, Site, component, job
 from tests.unit.service.scripted_lrm import ScriptedLrm, config, node
@@ -94,7 +94,7 @@ async def test_what_a_submission_comes_to(error: Exception | None, kind: type[Ev
         event = await driven.heard_of(kind)
     if isinstance(event, ev.BatchSubmitted):
         assert event.lrm_ids == ("koala-k-1:1", "koala-k-1:2")
-    assert driven.driver.judge.under_way == frozenset()
+    assert driven.driver.judge.under_way == set()
 
 
 async def test_submissions_that_all_fail() -> None:
@@ -428,10 +428,10 @@ class Looks:
 
     def look(self, *waiting: int, idle: int = 0, ours: int = 0) -> Judgement:
         self.site.now += 1.0
-        seen = ClusterObservation(
-            read_at=self.site.now, processors=8, idle=idle, ours=ours, jobs=(), others_waiting=waiting
-        )
-        return self.judge.judge(self.site.state, seen, now=self.site.now, in_contact=lambda _: False)
+        now, running = self.site.now, LrmJobState.RUNNING
+        polled = ev.ClusterPolled(time=now, cluster=A, processors=8, idle=idle, ours=ours, others_waiting=waiting)
+        one = LrmJob(id=LrmJobId("1"), name="koala-k-9", state=running, user="", processors=1)
+        return self.judge.judge(self.site.state, polled, [one] * ours, read_at=now, in_contact=lambda _: False)
 
 
 def told(judgement: Judgement) -> list[tuple[int, ...]]:

@@ -13,38 +13,42 @@ from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.events import Event
 from koala_adapter.service.leftovers import Owned, leftovers
-from koala_adapter.service.listings import RESTLESS_FOR, Findings, Reconciler, processors_held
+from koala_adapter.service.listings import RESTLESS_FOR, SETTLE, Judgement, ListingJudge, processors_held
 from tests.unit.scheduler.scheduler_site import A, Site, component, job
 
 KEY = BatchKey("koala-k-1")
 
 
 class Watched:
-    """A job of two placeholders on cluster `a`, and the witness of that cluster."""
+    """A job of two placeholders on cluster `a`, and the judge of that cluster."""
 
     def __init__(self, *, taken: bool = True) -> None:
         self.site = Site({"a": 8, "b": 8})
         self.site.submit(job("1", component("x", 2, cluster="a")))
         if taken:
             self.site.take_all()
-        self.witness = Reconciler(cluster=A, user="alice")
+        self.judge = ListingJudge(A, user="alice", begun_at=0.0)
         self.connected: set[PlaceholderId] = set()
-        self.settled = False
 
-    def look(self, listing: Iterable[LrmJob], *, read_at: float | None = None) -> Findings:
-        """Show the witness a listing, a second after the last event unless told when it was asked for."""
+    def look(self, listing: Iterable[LrmJob], *, read_at: float | None = None) -> Judgement:
+        """Show the judge a listing, a second after the last event unless told when it was asked for."""
         self.site.now += 1
-        return self.witness.examine(
+        return self.judge.judge(
             self.site.state,
-            listing,
+            ev.ClusterPolled(time=self.site.now, cluster=A, processors=8, idle=6, ours=2),
+            tuple(listing),
             read_at=self.site.now if read_at is None else read_at,
-            now=self.site.now,
             in_contact=lambda id_: id_ in self.connected,
-            settled=lambda _: self.settled,
         )
 
     def events(self, listing: Iterable[LrmJob]) -> tuple[Event, ...]:
-        return self.look(listing).events
+        return proved(self.look(listing))
+
+
+def proved(judgement: Judgement) -> tuple[Event, ...]:
+    """Return what a listing proves of submissions and placeholders, without what was counted."""
+    counts = (ev.ClusterPolled, ev.HoldsSeen)
+    return (*(event for event in judgement.events if not isinstance(event, counts)), *judgement.lost)
 
 
 def placeholder(index: int) -> PlaceholderId:
@@ -108,7 +112,7 @@ def test_an_agent_in_contact_is_stronger_than_any_listing() -> None:
 def test_after_the_agents_farewell_one_listing_is_enough() -> None:
     watched = Watched()
     watched.site.hold_all("1")
-    watched.witness.farewells.add(placeholder(1))
+    watched.judge.farewells.add(placeholder(1))
     (event,) = watched.events([])
     assert isinstance(event, ev.PlaceholderEnded)
     assert event.placeholder == placeholder(1)
@@ -118,8 +122,8 @@ def test_a_listing_older_than_the_submission_is_no_witness() -> None:
     """What was asked for before the submission cannot show it, and does not count as an absence."""
     watched = Watched()
     before = watched.site.now - 10
-    assert [watched.look([], read_at=before).events for _ in range(3)] == [()] * 3
-    assert watched.witness.absences == {}
+    assert [proved(watched.look([], read_at=before)) for _ in range(3)] == [()] * 3
+    assert watched.judge.absences == {}
 
 
 def test_a_listing_asked_for_during_the_submission_is_no_witness_of_absence() -> None:
@@ -128,13 +132,13 @@ def test_a_listing_asked_for_during_the_submission_is_no_witness_of_absence() ->
     watched.site.now += 2
     during = watched.site.now - 1
     watched.site.take_all()
-    assert [watched.look([], read_at=during).events for _ in range(3)] == [()] * 3
-    assert watched.witness.absences == {}
-    (event,) = watched.look([listed(1)], read_at=during).events
+    assert [proved(watched.look([], read_at=during)) for _ in range(3)] == [()] * 3
+    assert watched.judge.absences == {}
+    (event,) = proved(watched.look([listed(1)], read_at=during))
     assert event == ev.PlaceholderStarted(time=watched.site.now, placeholder=placeholder(1))
     watched.site.post(event)
     assert watched.events([listed(1)]) == ()
-    assert watched.witness.absences == {placeholder(2): 1}
+    assert watched.judge.absences == {placeholder(2): 1}
 
 
 @pytest.mark.parametrize("reason", [EndReason.NODE_LOST, EndReason.WALLTIME, EndReason.MEMORY, EndReason.CANCELLED])
@@ -202,7 +206,7 @@ def test_where_a_placeholder_runs_is_remembered() -> None:
     watched = Watched()
     watched.events([replace(listed(1), nodes=("n7",)), listed(2)])
     watched.events([listed(1), listed(2)])
-    assert [watched.witness.nodes.get(placeholder(index)) for index in (1, 2)] == ["n7", None]
+    assert [watched.judge.nodes.get(placeholder(index)) for index in (1, 2)] == ["n7", None]
 
 
 def test_a_job_in_error_state_will_never_start() -> None:
@@ -226,7 +230,7 @@ def test_a_submission_is_absent_only_when_it_can_no_longer_arrive() -> None:
     """Before that, its not being listed means nothing, however often; after that, one listing could be a blip."""
     watched = Watched(taken=False)
     assert [watched.events([]) for _ in range(3)] == [()] * 3
-    watched.settled = True
+    watched.site.now += SETTLE
     assert watched.events([]) == ()
     (event,) = watched.events([])
     assert isinstance(event, ev.BatchAbsent)
@@ -241,6 +245,11 @@ def strangers(job: LrmJob, *, user: str = "mallory") -> LrmJob:
 FAILED = tuple(replace(strangers(listed(index, LrmJobState.ENDED)), end=EndReason.LAUNCH_FAILED) for index in (1, 2))
 
 
+def is_quiet(judgement: Judgement) -> bool:
+    """Return whether a listing proves nothing, and leaves nothing open."""
+    return not proved(judgement) and not judgement.orphans and not judgement.restless
+
+
 @pytest.mark.parametrize("user", ["mallory", ""])
 def test_a_strangers_jobs_of_our_names_are_not_ours(user: str) -> None:
     """Wherever they stand in the listing, and whether or not the LRM tells whose they are: ours are known by their ids.
@@ -251,7 +260,7 @@ def test_a_strangers_jobs_of_our_names_are_not_ours(user: str) -> None:
     for listing in ((*RUNNING, *failed), (*failed, *RUNNING), (*RUNNING, failed[0])):
         watched = Watched()
         watched.site.hold_all("1")
-        assert [watched.look(listing) for _ in range(4)] == [Findings(events=(), orphans=(), restless=False)] * 4
+        assert all(is_quiet(watched.look(listing)) for _ in range(4))
     watched = Watched()
     watched.site.hold_all("1")
     theirs = tuple(strangers(job, user=user) for job in RUNNING)
@@ -269,12 +278,12 @@ def test_a_strangers_jobs_are_never_cancelled(user: str) -> None:
 def test_a_strangers_jobs_are_not_adopted(user: str) -> None:
     """A submission of unknown outcome is found in jobs that are certainly of our user, and in no others."""
     watched = Watched(taken=False)
-    watched.settled = True
+    watched.site.now += SETTLE
     theirs = tuple(strangers(job, user=user) for job in RUNNING)
     (found,) = watched.events([*theirs, *RUNNING, *theirs])
     assert found == ev.BatchSubmitted(time=watched.site.now, batch=KEY, lrm_ids=tuple(job.id for job in RUNNING))
     watched = Watched(taken=False)
-    watched.settled = True
+    watched.site.now += SETTLE
     assert watched.events(theirs) == ()
     (absent,) = watched.events(theirs)
     assert isinstance(absent, ev.BatchAbsent)
@@ -297,7 +306,7 @@ def test_another_job_of_ours_of_the_same_name_says_nothing_of_a_known_one() -> N
     watched = Watched()
     watched.site.hold_all("1")
     again = [replace(job, id=LrmJobId(f"again:{job.id}"), state=LrmJobState.ENDED) for job in RUNNING]
-    assert watched.look([*RUNNING, *again]) == Findings(events=(), orphans=(), restless=False)
+    assert is_quiet(watched.look([*RUNNING, *again]))
 
 
 def test_an_expected_end_makes_restless_for_a_while_only() -> None:
@@ -321,14 +330,14 @@ def test_an_open_question_makes_restless() -> None:
 def test_a_witness_forgets_what_is_gone() -> None:
     watched = Watched()
     watched.site.hold_all("1")
-    watched.witness.farewells.add(placeholder(1))
-    watched.witness.ended.add(placeholder(2))
+    watched.judge.farewells.add(placeholder(1))
+    watched.judge.ended.add(placeholder(2))
     for event in (*watched.events([]), *watched.events([])):
         watched.site.post(event)
     assert watched.site.record("1").state is JobState.LOST
     watched.site.end_ending()
     watched.look([])
-    assert (watched.witness.farewells, watched.witness.ended, watched.witness.absences) == (set(), set(), {})
+    assert (watched.judge.farewells, watched.judge.ended, watched.judge.absences) == (set(), set(), {})
 
 
 def test_processors_are_held_from_start_to_end() -> None:
