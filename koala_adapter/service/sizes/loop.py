@@ -7,10 +7,9 @@ there were no such programs.
 
 from __future__ import annotations
 
-import heapq
 from contextlib import contextmanager
 from math import inf
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 import anyio
 import structlog
@@ -29,7 +28,7 @@ from koala_adapter.service.sizes.workers import WorkersJob, answer_of
 from koala_adapter.sizes import Decision
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from anyio.abc import TaskGroup
 
@@ -39,63 +38,6 @@ if TYPE_CHECKING:
     from koala_adapter.service.sizes.port import Access
 
 log = structlog.get_logger()
-
-
-# -- Deadlines (pure) ----------------------------------------------------------------------------------------
-
-Key = TypeVar("Key", bound="Hashable")
-
-_SLACK = 64
-"""So many entries that do not hold any more are not worth a tidying up."""
-
-
-class Deadlines(Generic[Key]):
-    """One deadline for each key; most keys have none."""
-
-    def __init__(self) -> None:
-        self._at: dict[Key, float] = {}
-        self._heap: list[tuple[float, int, Key]] = []
-        """Also what does not hold any more. The number: keys need not be comparable."""
-        self._set = 0
-
-    def __len__(self) -> int:
-        return len(self._at)
-
-    def set(self, key: Key, at: float | None) -> None:
-        """Set or (None) remove a key's deadline."""
-        if self._at.get(key) == at:
-            return
-        if at is None:
-            del self._at[key]
-            return
-        self._at[key] = at
-        self._push(key, at)
-        if len(self._heap) > 2 * len(self._at) + _SLACK:
-            self._heap.clear()
-            for one, when in self._at.items():
-                self._push(one, when)
-
-    def _push(self, key: Key, at: float) -> None:
-        self._set += 1
-        heapq.heappush(self._heap, (at, self._set, key))
-
-    def first(self) -> float | None:
-        """Return the earliest deadline; None: there is none."""
-        while self._heap and self._at.get(self._heap[0][2]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
-
-    def due(self, now: float) -> list[Key]:
-        """Return and remove the keys that are due, earliest first."""
-        keys = []
-        while (at := self.first()) is not None and at <= now:
-            _, _, key = heapq.heappop(self._heap)
-            del self._at[key]
-            keys.append(key)
-        return keys
-
-
-# -- All of them ---------------------------------------------------------------------------------------------
 
 
 class Sizes:
@@ -109,8 +51,12 @@ class Sizes:
         self._jobs: dict[JobId, SizedJob] = {}
         self._complaints: dict[JobId, str] = {}
         """Of jobs that have ended, until they are forgotten: people ask why they did."""
-        self._deadlines: Deadlines[JobId] = Deadlines()
+        self._deadlines: dict[JobId, float] = {}
+        """When a job is to be called if nothing happens to it before; most have none."""
+        self._awaited = inf
+        """The deadline for which :meth:`run` waits."""
         self._moved = anyio.Event()
+        """Set, and replaced, when there is an earlier one."""
         applications.speaking_jobs = self
 
     def start(self, tasks: TaskGroup) -> None:
@@ -256,13 +202,16 @@ class Sizes:
         """Call jobs at their deadlines until cancelled."""
         while True:
             self.time_passed()
-            moved = self._moved  # not before: what was given up just now is no reason to look again
-            with anyio.move_on_after(max(0.0, self.next_deadline() - self._core.now())):
+            self._awaited, moved = self.next_deadline(), self._moved
+            with anyio.move_on_after(max(0.0, self._awaited - self._core.now())):
                 await moved.wait()
 
     def time_passed(self) -> None:
         """Call the jobs whose deadlines have passed."""
-        for job_id in self._deadlines.due(self._core.now()):
+        now = self._core.now()
+        due = {job_id: at for job_id, at in self._deadlines.items() if at <= now}
+        for job_id in sorted(due, key=due.__getitem__):
+            self._deadlines.pop(job_id, None)
             with contained("a deadline of a change of size", job=job_id):
                 found = self._running(job_id)
                 if found is None:
@@ -274,14 +223,17 @@ class Sizes:
 
     def next_deadline(self) -> float:
         """Return the next deadline; infinity: none."""
-        first = self._deadlines.first()
-        return inf if first is None else first
+        return min(self._deadlines.values(), default=inf)
 
     def _look_again(self, job_id: JobId) -> None:
         """Update a job's deadline."""
-        before, job = self._deadlines.first(), self._jobs.get(job_id)
-        self._deadlines.set(job_id, None if job is None else job.next_deadline())
-        if self._deadlines.first() != before:
+        job = self._jobs.get(job_id)
+        at = None if job is None else job.next_deadline()
+        if at is None:
+            self._deadlines.pop(job_id, None)
+            return
+        self._deadlines[job_id] = at
+        if at < self._awaited:
             self._moved.set()
             self._moved = anyio.Event()
 

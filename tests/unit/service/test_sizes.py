@@ -10,8 +10,6 @@ from math import inf
 import anyio
 import anyio.lowlevel
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from koala_adapter import negotiation as nt
 from koala_adapter.errors import JobRefusedError
@@ -35,7 +33,7 @@ from koala_adapter.scheduler.sizechange import Change, ChangePhase, Part
 from koala_adapter.service.applications import SpeakingJobs
 from koala_adapter.service.sizes import resizable
 from koala_adapter.service.sizes.adaptive import AdaptiveJob
-from koala_adapter.service.sizes.loop import Deadlines, Sizes
+from koala_adapter.service.sizes.loop import Sizes
 from koala_adapter.service.sizes.offers import FirstOffer, offer_of
 from koala_adapter.service.sizes.workers import WorkersJob
 from koala_adapter.sizes import OWN_SIZES, AnySize, CheckedRule, SizeRules
@@ -490,26 +488,6 @@ def test_a_size_that_cannot_be_used_is_refused(sizes: str, processors: int, way_
     with pytest.raises(JobRefusedError) as caught:
         resizable(running(sizes), "", processors)
     assert caught.value.hint.endswith(way_out)
-
-
-# What is due first, of many.
-
-
-@given(st.lists(st.tuples(st.integers(0, 4), st.none() | st.integers(0, 9)), max_size=300))
-def test_it_is_as_a_look_at_all_would_have_it(changes: list[tuple[int, int | None]]) -> None:
-    deadlines: Deadlines[int] = Deadlines()
-    plain: dict[int, int] = {}
-    for key, at in changes:
-        deadlines.set(key, at)
-        plain.pop(key, None)
-        if at is not None:
-            plain[key] = at
-        assert deadlines.first() == min(plain.values(), default=None)
-    due = deadlines.due(5)
-    assert sorted(due) == sorted(key for key, at in plain.items() if at <= 5)
-    assert [plain[key] for key in due] == sorted(plain[key] for key in due)
-    assert deadlines.due(5) == []
-    assert len(deadlines) == sum(at > 5 for at in plain.values())
 
 
 # Offers and requests as koala makes them of changes in the records: by the rule that the job file names.
