@@ -11,20 +11,10 @@ from typing import TYPE_CHECKING
 
 from koala_adapter import negotiation as nt
 from koala_adapter.errors import JournalBlockedError
-from koala_adapter.negotiation.templates import (
-    MANDATORY,
-    NT_ACCEPTED,
-    NT_CONSUMED,
-    NT_NEGOTIATION,
-    RMS,
-    SHRINK,
-    STANDING,
-)
+from koala_adapter.negotiation.templates import NT_ACCEPTED, NT_CONSUMED, NT_NEGOTIATION, RMS, STANDING
 from koala_adapter.service.records import KeptNegotiation, Message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from koala_adapter.model import JobId
     from koala_adapter.service.core import Core
 
@@ -32,70 +22,14 @@ if TYPE_CHECKING:
 # -- How far a kept negotiation came (pure) ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """Subject and progress of a negotiation."""
-
-    status: str
-    """Of the message that decided; an offer, an acceptance or an agreement stands as long as nothing ended it."""
-    sender: str
-    """Who said that."""
-    at: float
-    shrinks: bool
-    mandatory: bool
-    asked: int
-    """Processors in the first offer."""
-    standing: int
-    """Processors in the last offer, and then in what was agreed on."""
-    reason: str
-    """The last that was given."""
-    first: bool
-    """Nothing but the first offer has been said."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether the negotiation is over."""
-        return self.status not in STANDING or self.status == NT_CONSUMED
-
-
 @lru_cache(maxsize=1000)  # each reply of a watch tells of the same few
-def course(kept: KeptNegotiation) -> Course | None:
-    """Return a negotiation's progress; None without messages."""
-    found: Course | None = None
-    for message, template in _read(kept):
-        if found is None:
-            found = Course(
-                status=template.status,
-                sender=message.sender,
-                at=message.at,
-                shrinks=template.direction == SHRINK,
-                mandatory=template.obligation == MANDATORY,
-                asked=template.quantity(nt.CPU),
-                standing=template.quantity(nt.CPU),
-                reason=template.reason,
-                first=True,
-            )
-        elif found.status in STANDING:
-            found = _followed(found, message, template)
-    return found
-
-
-def _followed(so_far: Course, message: Message, template: nt.Template) -> Course:
-    return replace(
-        so_far,
-        status=template.status,
-        sender=message.sender,
-        at=message.at,
-        standing=template.quantity(nt.CPU) if template.status in STANDING else so_far.standing,
-        reason=template.reason or so_far.reason,
-        first=False,
-    )
-
-
-def _read(kept: KeptNegotiation) -> Iterator[tuple[Message, nt.Template]]:
+def read(kept: KeptNegotiation) -> tuple[tuple[Message, nt.Template], ...]:
+    """Return the messages of a negotiation with their templates, without those that cannot be read."""
+    found = []
     for message in kept.messages:
         with suppress(nt.NegotiationError):  # another version kept it, which could read it
-            yield message, nt.parse(message.template.encode())
+            found.append((message, nt.parse(message.template.encode())))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +60,7 @@ class Spoken:
 def spoken(kept: KeptNegotiation | None) -> Spoken:
     """Return a negotiation's known messages."""
     found = Spoken()
-    for message, said in [] if kept is None else _read(kept):
+    for message, said in () if kept is None else read(kept):
         begins = said.status == NT_NEGOTIATION and found.final is not None
         messages = (*(() if begins else found.messages), (message.sender, said))
         if said.status not in STANDING or (message.sender == RMS and said.status == NT_CONSUMED):

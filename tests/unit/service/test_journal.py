@@ -48,7 +48,7 @@ from koala_adapter.service import journal as snapshots
 from koala_adapter.service import records as negotiationstore
 from koala_adapter.service.journal import ROWS_DROPPED, Journal
 from koala_adapter.service.records import KeptNegotiation, Message
-from koala_adapter.service.sizes.kept import NegotiationKeeper, course
+from koala_adapter.service.sizes.kept import NegotiationKeeper, read
 from tests.examples import examples
 from tests.unit.scheduler import test_malleability_state
 from tests.unit.scheduler.malleable_site import AdaptiveSite
@@ -527,9 +527,9 @@ def test_the_explanation_of_a_job(journal: Journal) -> None:
     assert "Negotiation 1: it asked for 1 more; there is no answer yet (12 s ago)." in told
     (one, _) = journal.negotiations.latest(limit=2)
     assert one.component == "m"
-    read = course.cache_info().misses
+    misses = read.cache_info().misses
     assert job_negotiations(journal.negotiations, record, 12.0) == told
-    assert course.cache_info().misses == read  # of what nobody has said anything in meanwhile, nothing is parsed again
+    assert read.cache_info().misses == misses  # of what nobody has said anything in meanwhile, nothing is parsed again
 
 
 def test_a_journal_that_cannot_be_written_for_a_while(journal: Journal) -> None:
