@@ -52,16 +52,7 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable, FilesFound, JobsForgotten, SlotsCounted
 from koala_adapter.service.agents import ScriptMaker, sample_submissions
 from koala_adapter.service.clusters import read_cluster
-from koala_adapter.service.information import (
-    NETWORK,
-    ROUTES,
-    Estimates,
-    KeptRoutes,
-    kept_estimates,
-    kept_routes,
-    network_report,
-    routes_report,
-)
+from koala_adapter.service.information import KnownNetwork
 from koala_adapter.service.journal import Journal, SetAside, sentences
 from koala_adapter.service.listings import processors_held
 from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
@@ -166,10 +157,8 @@ class JournalView:
     port: int = 0
     """Where the control center listened last; 0: never."""
     clock: ServiceClock = field(default_factory=ServiceClock)
-    estimates: Estimates = field(default_factory=dict)
+    network: KnownNetwork = field(default_factory=KnownNetwork)
     """What was observed of the network."""
-    routes: KeptRoutes = field(default_factory=dict)
-    """What was observed of the ways between sites."""
     set_aside: tuple[SetAside, ...] = ()
     """Events on which the scheduler failed."""
 
@@ -261,8 +250,7 @@ def read_record(directory: Path, policies: Policies) -> JournalView:
             clock=ServiceClock(before=journal.clock_reading(), latest=scheduler.state.now),
             instance=journal.value("instance") or NO_INSTANCE,
             port=int(journal.value("port") or "0"),
-            estimates=kept_estimates(journal.value(NETWORK)),
-            routes=kept_routes(journal.value(ROUTES)),
+            network=KnownNetwork.of(journal),
             set_aside=tuple(journal.events_set_aside()),
         )
 
@@ -446,13 +434,8 @@ def answer_report(record: JournalView, answer: ClusterAnswer, site: SiteConfig |
         requests_last_minute=answer.requests,
         down=down,
         submission=answer.submission,
-        network=network_report(
-            answer.config,
-            record.estimates,
-            record.scheduler.state,
-            routes=routes_report(answer.config, site, record.routes, now=record.now, wall_offset=record.clock.offset),
-            now=record.now,
-            wall_offset=record.clock.offset,
+        network=record.network.report(
+            answer.config, site, record.scheduler.state, now=record.now, wall_offset=record.clock.offset
         ),
         files=files_report(answer.config, answer.catalogue, answer.untold),
         **({} if reading is None else largest_of(reading)),

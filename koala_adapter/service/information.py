@@ -14,9 +14,9 @@ numbers.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import permutations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import anyio
 import structlog
@@ -51,23 +51,18 @@ if TYPE_CHECKING:
     from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.scheduler.records import State
     from koala_adapter.service.core import Core
+    from koala_adapter.service.journal import Journal
     from koala_adapter.sites.contents import Content, Passed
 
 log = structlog.get_logger()
 
 
-# -- Ways from one site to another one -----------------------------------------------------------------------
+# -- What was observed, as the journal keeps it --------------------------------------------------------------
 
+NETWORK = "network"
+"""Key of the journal under which the estimates are kept, by site."""
 ROUTES = "routes"
-"""Key of the journal under which the routes are kept."""
-MEASURE_INTERVAL = 3600.0
-"""Seconds between two measurements of a site or a route, at least; a transfer within them stands for one."""
-MEASURE_SECONDS = 60.0
-"""Seconds after which a measurement is given up."""
-PAUSE = 600.0
-"""Seconds for which a route is not used whose connection was lost in the middle of a transfer."""
-KeptRoutes = dict[str, Route]
-"""By `route_key`."""
+"""Key of the journal under which the routes are kept, by `route_key`."""
 
 
 def route_key(source: str, target: str) -> str:
@@ -75,15 +70,106 @@ def route_key(source: str, target: str) -> str:
     return f"{source} to {target}"
 
 
+@dataclass(slots=True)
+class KnownNetwork:
+    """What was observed of the network."""
+
+    estimates: dict[str, NetworkEstimate] = field(default_factory=dict)
+    """Of the ways from here, by the names of sites."""
+    routes: dict[str, Route] = field(default_factory=dict)
+    """Of the ways between sites, by `route_key`."""
+    kept: bool = True
+    """Whether the journal has all of it."""
+
+    @classmethod
+    def of(cls, journal: Journal) -> Self:
+        """Return what a journal has kept."""
+        estimates, routes = journal.value(NETWORK) or "{}", journal.value(ROUTES) or "{}"
+        return cls(
+            estimates=adapter_of(dict[str, NetworkEstimate]).validate_json(estimates),
+            routes=adapter_of(dict[str, Route]).validate_json(routes),
+        )
+
+    def keep(self, journal: Journal) -> None:
+        """Have a journal keep what is new, if it can be written now."""
+        if not self.kept:
+            estimates = adapter_of(dict[str, NetworkEstimate]).dump_json(self.estimates)
+            routes = adapter_of(dict[str, Route]).dump_json(self.routes)
+            with suppress(JournalBlockedError):  # at the next look
+                journal.set_value(NETWORK, estimates.decode())
+                journal.set_value(ROUTES, routes.decode())
+                self.kept = True
+
+    def report(
+        self, config: ClusterConfig, site: SiteConfig | None, state: State, *, now: float, wall_offset: float
+    ) -> ClusterNetwork:
+        """Return what is known of the ways to a cluster. ``site``: None: nothing of other sites."""
+        found = self.estimates.get(config.site or "", NetworkEstimate())
+        stated = config.parameters.bandwidth
+        bandwidth = found.bandwidth(now) if stated is None else stated
+
+        def shown(time: float | None) -> float | None:
+            return None if time is None else time + wall_offset
+
+        return ClusterNetwork(
+            site=config.site or "",
+            bandwidth=bandwidth,
+            source="stated" if stated is not None else "" if bandwidth is None else found.source,
+            observed_at=shown(found.moved_at) if stated is None and bandwidth is not None else None,
+            latency=found.latency,
+            latency_at=shown(found.latency_at),
+            connections=tuple(
+                NodeConnection(cluster=other, connects=connects, seen_at=seen_at + wall_offset)
+                for name, other, connects, seen_at in state.connections(now)
+                if name == config.name
+            ),
+            routes=() if site is None else tuple(self._routes_to(config, site, now=now, wall_offset=wall_offset)),
+        )
+
+    def _routes_to(
+        self, config: ClusterConfig, site: SiteConfig, *, now: float, wall_offset: float
+    ) -> Iterator[SiteRoute]:
+        """Yield what is known of the ways to a cluster's site from other ones."""
+        known = sites_by_name(site)
+        for source in known if config.site in known else ():
+            route = self.routes.get(route_key(source, str(config.site)), Route())
+            stated = known[str(config.site)].bandwidth_from.get(source)
+            bandwidth = route.estimate.bandwidth(now) if stated is None else stated
+            closed = route.is_closed(now)
+            seen = route.closed_at if closed else route.estimate.moved_at if stated is None else None
+            if bandwidth is not None or closed:
+                yield SiteRoute(
+                    site=source,
+                    bandwidth=None if closed else bandwidth,
+                    source="stated" if stated is not None else route.estimate.source,
+                    observed_at=None if seen is None else seen + wall_offset,
+                    latency=route.estimate.latency,
+                    trouble=route.trouble if closed else "",
+                )
+
+
+def sites_by_name(site: SiteConfig) -> Mapping[str, RemoteSiteConfig]:
+    """Return the tables of other sites by their names."""
+    return {one.name: one for one in site.sites}
+
+
+# -- Ways from one site to another one -----------------------------------------------------------------------
+
+MEASURE_INTERVAL = 3600.0
+"""Seconds between two measurements of a site or a route, at least; a transfer within them stands for one."""
+MEASURE_SECONDS = 60.0
+"""Seconds after which a measurement is given up."""
+PAUSE = 600.0
+"""Seconds for which a route is not used whose connection was lost in the middle of a transfer."""
+
+
 class Routes:
     """The ways between sites, of one service."""
 
-    def __init__(self, core: Core) -> None:
-        """Go on with what the journal has kept."""
+    def __init__(self, core: Core, known: KnownNetwork) -> None:
+        """``known``: what is known already, to which it adds."""
         self._core = core
-        self.known = kept_routes(core.journal.value(ROUTES))
-        self._kept = True
-        """Whether the journal has what is known."""
+        self._known = known
         self._tried: dict[str, float] = {}
         """When a route was measured last, by this process."""
         self._paused: dict[str, float] = {}
@@ -92,11 +178,11 @@ class Routes:
     # -- what is known -----------------------------------------------------------------------------------------------
 
     def _route(self, source: str, target: str) -> Route:
-        return self.known.get(route_key(source, target), Route())
+        return self._known.routes.get(route_key(source, target), Route())
 
     def _note(self, source: str, target: str, route: Route) -> None:
-        self.known[route_key(source, target)] = route
-        self._kept = False
+        self._known.routes[route_key(source, target)] = route
+        self._known.kept = False
 
     def is_open(self, source: str, target: str) -> bool:
         """Tell whether something may go from one site to another one, as far as is known."""
@@ -183,12 +269,11 @@ class Routes:
     # -- beside the clusters of a service ----------------------------------------------------------------------------
 
     async def look(self) -> None:
-        """Measure a route that a waiting job could use, and tell the scheduler and the journal what is new."""
+        """Measure a route that a waiting job could use, and tell the scheduler what is new."""
         for source, target in self._wanted():
             await self._try_measuring(source, target)
             break  # one at a time: they would measure each other
         self._tell()
-        self.keep()
 
     async def measure_all(self) -> None:
         """Measure all ways now, also those that could not be used when they were tried last."""
@@ -196,7 +281,6 @@ class Routes:
         for source, target in permutations([name for name in names if sites_by_name(self._core.site)[name].direct], 2):
             await self._try_measuring(source, target)
         self._tell()
-        self.keep()
 
     async def _try_measuring(self, source: str, target: str) -> None:
         with anyio.move_on_after(MEASURE_SECONDS):
@@ -204,13 +288,6 @@ class Routes:
                 await self.measure(source, target)
             except (PassingError, OSError, LrmUnavailableError) as error:
                 log.info("the way between two sites is not measured", source=source, target=target, reason=str(error))
-
-    def keep(self) -> None:
-        """Have the journal keep what is new."""
-        if not self._kept:
-            with suppress(JournalBlockedError):  # at the next look
-                self._core.journal.set_value(ROUTES, adapter_of(KeptRoutes).dump_json(self.known).decode())
-                self._kept = True
 
     def _wanted(self) -> Iterator[tuple[str, str]]:
         """Yield the sites between which large files of a waiting job could go, and of which too little is known."""
@@ -254,60 +331,16 @@ class Routes:
                 )
 
 
-# -- What is told of the ways between sites ------------------------------------------------------------------
-
-
 def _new_passport() -> Passport:
     """Return key and certificate for one transfer; takes most of a second the first time."""
     pem = vjm.new_pem("transfer").decode()
     return Passport(pem=pem, fingerprint=fingerprint_of(pem))
 
 
-def kept_routes(text: str | None) -> KeptRoutes:
-    """Return the routes that a journal has kept."""
-    return {} if text is None else adapter_of(KeptRoutes).validate_json(text)
-
-
-def sites_by_name(site: SiteConfig) -> Mapping[str, RemoteSiteConfig]:
-    """Return the tables of other sites by their names."""
-    return {one.name: one for one in site.sites}
-
-
-def routes_report(
-    config: ClusterConfig, site: SiteConfig | None, routes: KeptRoutes, *, now: float, wall_offset: float
-) -> tuple[SiteRoute, ...]:
-    """Return what is known of the ways to a cluster's site from other ones."""
-    known = {} if site is None else sites_by_name(site)
-    found = []
-    for source in known if config.site in known else ():
-        route = routes.get(route_key(source, str(config.site)), Route())
-        stated = known[str(config.site)].bandwidth_from.get(source)
-        bandwidth = route.estimate.bandwidth(now) if stated is None else stated
-        closed = route.is_closed(now)
-        seen = route.closed_at if closed else route.estimate.moved_at if stated is None else None
-        if bandwidth is not None or closed:
-            found.append(
-                SiteRoute(
-                    site=source,
-                    bandwidth=None if closed else bandwidth,
-                    source="stated" if stated is not None else route.estimate.source,
-                    observed_at=None if seen is None else seen + wall_offset,
-                    latency=route.estimate.latency,
-                    trouble=route.trouble if closed else "",
-                )
-            )
-    return tuple(found)
-
-
 # -- Ways from here to each site -----------------------------------------------------------------------------
 
-NETWORK = "network"
-"""Key of the journal under which the estimates are kept, by site."""
 LOOK_INTERVAL = 5.0
 """Seconds between two looks at which sites are to be measured, and at what is to be told to the scheduler."""
-
-Estimates = dict[str, NetworkEstimate]
-"""What was observed of the network, by the names of sites."""
 
 
 class Information:
@@ -316,12 +349,10 @@ class Information:
     def __init__(self, core: Core) -> None:
         """Go on with what the journal has kept."""
         self._core = core
-        self._estimates = kept_estimates(core.journal.value(NETWORK))
+        self.known = KnownNetwork.of(core.journal)
         self._tried: dict[str, float] = {}
         """When a measurement of a site was begun last, by this process."""
-        self.routes = Routes(core)
-        self._kept = True
-        """Whether the journal has what is known."""
+        self.routes = Routes(core, self.known)
 
     @property
     def _clusters(self) -> Mapping[str, list[ClusterConfig]]:
@@ -339,14 +370,7 @@ class Information:
     def report(self, config: ClusterConfig) -> ClusterNetwork:
         """Return what is known of the way to a cluster."""
         now, wall_offset = self._core.now(), self._core.clock.offset
-        return network_report(
-            config,
-            self._estimates,
-            self._core.state,
-            routes=routes_report(config, self._core.site, self.routes.known, now=now, wall_offset=wall_offset),
-            now=now,
-            wall_offset=wall_offset,
-        )
+        return self.known.report(config, self._core.site, self._core.state, now=now, wall_offset=wall_offset)
 
     async def run(self) -> None:
         """Look again and again until cancelled."""
@@ -355,8 +379,7 @@ class Information:
                 await self.look()
                 await anyio.sleep(LOOK_INTERVAL)
         finally:
-            self._keep()
-            self.routes.keep()
+            self.known.keep(self._core.journal)
 
     async def look(self) -> None:
         """Measure the sites that are due, and tell the scheduler and the journal what is new."""
@@ -368,7 +391,7 @@ class Information:
                 await self._measure(site, host, bandwidth=moves)
         await self.routes.look()
         self._tell()
-        self._keep()
+        self.known.keep(self._core.journal)
 
     async def measure_all(self) -> None:
         """Measure the ways to all sites and between them now, one after the other."""
@@ -376,6 +399,7 @@ class Information:
             await self._measure(site, self._core.lrm_hosts[clusters[0].name], bandwidth=True)
         await self.routes.measure_all()
         self._tell()
+        self.known.keep(self._core.journal)
 
     def _is_recent(self, *times: float | None) -> bool:
         """Tell whether one of some times was within the interval of measurements."""
@@ -395,11 +419,11 @@ class Information:
                 self._observe(site, estimate.moved(found.size, found.seconds, now=now, source=MEASURED))
 
     def _estimate(self, site: str) -> NetworkEstimate:
-        return self._estimates.get(site, NetworkEstimate())
+        return self.known.estimates.get(site, NetworkEstimate())
 
     def _observe(self, site: str, estimate: NetworkEstimate) -> None:
-        self._estimates[site] = estimate
-        self._kept = False
+        self.known.estimates[site] = estimate
+        self.known.kept = False
 
     def _tell(self) -> None:
         """Tell the scheduler what it does not know yet, where the site file states nothing."""
@@ -411,47 +435,3 @@ class Information:
                 stated = config.parameters.bandwidth is not None
                 if record is not None and not stated and differs(record.observed_bandwidth, bandwidth):
                     self._core.loop.post(BandwidthKnown(time=now, cluster=config.cluster_name, bandwidth=bandwidth))
-
-    def _keep(self) -> None:
-        if not self._kept:
-            with suppress(JournalBlockedError):  # at the next look
-                self._core.journal.set_value(NETWORK, adapter_of(Estimates).dump_json(self._estimates).decode())
-                self._kept = True
-
-
-def kept_estimates(text: str | None) -> Estimates:
-    """Return the estimates that a journal has kept."""
-    return {} if text is None else adapter_of(Estimates).validate_json(text)
-
-
-def network_report(
-    config: ClusterConfig,
-    estimates: Estimates,
-    state: State,
-    *,
-    routes: tuple[SiteRoute, ...],
-    now: float,
-    wall_offset: float,
-) -> ClusterNetwork:
-    """Return what is known of the ways to a cluster."""
-    found = estimates.get(config.site or "", NetworkEstimate())
-    stated = config.parameters.bandwidth
-    bandwidth = found.bandwidth(now) if stated is None else stated
-
-    def shown(time: float | None) -> float | None:
-        return None if time is None else time + wall_offset
-
-    return ClusterNetwork(
-        site=config.site or "",
-        bandwidth=bandwidth,
-        source="stated" if stated is not None else "" if bandwidth is None else found.source,
-        observed_at=shown(found.moved_at) if stated is None and bandwidth is not None else None,
-        latency=found.latency,
-        latency_at=shown(found.latency_at),
-        connections=tuple(
-            NodeConnection(cluster=other, connects=connects, seen_at=seen_at + wall_offset)
-            for name, other, connects, seen_at in state.connections(now)
-            if name == config.name
-        ),
-        routes=routes,
-    )

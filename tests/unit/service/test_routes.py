@@ -16,7 +16,7 @@ from koala_adapter.model import CACHED, LARGEST_SENT, ClusterName, InputFile, Jo
 from koala_adapter.scheduler.actions import StageFiles
 from koala_adapter.scheduler.events import BandwidthKnown, Configured, Event, FilesFound, FilesStaged, StagingProgressed
 from koala_adapter.scheduler.parameters import Parameters
-from koala_adapter.service.information import kept_routes, routes_report
+from koala_adapter.service.information import KnownNetwork
 from koala_adapter.service.inputfiles import InputStore
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.staging import Stager
@@ -111,7 +111,8 @@ async def test_a_file_comes_from_the_site_that_has_it(two: Two, tmp_path: Path) 
         assert (home.told()[ONE, OTHER] or 0) > 0
         assert home.routes.bandwidth("leiden", "delft") == home.told()[ONE, OTHER]
         assert home.routes.bandwidth("delft", "leiden") is None
-        assert kept_routes(home.core.journal.value("routes")) == home.routes.known
+        home.information.known.keep(home.core.journal)
+        assert KnownNetwork.of(home.core.journal) == home.information.known
 
 
 async def test_sites_that_cannot_connect_are_remembered(two: Two, tmp_path: Path) -> None:
@@ -122,9 +123,7 @@ async def test_sites_that_cannot_connect_are_remembered(two: Two, tmp_path: Path
         await home.staged(home.job("2", str(two.path)), OTHER)
         assert [site for site, _ in home.information.sent] == ["leiden", "delft"]
         assert not home.routes.is_open("leiden", "delft")
-        (report,) = routes_report(
-            home.core.site.clusters[1], home.core.site, home.routes.known, now=home.core.now(), wall_offset=0
-        )
+        (report,) = home.information.report(home.core.site.clusters[1]).routes
         assert report.bandwidth is None
         assert NOWHERE in report.trouble
         home.world.now += 86_400
@@ -150,17 +149,17 @@ async def test_a_route_is_measured_when_a_waiting_job_could_use_it(two: Two, tmp
     async with home.serving():
         assert await digest_at(two.one.site, str(two.path))  # the sites are connected
         await home.routes.look()
-        assert not home.routes.known
+        assert not home.information.known.routes
         home.job("1", str(two.path))
         home.core.loop.post(FilesFound(time=home.world.now, cluster=ONE, found=((str(two.path), str(two.path)),)))
         await home.routes.look()
-        assert list(home.routes.known) == ["leiden to delft"]
-        first = home.routes.known["leiden to delft"].estimate
+        assert list(home.information.known.routes) == ["leiden to delft"]
+        first = home.information.known.routes["leiden to delft"].estimate
         assert (first.source, first.latency is not None) == ("measured", True)
         await home.routes.look()
-        assert home.routes.known["leiden to delft"].estimate == first
+        assert home.information.known.routes["leiden to delft"].estimate == first
         await home.routes.measure_all()
-        assert sorted(home.routes.known) == ["delft to leiden", "leiden to delft"]
+        assert sorted(home.information.known.routes) == ["delft to leiden", "leiden to delft"]
         assert set(home.told()) == {(ONE, OTHER), (OTHER, ONE)}
 
 
@@ -174,7 +173,7 @@ async def test_what_the_site_file_states_counts(two: Two, tmp_path: Path) -> Non
         home.job("1", str(two.path))
         home.core.loop.post(FilesFound(time=home.world.now, cluster=ONE, found=((str(two.path), str(two.path)),)))
         await home.routes.look()
-        assert (home.told(), home.routes.known) == ({(ONE, OTHER): 80.0}, {})
+        assert (home.told(), home.information.known.routes) == ({(ONE, OTHER): 80.0}, {})
         forbidden = leiden.model_copy(update={"direct": False})
         home.core.site = home.core.site.model_copy(update={"sites": (forbidden, sites[1])})
         await home.routes.look()
