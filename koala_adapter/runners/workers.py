@@ -2,7 +2,7 @@
 """Runners ``workers`` and ``sweep``: a head that stays, and workers that come and go one by one.
 
 It is KOALA's MRunner for applications whose workers find their head by themselves (CoreGRID TR-0092), and the front end
-of DYNACO: the wishes of the scheduler are observed, the size rule of the component decides, launches and signals
+of DYNACO: by what the size rule of the component has decided about a wish of the scheduler, launches and signals
 follow, and the end of each worker is reported by itself. The runners come last. All of it only computes.
 """
 
@@ -13,7 +13,6 @@ from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
 from koala_adapter.runners.runner import AddressedLaunch, AddressedSignal, ProcessRunner
-from koala_adapter.sizes import OWN_SIZES, Decision
 from koala_adapter.vjm.channel import Launch, Signal
 
 if TYPE_CHECKING:
@@ -23,24 +22,9 @@ if TYPE_CHECKING:
     from koala_adapter.runners.runner import Application, Order
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.events import Event
-    from koala_adapter.sizes import SizeRules
 
 
-# -- DYNACO, observe and plan: what a component is asked, and who leaves by what it decides ------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """Offer of processors to a component of workers, or request for some of its own."""
-
-    component: str
-    cluster: ClusterName
-    by: int
-    """Positive: processors that are offered; negative: those to be given up, as far as the minimum allows."""
-    size: int
-    """Processors that the component has on all clusters."""
-    minimum: int
-    maximum: int
+# -- DYNACO, plan: who leaves --------------------------------------------------------------------------------
 
 
 def leavers(ranks: Collection[int], count: int) -> list[int]:
@@ -66,13 +50,6 @@ class WorkersRunner(ProcessRunner):
         """Ranks of workers that were asked to end and have not, with the times at which they are killed."""
         self._over: set[int] = set()
         """Ranks whose processes have ended, or are no longer part of the job: they cannot be asked for anything."""
-
-    def accepted(self, proposal: Proposal, rules: SizeRules = OWN_SIZES) -> Decision:
-        """Return how many processors are accepted or given up; ``rules``: known size rules."""
-        if not proposal.by:
-            return Decision(0)
-        name = self.application.job.component(proposal.component).sizes
-        return rules.decide(name, proposal.size, proposal.by, proposal.minimum, proposal.maximum)
 
     def shrink(self, component: str, cluster: ClusterName, count: int, now: float) -> Sequence[Order]:
         """Retire ``count`` workers of a component on a cluster; return the orders for their agents.

@@ -15,7 +15,6 @@ import structlog
 from koala_adapter.model import RunnerName
 from koala_adapter.outcome import JobState
 from koala_adapter.runners.runner import process_ends_at
-from koala_adapter.runners.workers import Proposal
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.sizechange import ChangePhase
@@ -183,17 +182,35 @@ class WorkersJob(SizedJob):
             self._core.loop.post(answer_of(self._core.now(), self.id, action.number, Decision(0)))
             return
         claim, now = claims[0], self._core.now()
-        grows = isinstance(action, act.OfferProcessors)
-        if not grows:
-            runner.departed(record.departed)
-        proposal = _proposal(record, claim, action.processors if grows else -action.processors)
-        decision = runner.accepted(proposal, self._core.size_rules)
-        if not grows and not decision.processors and not decision.trouble and proposal.minimum < proposal.size:
-            decision = Decision(0, _no_size_is_left(record, proposal))
+        if isinstance(action, act.OfferProcessors):
+            decision = self._taken(record, claim, action.processors)
+            self._core.loop.post(answer_of(now, self.id, action.number, decision))
+            return
+        runner.departed(record.departed)
+        decision = self._given_up(record, claim, action.processors)
         # Told first: a worker that ends at once must be known to have been asked.
         self._core.loop.post(answer_of(now, self.id, action.number, decision))
-        if not grows:
-            self._applications.order(runner.shrink(claim.component, proposal.cluster, decision.processors, now))
+        self._applications.order(runner.shrink(claim.component, action.cluster, decision.processors, now))
+
+    def _taken(self, record: JobRecord, claim: Claim, offered: int) -> Decision:
+        """Return how many of offered processors a claim takes."""
+        component = record.job.component(claim.component)
+        most = min(offered, bounds(record, claim)[1] - claim.processors)
+        if most < 1:
+            return Decision(0)
+        size, least = record.size(component.name), component.minimum
+        return self._core.size_rules.decide(component.sizes, size, most, least, component.maximum)
+
+    def _given_up(self, record: JobRecord, claim: Claim, wanted: int) -> Decision:
+        """Return how many processors a claim gives up of those that are wanted back."""
+        component, size = record.job.component(claim.component), record.size(claim.component)
+        least = max(component.minimum, size - self.able_to_leave(record, claim))
+        decision = self._core.size_rules.decide(component.sizes, size, -wanted, least, component.maximum)
+        if decision.processors or decision.trouble or least >= size:
+            return decision
+        asked, left = f"{wanted} back on {claim.cluster}", max(least, size - wanted)
+        why = f'asked for {asked}, {component.name} gives none: it cannot have {left} (sizes = "{component.sizes}")'
+        return Decision(0, why)
 
 
 def answer_of(now: float, job_id: JobId, number: int, decision: Decision) -> ev.OfferAnswered:
@@ -202,26 +219,6 @@ def answer_of(now: float, job_id: JobId, number: int, decision: Decision) -> ev.
     if trouble:
         log.warning("a job does not change as it is asked to", job=job_id, problem=trouble)
     return ev.OfferAnswered(time=now, job_id=job_id, number=number, accepted=accepted, trouble=trouble)
-
-
-def _proposal(record: JobRecord, claim: Claim, by: int) -> Proposal:
-    component, (least, most) = record.job.component(claim.component), bounds(record, claim)
-    size = record.size(claim.component)
-    return Proposal(
-        component=claim.component,
-        cluster=_cluster_of(claim),
-        by=max(0, min(by, most - claim.processors)) if by > 0 else by,
-        size=size,
-        minimum=component.minimum if by > 0 else max(component.minimum, size - max(0, claim.processors - least)),
-        maximum=component.maximum,
-    )
-
-
-def _no_size_is_left(record: JobRecord, request: Proposal) -> str:
-    left = max(request.minimum, request.size + request.by)
-    sizes = record.job.component(request.component).sizes
-    asked = f"{-request.by} back on {request.cluster}"
-    return f'asked for {asked}, {request.component} gives none: it cannot have {left} (sizes = "{sizes}")'
 
 
 def _cluster_of(claim: Claim) -> ClusterName:

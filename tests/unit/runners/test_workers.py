@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
-
 from koala_adapter.model import (
     BatchKey,
     ClusterName,
@@ -24,10 +22,7 @@ from koala_adapter.model import (
 from koala_adapter.runners.adaptive import WalltimeNotices
 from koala_adapter.runners.notes import Note, note
 from koala_adapter.runners.runner import AddressedLaunch, AddressedSignal, Application, Order
-from koala_adapter.runners.workers import (
-    Proposal,
-    WorkersRunner,
-)
+from koala_adapter.runners.workers import WorkersRunner
 from koala_adapter.scheduler.actions import Rank
 
 BETA = ClusterName("beta")
@@ -46,7 +41,7 @@ def rank(number: int, cluster: str = "beta", component: str = "worker") -> Rank:
     )
 
 
-def application(*workers: Rank, sizes: str = "any", retirement: Retirement | None = None) -> Application:
+def application(*workers: Rank, retirement: Retirement | None = None) -> Application:
     """Return a job of a head and workers."""
     components = (
         Component(name="head", command=("head",), minimum=1, maximum=1),
@@ -56,7 +51,6 @@ def application(*workers: Rank, sizes: str = "any", retirement: Retirement | Non
             minimum=1,
             maximum=9,
             flexible=True,
-            sizes=sizes,
             retirement=retirement or Retirement(signal=2, grace=5),
         ),
     )
@@ -74,31 +68,9 @@ def application(*workers: Rank, sizes: str = "any", retirement: Retirement | Non
     return Application(job=job, ranks=ranks, files={})
 
 
-def proposal(by: int, size: int = 3) -> Proposal:
-    """Return an offer to workers on beta, or the wish that some of them end."""
-    return Proposal(component="worker", cluster=BETA, by=by, size=size, minimum=1, maximum=9)
-
-
 def signals(orders: Sequence[Order]) -> list[tuple[str, int]]:
     """Return the tasks and signals of orders that are all signals."""
     return [(one.signal.task, one.signal.signal) for one in orders if isinstance(one, AddressedSignal)]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "offered", "accepted"),
-    [("any", 5, 5), ("power-of-two", 5, 5), ("power-of-two", 4, 1), ("multiple-of-3", 5, 3)],
-)
-def test_the_rule_decides_what_is_taken(sizes: str, offered: int, accepted: int) -> None:
-    """Of an offer as much as brings the component to the largest size that it can have."""
-    runner = WorkersRunner(application(sizes=sizes))
-    assert runner.accepted(proposal(offered)).processors == accepted
-
-
-def test_the_rule_decides_what_is_given_up() -> None:
-    """More than requested, where what would be left is no size that it can have."""
-    assert WorkersRunner(application()).accepted(proposal(-2)).processors == 2
-    assert WorkersRunner(application(sizes="power-of-two")).accepted(proposal(-1, size=4)).processors == 2
-    assert WorkersRunner(application()).accepted(proposal(-9)).processors == 2
 
 
 def test_new_ranks_are_started_where_the_head_is_told() -> None:
