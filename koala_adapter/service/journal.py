@@ -15,11 +15,9 @@ import sqlite3
 import tempfile
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
-
-from pydantic import TypeAdapter
 
 from koala_adapter.errors import JournalBlockedError, JournalError
 from koala_adapter.host.clock import ClockReading
@@ -42,7 +40,7 @@ from koala_adapter.vjm.certificate import digest
 from koala_adapter.wire.messages import adapter_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
     from pathlib import Path
     from typing import Self
 
@@ -88,18 +86,13 @@ def sentences(set_aside: Iterable[SetAside], now: float) -> list[str]:
 
 GROUP = 250
 """Records in a row of a snapshot: some milliseconds' work."""
-_PARTS: dict[str, Any] = {
-    "jobs": list[JobRecord],
-    "placeholders": list[PlaceholderRecord],
-    "batches": list[BatchRecord],
-    "clusters": list[ClusterRecord],
+_PARTS: dict[str, tuple[Any, Callable[[Any], str]]] = {
+    "jobs": (list[JobRecord], attrgetter("job.id")),
+    "placeholders": (list[PlaceholderRecord], attrgetter("id")),
+    "batches": (list[BatchRecord], attrgetter("key")),
+    "clusters": (list[ClusterRecord], attrgetter("parameters.name")),
 }
-"""Fields of the state that may be long, as their groups are written."""
-
-
-@cache
-def _group(part: str) -> TypeAdapter[list[Any]]:
-    return TypeAdapter(_PARTS[part])
+"""Fields of the state that may be long: their groups as they are written, and the keys of their records."""
 
 
 def head(state: State) -> str:
@@ -112,28 +105,17 @@ def rows(state: State) -> Iterator[tuple[str, str]]:
     for part in _PARTS:
         records = iter(getattr(state, part).values())
         while group := list(islice(records, GROUP)):
-            yield part, _group(part).dump_json(group).decode()
+            yield part, adapter_of(_PARTS[part][0]).dump_json(group).decode()
 
 
 def restored(body: str, stored: Iterable[tuple[str, str]]) -> State:
     """Return a state from its head and its rows. Raises ValueError."""
     state = adapter_of(State).validate_json(body)
     for part, group in stored:
-        for record in _group(part).validate_json(group):
-            _put(state, record)
+        kind, key = _PARTS[part]
+        for record in adapter_of(kind).validate_json(group):
+            getattr(state, part)[key(record)] = record
     return state
-
-
-def _put(state: State, record: JobRecord | PlaceholderRecord | BatchRecord | ClusterRecord) -> None:
-    match record:
-        case JobRecord():
-            state.jobs[record.job.id] = record
-        case PlaceholderRecord():
-            state.placeholders[record.id] = record
-        case BatchRecord():
-            state.batches[record.key] = record
-        case ClusterRecord():
-            state.clusters[record.parameters.name] = record
 
 
 # -- The database --------------------------------------------------------------------------------------------
@@ -179,12 +161,6 @@ _MAY_PASS = frozenset(
     }
 )
 """Results that say nothing against the file itself: the same may succeed when there is room, or somebody lets us."""
-
-
-@cache
-def _event(name: str) -> TypeAdapter[Event]:
-    """Return the codec of an event type. Raises KeyError for an unknown name."""
-    return TypeAdapter(_EVENT_TYPES[name])
 
 
 def _opened(path: Path, *, read_only: bool) -> sqlite3.Connection:
@@ -297,7 +273,7 @@ class Journal:
     def append(self, event: Event) -> int:
         """Store an event and return its number. Raises JournalError when it cannot: then it never happened."""
         name = type(event).__name__
-        body = _event(name).dump_json(event).decode()
+        body = adapter_of(type(event)).dump_json(event).decode()
         cursor = self._execute("INSERT INTO events (type, body) VALUES (?, ?)", (name, body))
         return cursor.lastrowid or 0
 
@@ -333,7 +309,7 @@ class Journal:
                 if found in self._left_out:
                     continue
                 try:
-                    event = _event(name).validate_json(body)
+                    event = adapter_of(_EVENT_TYPES[name]).validate_json(body)
                 except (KeyError, ValueError) as error:
                     raise JournalError(f"{self.path}: event {found} ({name}) cannot be read: {error}") from error
                 yield found, event
@@ -349,7 +325,7 @@ class Journal:
         """
         if not self._read_only:
             name = type(event).__name__
-            body = _event(name).dump_json(event).decode()
+            body = adapter_of(type(event)).dump_json(event).decode()
             self._execute(
                 "INSERT OR REPLACE INTO set_aside VALUES (?, ?, ?, ?, ?)", (number, event.time, name, body, failure)
             )
