@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The port where programs negotiate for jobs.
 
-In this order: one-time tokens, the listener, and the port of a service.
+In this order: one-time tokens, and the port of a service.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from koala_adapter.service.sizes.offers import HOST
 from koala_adapter.vjm.certificate import digest, matches, new_token
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from anyio.abc import SocketStream, TaskGroup, TaskStatus
 
 
@@ -63,83 +61,21 @@ class OneTimeTokens:
         self._applications = {kept: one for kept, one in self._applications.items() if one != application}
 
 
-# -- Listener: admit peers by token --------------------------------------------------------------------------
+# -- The port of a service -----------------------------------------------------------------------------------
+# Programs need only sockets and XML. Each shows a one-time token, available only to the user who owns the service,
+# and speaks for one job while it is connected. The port is opened with the first token.
+#
 # No template is read from a peer before it is identified. A slow peer costs a descriptor for some seconds; when there
 # are too many, the one that has been silent longest is closed.
 
 log = structlog.get_logger()
-
 
 MOST_SILENT = 64
 """Connections that have not shown a token."""
 GREET_WITHIN = 10.0
 """Seconds in which a token must be shown."""
 MOST_CONNECTIONS = 10_000
-"""Applications that are connected."""
-
-
-class PeerListener:
-    """Accepts connections, identifies them by token and passes them on."""
-
-    def __init__(self, converse: Callable[[str, SocketStream], Awaitable[None]], tokens: OneTimeTokens) -> None:
-        """``converse``: called with the name of an application and its connection; returns when that has ended."""
-        self._converse = converse
-        self._tokens = tokens
-        self.admission = Admission(limit=MOST_SILENT, time_limit=GREET_WITHIN, patience=0.0)
-        self.most_connections = MOST_CONNECTIONS
-        self.connections = 0
-        """Applications that are connected."""
-
-    async def serve_tcp(self, host: str, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Listen at any free port until cancelled; report the port once it is open. Raises ServiceRunningError."""
-        try:
-            listeners = await anyio.create_tcp_listener(local_host=host)
-        except OSError as error:
-            message = f"programs cannot negotiate: cannot listen on {host}: {error.strerror or error}"
-            raise ServiceRunningError(message, hint="see control_center.negotiation_listen in the site file") from error
-        async with listeners:
-            task_status.started(listeners.extra(SocketAttribute.local_port))
-            await serve_streams(listeners, self._greet)
-
-    async def _greet(self, stream: SocketStream) -> None:
-        async with stream:
-            greeting = await self._greeting(stream)
-            application = None if greeting is None else self._tokens.redeem(greeting)
-            if application is None:
-                peer = str(stream.extra(SocketAttribute.remote_address)[0])
-                report_refused("a connection without a good token", kind=peer, peer=peer)
-                return
-            await self._admit(application, stream)
-
-    async def _admit(self, application: str, stream: SocketStream) -> None:
-        if self.connections >= self.most_connections:
-            report_refused("too many applications are connected", bound=self.most_connections)
-            return
-        self.connections += 1
-        try:
-            await self._converse(application, stream)
-        finally:
-            self.connections -= 1
-
-    async def _greeting(self, stream: SocketStream) -> bytes | None:
-        """Return the payload of the first frame, or None if there is none or it is invalid."""
-        frames = nt.FrameBuffer(limit=LONGEST_GREETING)
-        await self.admission.room()
-        with (
-            self.admission.applicant(),
-            suppress(nt.NegotiationError, anyio.EndOfStream, anyio.BrokenResourceError, OSError),
-        ):
-            while True:
-                # No more than the frame: what follows it is the conversation's.
-                for payload in frames.feed(await stream.receive(frames.missing)):
-                    return payload
-        return None
-
-
-# -- The port of a service -----------------------------------------------------------------------------------
-# Programs need only sockets and XML. Each shows a one-time token, available only to the user who owns the service,
-# and speaks for one job while it is connected. The port is opened with the first token.
-
+"""Programs that are connected."""
 CHUNK = 65_536
 WRITE_WITHIN = 30.0
 """Seconds in which a program must take what is said to it; one that does not is gone."""
@@ -205,8 +141,12 @@ class NegotiationPort:
         self._host = host
         self._programs = listener
         self._tokens = OneTimeTokens()
-        self._listener = PeerListener(self._converse, self._tokens)
+        self.admission = Admission(limit=MOST_SILENT, time_limit=GREET_WITHIN, patience=0.0)
+        self.most_connections = MOST_CONNECTIONS
+        self.connections = 0
+        """Programs that are connected."""
         self._connections: dict[JobId, _Connection] = {}
+        """By the jobs for which they negotiate."""
         self._opening = anyio.Lock()
         self._tasks: TaskGroup | None = None
         self.port: int | None = None
@@ -224,7 +164,7 @@ class NegotiationPort:
             if self.port is None:
                 if self._tasks is None:
                     raise NegotiationError("the service is still starting", hint="try again in a moment")
-                self.port = await self._tasks.start(self._listener.serve_tcp, self._host)
+                self.port = await self._tasks.start(self._serve)
         self._tokens.revoke(job_id)
         return Access(host=self._host, port=self.port, token=self._tokens.issue(job_id))
 
@@ -245,8 +185,50 @@ class NegotiationPort:
         if connection is not None:
             connection.finish()
 
-    async def _converse(self, application: str, stream: SocketStream) -> None:
-        job_id = JobId(application)
+    async def _serve(self, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Listen at any free port until cancelled; report the port once it is open. Raises ServiceRunningError."""
+        try:
+            listeners = await anyio.create_tcp_listener(local_host=self._host)
+        except OSError as error:
+            message = f"programs cannot negotiate: cannot listen on {self._host}: {error.strerror or error}"
+            raise ServiceRunningError(message, hint="see control_center.negotiation_listen in the site file") from error
+        async with listeners:
+            task_status.started(listeners.extra(SocketAttribute.local_port))
+            await serve_streams(listeners, self._greet)
+
+    async def _greet(self, stream: SocketStream) -> None:
+        """Identify a program by its token, and converse with it."""
+        async with stream:
+            greeting = await self._greeting(stream)
+            application = None if greeting is None else self._tokens.redeem(greeting)
+            if application is None:
+                peer = str(stream.extra(SocketAttribute.remote_address)[0])
+                report_refused("a connection without a good token", kind=peer, peer=peer)
+                return
+            if self.connections >= self.most_connections:
+                report_refused("too many applications are connected", bound=self.most_connections)
+                return
+            self.connections += 1
+            try:
+                await self._converse(JobId(application), stream)
+            finally:
+                self.connections -= 1
+
+    async def _greeting(self, stream: SocketStream) -> bytes | None:
+        """Return the payload of the first frame, or None if there is none or it is invalid."""
+        frames = nt.FrameBuffer(limit=LONGEST_GREETING)
+        await self.admission.room()
+        with (
+            self.admission.applicant(),
+            suppress(nt.NegotiationError, anyio.EndOfStream, anyio.BrokenResourceError, OSError),
+        ):
+            while True:
+                # No more than the frame: what follows it is the conversation's.
+                for payload in frames.feed(await stream.receive(frames.missing)):
+                    return payload
+        return None
+
+    async def _converse(self, job_id: JobId, stream: SocketStream) -> None:
         if job_id in self._connections:
             await stream.send(nt.frame(_complaint("another program negotiates for this job already")))
             return

@@ -199,7 +199,7 @@ class Manager:
         self.free = free
         self.port = NegotiationPort(host, self)
         if admission is not None:
-            self.port._listener.admission = admission
+            self.port.admission = admission
         self.endpoints: dict[JobId, nt.Endpoint] = {}
         self._offers = offers
 
@@ -210,7 +210,7 @@ class Manager:
     @property
     def connections(self) -> int:
         """Programs that are connected."""
-        return self.port._listener.connections
+        return self.port.connections
 
     def endpoint(self, job_id: JobId) -> nt.Endpoint:
         """Return the end of a job's negotiations, made now if need be."""

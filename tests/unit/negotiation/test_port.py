@@ -133,7 +133,7 @@ async def test_silent_strangers_are_bounded_in_time_and_number() -> None:
 
 async def test_connected_programs_are_bounded() -> None:
     async with listening(Manager(offers=2)) as manager:
-        manager.port._listener.most_connections = 1
+        manager.port.most_connections = 1
         first = await connected(await manager.access("a"))
         assert await to_thread.run_sync(first.recv, 60) is not None
         access = await manager.access("b")

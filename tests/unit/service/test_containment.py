@@ -35,7 +35,7 @@ from koala_adapter.model import JobId, PlaceholderId, RunnerName, Sweep, SweepAx
 from koala_adapter.negotiation import frame
 from koala_adapter.outcome import JobState
 from koala_adapter.service.service import Service
-from koala_adapter.service.sizes.port import OneTimeTokens, PeerListener
+from koala_adapter.service.sizes.port import NegotiationPort
 from koala_adapter.vjm import channel
 from tests.unit.scheduler.malleable_site import malleable, part
 from tests.unit.scheduler.scheduler_site import component, job
@@ -84,14 +84,13 @@ async def test_strangers_at_the_negotiation_port_do_not_fill_the_log(monkeypatch
     """A hundred connections without a token are one line."""
     monkeypatch.setattr(containment, "_defects", DefectLog())
 
-    async def converse(application: str, stream: SocketStream) -> None:
-        pytest.fail(f"{application} was let in")
-
     with capture_logs() as logs:
         async with anyio.create_task_group() as tasks:
-            port = await tasks.start(PeerListener(converse, OneTimeTokens()).serve_tcp, "127.0.0.1")
+            port = NegotiationPort("127.0.0.1", object())  # type: ignore[arg-type] # nobody is let in
+            port.open(tasks)
+            access = await port.access(JobId("1"))
             for _ in range(100):
-                async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+                async with await anyio.connect_tcp("127.0.0.1", access.port) as stream:
                     await stream.send_eof()
                     with pytest.raises(anyio.EndOfStream):
                         await stream.receive()
