@@ -8,7 +8,7 @@ follow, and the end of each worker is reported by itself. The runners come last.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
