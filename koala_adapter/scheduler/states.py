@@ -439,10 +439,7 @@ class Roster:
         if busy:
             running.begin(member)
         minimum, size, maximum = _sizes(record, claim)
-        if (minimum, maximum) == (member.minimum, member.maximum):
-            running.resize(member, size)
-        else:
-            running.rebound(member, minimum=minimum, maximum=maximum, size=size)
+        running.rebound(member, minimum=minimum, maximum=maximum, size=size)
         if not busy:
             running.end(member)
 

@@ -47,6 +47,8 @@ from koala_adapter.scheduler.records import BatchRecord, Claim, PlaceholderRecor
 from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.claiming.queue import Lane
     from koala_adapter.scheduler.context import Context, JobTimers, PlaceholderTimers, Views
@@ -613,30 +615,35 @@ def _launch(context: Context, record: JobRecord) -> None:
     record.launched_at = context.now
     record.held_before_launch = record.held_for(context.now) - record.held_in_attempts
     context.state.note_claims(record, context.now)
-    ranks: list[Rank] = []
-    numbers: dict[str, int] = {}
     for claim in record.claims:
-        each = record.job.component(claim.component).slot.ranks
-        for id_ in claim.placeholders:
-            component_rank = numbers.get(claim.component, 0)
-            numbers[claim.component] = component_rank + each
-            placeholder = context.state.placeholders[id_]
-            context.ledger.move(placeholder, PlaceholderState.LAUNCHED)
-            ranks += [
-                Rank(
-                    rank=len(ranks) + number,
-                    component=claim.component,
-                    component_rank=component_rank + number,
-                    placeholder=id_,
-                    host=placeholder.host,
-                    address=placeholder.address,
-                    cluster=placeholder.cluster,
-                )
-                for number in range(each)
-            ]
-    record.ranks = tuple(ranks)
+        launch_in(context, record, claim, claim.placeholders)
     context.timetable.for_job(record, TimerKind.WALLTIME, context.now + record.job.walltime)
     context.effects.add(LaunchJob(job_id=record.job.id, ranks=record.ranks))
+
+
+def launch_in(
+    context: Context, record: JobRecord, claim: Claim, placeholders: Sequence[PlaceholderId]
+) -> tuple[Rank, ...]:
+    """Launch held placeholders of a claim; return their ranks, which the job gets behind those that it has."""
+    each = record.job.component(claim.component).slot.ranks
+    before, in_component = len(record.ranks), sum(rank.component == claim.component for rank in record.ranks)
+    launched = [context.state.placeholders[id_] for id_ in placeholders]
+    for placeholder in launched:
+        context.ledger.move(placeholder, PlaceholderState.LAUNCHED)
+    ranks = tuple(
+        Rank(
+            rank=before + number,
+            component=claim.component,
+            component_rank=in_component + number,
+            placeholder=placeholder.id,
+            host=placeholder.host,
+            address=placeholder.address,
+            cluster=placeholder.cluster,
+        )
+        for number, placeholder in enumerate(one for one in launched for _ in range(each))
+    )
+    record.ranks += ranks
+    return ranks
 
 
 JOB_TIMERS: JobTimers = {

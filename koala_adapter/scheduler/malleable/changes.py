@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.outcome import COMPLETED, JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.actions import Rank, TakeProcessors, WithdrawOffer
-from koala_adapter.scheduler.claiming.claims import end_placeholder, submit_batch
+from koala_adapter.scheduler.actions import TakeProcessors, WithdrawOffer
+from koala_adapter.scheduler.claiming.claims import end_placeholder, launch_in, submit_batch
 from koala_adapter.scheduler.claiming.connections import doubts, must_connect
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
 from koala_adapter.scheduler.malleable.policies import Direction
@@ -124,37 +124,21 @@ class Changes:
 
     def take(self, change: Change) -> None:
         """Let the application use the placeholders of its growth, all of which are held."""
-        record = self.record
         for part in change.parts:
             claim = self.claim(part)
-            component_rank = sum(rank.component == claim.component for rank in record.ranks)
-            ranks: list[Rank] = []
             for id_ in part.stubs:
-                stub = self.context.state.placeholders[id_]
-                stub.stub = False
-                self.context.ledger.move(stub, PlaceholderState.LAUNCHED)
-                claim.placeholders.append(stub.id)
-                ranks.append(
-                    Rank(
-                        rank=len(record.ranks) + len(ranks),
-                        component=claim.component,
-                        component_rank=component_rank + len(ranks),
-                        placeholder=stub.id,
-                        host=stub.host,
-                        address=stub.address,
-                        cluster=stub.cluster,
-                    )
-                )
-            record.ranks += tuple(ranks)
+                self.context.state.placeholders[id_].stub = False
+            ranks = launch_in(self.context, self.record, claim, part.stubs)
+            claim.placeholders += part.stubs
             claim.processors = len(claim.placeholders)
             part.stubs, part.ranks = [], [rank.rank for rank in ranks]
             self.context.effects.add(
                 TakeProcessors(
-                    job_id=record.job.id,
+                    job_id=self.record.job.id,
                     component=claim.component,
                     cluster=self.cluster(part).name,
                     number=change.number,
-                    ranks=tuple(ranks),
+                    ranks=ranks,
                 )
             )
         change.due = None

@@ -207,17 +207,16 @@ def equal_sizes(jobs: Sequence[MalleableJob], total: int) -> list[int]:
 
     The jobs are in the order of their start; ``total`` is at least the sum of the minima.
     """
-    low, high = 0, max((job.maximum for job in jobs), default=0)
-    while low < high:  # the highest level at which all fit
-        level = (low + high + 1) // 2
-        if sum(min(max(level, job.minimum), job.maximum) for job in jobs) <= total:
-            low = level
-        else:
-            high = level - 1
-    sizes = [min(max(low, job.minimum), job.maximum) for job in jobs]
+
+    def used(level: int) -> int:
+        return sum(min(max(level, job.minimum), job.maximum) for job in jobs)
+
+    levels = range(1, 1 + max((job.maximum for job in jobs), default=0))
+    highest = bisect_right(levels, total, key=used)  # at which all fit
+    sizes = [min(max(highest, job.minimum), job.maximum) for job in jobs]
     left = total - sum(sizes)
     for at, job in enumerate(jobs):
-        if left > 0 and job.minimum <= low < job.maximum:
+        if left > 0 and job.minimum <= highest < job.maximum:
             sizes[at] += 1
             left -= 1
     return sizes
@@ -230,20 +229,16 @@ def levelled_sizes(jobs: Sequence[MalleableJob], value: int) -> list[int]:
     at the level, the least recently started may keep one more.
     """
 
-    def freed(level: int) -> int:
-        return sum(job.size - max(job.minimum, min(job.size, level)) for job in jobs)
+    def used(level: int) -> int:
+        return sum(max(job.minimum, min(job.size, level)) for job in jobs)
 
-    low, high = 0, max((job.size for job in jobs), default=0)
-    while low < high:  # the highest level that frees enough
-        level = (low + high + 1) // 2
-        if freed(level) >= value:
-            low = level
-        else:
-            high = level - 1
-    sizes = [max(job.minimum, min(job.size, low)) for job in jobs]
-    surplus = freed(low) - value
+    most = sum(job.size for job in jobs) - value
+    levels = range(1, 1 + max((job.size for job in jobs), default=0))
+    highest = bisect_right(levels, most, key=used)  # that frees enough
+    sizes = [max(job.minimum, min(job.size, highest)) for job in jobs]
+    surplus = most - sum(sizes)
     for at, job in enumerate(jobs):
-        if surplus > 0 and job.size > sizes[at] == low:
+        if surplus > 0 and job.size > sizes[at] == highest:
             sizes[at] += 1
             surplus -= 1
     return sizes
