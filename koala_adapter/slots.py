@@ -67,10 +67,10 @@ class Slot:
 
     def __str__(self) -> str:
         """Say what it is, for people: ``2 processors, 4096 MiB, 1 GPU (a100)``."""
-        parts = [_counted(self.threads, "processor")]
+        parts = [counted(self.threads, "processor")]
         parts += [f"{self.memory_mib} MiB"] if self.memory_mib else []
         if self.gpus:
-            parts.append(_counted(self.gpus, "GPU") + (f" ({self.gpu_kind})" if self.gpu_kind else ""))
+            parts.append(counted(self.gpus, "GPU") + (f" ({self.gpu_kind})" if self.gpu_kind else ""))
         parts += ["a whole node"] if self.exclusive else []
         parts += [f"{self.scratch_mib} MiB of scratch space"] if self.scratch_mib else []
         parts += [f"features {', '.join(self.features)}"] if self.features else []
@@ -84,8 +84,8 @@ PLAIN = Slot()
 def ranks_of(count: int, slot: Slot) -> str:
     """Say what a number of slots holds and needs, for people: ``2 ranks of 2 processors, 4096 MiB``."""
     if slot.ranks > 1:
-        return f"{_counted(count, 'slot')} of {slot.ranks} ranks and {slot}"
-    return f"{_counted(count, 'rank')} of {slot}"
+        return f"{counted(count, 'slot')} of {slot.ranks} ranks and {slot}"
+    return f"{counted(count, 'rank')} of {slot}"
 
 
 SLOT_KEYS: tuple[str, ...] = (
@@ -127,5 +127,6 @@ def _is_set(slot: Slot, key: str) -> bool:
     return bool(getattr(slot, name) != default)
 
 
-def _counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
+    """Return a number of things in words, such as ``1 slot`` and ``2 slots``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

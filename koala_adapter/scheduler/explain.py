@@ -16,7 +16,7 @@ from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.claiming.connections import doubts, doubts_of, must_connect, said_apart, said_untried
 from koala_adapter.scheduler.claiming.plannedstart import STARTS_IN, expected_hold, submission_at, wants_reservation
 from koala_adapter.scheduler.claiming.queue import position_of
-from koala_adapter.scheduler.claiming.waiting import WORDS, awaited, awaited_looks
+from koala_adapter.scheduler.claiming.waiting import WORDS, awaited, awaited_looks, waits_long
 from koala_adapter.scheduler.context import NOT_COUNTED, closed_reason, lack_of
 from koala_adapter.scheduler.ends import Fate, deserted, fate
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
@@ -26,7 +26,7 @@ from koala_adapter.scheduler.placement.policies import MIB
 from koala_adapter.scheduler.placement.policy import slots_said
 from koala_adapter.scheduler.reports import hold_groups
 from koala_adapter.scheduler.sizechange import ChangePhase
-from koala_adapter.slots import PLAIN
+from koala_adapter.slots import PLAIN, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -106,7 +106,7 @@ def _suspended(state: State, record: JobRecord, now: float) -> str:
 
 
 def _said(state: State, loss: str, silent: list[PlaceholderRecord], now: float) -> str:
-    counts = Counter(placeholder.cluster for placeholder in silent)
+    counts = _by_cluster(silent)
     where = ", ".join(f"{count} on {name}" for name, count in counts.items())
     until = min(one.silent_since + state.lease_on(one.cluster) for one in silent if one.silent_since is not None)
     left = duration(until - now)
@@ -131,8 +131,7 @@ def sizes(state: State, record: JobRecord, now: float) -> str:
     history = f" It {'; '.join(past)}." if past else ""
     rests = " No further workers are started for a while, as some have ended by themselves." * record.growth_rests
     rests += " It grows no more: its walltime is near." * record.ends_soon
-    trouble = f" Last trouble: {record.last_trouble}." if record.last_trouble else ""
-    return f"{''.join(said)}{history}{rests}{trouble}"
+    return f"{''.join(said)}{history}{rests}{_trouble(record)}"
 
 
 def _sizes(state: State, record: JobRecord, component: Component) -> str:
@@ -202,12 +201,8 @@ def wanted_by_others(cluster: ClusterRecord) -> str:
 
 def giving_up(state: State, names: Iterable[ClusterName]) -> list[ClusterName]:
     """Return the clusters of those given on which running jobs give up processors now."""
-    shrinking = []
-    for name in names:
-        step = state.clusters[name].step
-        if step is not None and step.step.direction is Direction.SHRINK:
-            shrinking.append(name)
-    return shrinking
+    steps = ((name, state.clusters[name].step) for name in names)
+    return [name for name, step in steps if step is not None and step.step.direction is Direction.SHRINK]
 
 
 def _shrunk_for(cluster: ClusterRecord | None, change: Change) -> str:
@@ -328,22 +323,21 @@ def _left(state: State, record: JobRecord) -> str:
 
 
 def _launched(state: State, record: JobRecord, now: float) -> str:
-    held: dict[str | None, int] = {}
+    held: Counter[str | None] = Counter()
     for claim in record.claims:
-        held[claim.cluster] = held.get(claim.cluster, 0) + claim.processors
+        held[claim.cluster] += claim.processors
     where = _joined(f"{cluster} ({processors})" for cluster, processors in held.items() if processors)
     total = len(record.ranks) - len(record.departed)
     slots = _slots(record.job, len({rank.placeholder for rank in record.ranks if rank.rank not in record.departed}))
-    since = duration(now - (record.launched_at if record.launched_at is not None else now))
+    ran = now - (now if record.launched_at is None else record.launched_at)
     if record.state is JobState.LAUNCHING:
         started = len(record.started - record.departed)
         held_slots = f"{slots} is held" if slots.startswith("1 ") else f"All {slots} are held"
         text = f"{held_slots} on {where}; {started} of {total} processes have started."
     else:
-        left = record.job.walltime - (now - (now if record.launched_at is None else record.launched_at))
         text = (
-            f"The {record.job.kind} job has been running for {since} on {slots}: {where}; "
-            f"its walltime ends in {duration(left)}.{sizes(state, record, now)}"
+            f"The {record.job.kind} job has been running for {duration(ran)} on {slots}: {where}; "
+            f"its walltime ends in {duration(record.job.walltime - ran)}.{sizes(state, record, now)}"
         )
         if record.job.kind.varies:
             clusters = {claim.cluster for claim in record.claims if claim.cluster is not None}
@@ -505,7 +499,7 @@ def _waiting(state: State, queue_position: int | None, record: JobRecord, now: f
         kept = f" Running jobs are giving up processors for it on {_joined(giving)}."
     elif state.guarded == record.job.id:
         said = _joined(f"{count} on {name}" for name, count in state.kept_room.items())
-        why = "Because it has waited long, what" if _waited_long(state, record) else "What"
+        why = "Because it has waited long, what" if waits_long(state, record) else "What"
         kept = f" {why} comes free is kept for it ({said})."
     looks = _first_looks(state, record, now, policies)
     free = _clusters(state, record, now, policies)
@@ -531,13 +525,13 @@ def _refused_answer(state: State, record: JobRecord) -> str:
 
 def _needs(job: Job, policies: Policies) -> list[str]:
     """Return each component's needs in words, equal ones once."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for component in job.components:
         where = f"on {component.cluster}" if component.cluster is not None else "on one cluster"
         where = "on one or more clusters" if policies.may_split(job, component) else where
         size = component.minimum
-        need = f"{_processors(size) if component.slot == PLAIN else slots_said(component, size)} {where}"
-        counts[need] = counts.get(need, 0) + 1
+        need = f"{counted(size, 'processor') if component.slot == PLAIN else slots_said(component, size)} {where}"
+        counts[need] += 1
     return [need if count == 1 else f"{count} times {need}" for need, count in counts.items()]
 
 
@@ -603,7 +597,7 @@ def _kept_there(state: State, record: JobRecord, cluster: ClusterRecord, now: fl
     kept = min(cluster.room, state.kept_room.get(cluster.parameters.name, 0))
     if kept <= 0:
         return ""
-    why = ", which has waited long" if _waited_long(state, guarded) else ""
+    why = ", which has waited long" if waits_long(state, guarded) else ""
     return f" (kept for job {guarded.job.id}{why}: {'all' if kept == cluster.room else kept})"
 
 
@@ -614,34 +608,20 @@ def _absent_there(record: JobRecord, cluster: ClusterRecord) -> str:
     return "" if said is None else f" ({said})"
 
 
-def _waited_long(state: State, record: JobRecord) -> bool:
-    """Return whether room is kept for a job because of its age, not because others gave processors up."""
-    return record.queued_at_scan is not None and state.scans - record.queued_at_scan >= state.parameters.guard_scans
-
-
 # ---- words ----------------------------------------------------------------------------------------------------------
 
 
 def _slots(job: Job, count: int) -> str:
     """Say a number of placeholders: as processors where each holds one and nothing else."""
-    if all(component.slot == PLAIN for component in job.components):
-        return _processors(count)
-    return f"{count} slot" if count == 1 else f"{count} slots"
-
-
-def _processors(count: int) -> str:
-    return f"{count} processor" if count == 1 else f"{count} processors"
+    return counted(count, "processor" if all(component.slot == PLAIN for component in job.components) else "slot")
 
 
 def _sentence(said: str) -> str:
     return f" {said[0].upper()}{said[1:]}." if said else ""
 
 
-def _by_cluster(placeholders: Iterable[PlaceholderRecord]) -> dict[ClusterName, int]:
-    counts: dict[ClusterName, int] = {}
-    for placeholder in placeholders:
-        counts[placeholder.cluster] = counts.get(placeholder.cluster, 0) + 1
-    return counts
+def _by_cluster(placeholders: Iterable[PlaceholderRecord]) -> Counter[ClusterName]:
+    return Counter(placeholder.cluster for placeholder in placeholders)
 
 
 def _joined(said: Iterable[str]) -> str:

@@ -361,13 +361,11 @@ def _guard(context: Context, views: Views) -> None:
     state = context.state
     if state.guarded is not None:
         record = state.jobs[state.guarded]
-        if _guardable(context, record) and all(
-            name in views and views[name].closed is None for name in state.kept_room
-        ):
+        if waits_long(state, record) and all(name in views and views[name].closed is None for name in state.kept_room):
             return
         state.guarded, state.kept_room = None, {}
     waiting = [state.jobs[job_id] for job_id in context.queue.first(GUARD_LOOK)]
-    long_waiting = [record for record in waiting if _guardable(context, record)]
+    long_waiting = [record for record in waiting if waits_long(state, record)]
     if not long_waiting:
         return
     emptied = Views(context, views, emptied=True)
@@ -382,9 +380,10 @@ def _guard(context: Context, views: Views) -> None:
             return
 
 
-def _guardable(context: Context, record: JobRecord) -> bool:
-    waited = 0 if record.queued_at_scan is None else context.state.scans - record.queued_at_scan
-    return waited >= context.state.parameters.guard_scans
+def waits_long(state: State, record: JobRecord) -> bool:
+    """Return whether a job has waited for so many scans that room is kept for it."""
+    waited = 0 if record.queued_at_scan is None else state.scans - record.queued_at_scan
+    return waited >= state.parameters.guard_scans
 
 
 def wake_for_scan(context: Context) -> None:

@@ -37,6 +37,7 @@ from koala_adapter.scheduler.malleable.steps import (
 )
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.sizechange import ChangePhase
+from koala_adapter.slots import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -505,13 +506,9 @@ class SchedulerClusters:
             case ShrunkFor.HEAD:
                 return f"room for job {self._head().job.id}"
             case ShrunkFor.PLACED:
-                return f"{_processors(value)} for a job of ours that waits in {cluster.name}'s queue"
+                return f"{counted(value, 'processor')} for a job of ours that waits in {cluster.name}'s queue"
         waits = "a job that waits" if len(cluster.others_waiting) == 1 else "jobs that wait"
-        return f"{_processors(value)} for {waits} in {cluster.name}'s queue"
+        return f"{counted(value, 'processor')} for {waits} in {cluster.name}'s queue"
 
     def _head(self) -> JobRecord:
         return self._state.jobs[self._context.queue.first(1)[0]]
-
-
-def _processors(count: int) -> str:
-    return f"{count} processor" if count == 1 else f"{count} processors"
