@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler import Scheduler
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.events import Event
-    from koala_adapter.scheduler.records import BatchRecord, State
+    from koala_adapter.scheduler.records import BatchRecord
 
 
 # -- The effector: carries out actions -----------------------------------------------------------------------
@@ -53,25 +53,6 @@ ENOUGH_AT_THE_END = 5
 """Such a part of these events is worth a snapshot when a service ends."""
 
 log = structlog.get_logger()
-
-
-class WritableStore(EventStore, Protocol):
-    """Journal as seen by its only writer (protocol)."""
-
-    def append(self, event: Event) -> int:
-        """Store an event and return its number. Raises JournalBlockedError when it cannot: then it never happened."""
-
-    def sync(self) -> None:
-        """Force what was appended to disk. Raises JournalBlockedError."""
-
-    def probe(self) -> None:
-        """Test whether the journal can be written. Raises JournalBlockedError."""
-
-    def snapshot_in_groups(self, state: State, number: int) -> Generator[None, None, None]:
-        """Store the state as of an event, with a pause after each group of records.
-
-        The state must not change before the end, and the snapshot does not count before it. Raises JournalBlockedError.
-        """
 
 
 class LoopOwner(Protocol):
@@ -108,7 +89,7 @@ class EventLoop:
     def __init__(
         self,
         scheduler: Scheduler,
-        store: WritableStore,
+        store: EventStore,
         effector: Effector,
         owner: LoopOwner,
         *,

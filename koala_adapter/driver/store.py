@@ -40,7 +40,22 @@ log = structlog.get_logger()
 
 
 class EventStore(Protocol):
-    """Journal from which a state is built (protocol)."""
+    """Journal as seen by its only writer (protocol)."""
+
+    def append(self, event: Event) -> int:
+        """Store an event and return its number. Raises JournalBlockedError when it cannot: then it never happened."""
+
+    def sync(self) -> None:
+        """Force what was appended to disk. Raises JournalBlockedError."""
+
+    def probe(self) -> None:
+        """Test whether the journal can be written. Raises JournalBlockedError."""
+
+    def snapshot_in_groups(self, state: State, number: int) -> Generator[None, None, None]:
+        """Store the state as of an event, with a pause after each group of records.
+
+        The state must not change before the end, and the snapshot does not count before it. Raises JournalBlockedError.
+        """
 
     def recover(self) -> tuple[State | None, Generator[tuple[int, Event], None, None]]:
         """Return the latest snapshot (or None) and the later events, without those set aside."""

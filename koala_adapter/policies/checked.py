@@ -352,12 +352,6 @@ class CheckedQueue(ClusterScheduler):
     def running(self) -> Sequence[LocalJob]:
         return sorted(self._running, key=lambda job: (self._running[job][0] + job.estimate, str(job.id)))
 
-    @property
-    def demanded(self) -> int:
-        """Processors that waiting jobs ask for."""
-        waiting = sum(processors for processors in self._waiting.values() if processors <= self.processors)
-        return self.processors - self.free + waiting
-
     def counters(self) -> Mapping[str, int]:
         return dict(self._tell(lambda policy: policy.counters()) or {}) | {"passes": self.passes}
 

@@ -3,7 +3,8 @@
 
 In order: the job management approach, the settings of a site, those of a cluster. Each default is written here once.
 The keys of a site file, their bounds, documentation and JSON Schema are made from the ``Setting`` beside each
-(:mod:`koala_adapter.config.sitefile`). The bounds hold for site files only: experiments may exceed them.
+(:mod:`koala_adapter.config.sitefile`); a parameter without one is worked out by the service, or has a key of its own
+form. The bounds hold for site files only: experiments may exceed them.
 """
 
 from __future__ import annotations
@@ -60,22 +61,6 @@ class Setting:
     """Its names are what a text may be."""
     key: str | None = None
     """Key in the site file; None: the name of the parameter."""
-
-
-NOT_IN_SITE_FILES: Mapping[str, str] = {
-    "instance": "the service's own: it is made with the state directory",
-    "here": "whether a cluster has no site",
-    "site": "a key of its own: one of [[sites]]",
-    "bandwidth_from": "for experiments: a service has that of [[sites]], and what it observes",
-    "software": "the names of a table of its own, which says how each is made available",
-    "container_runtime": "a key of its own: one of three programs",
-    "reserves": "what the plugin can do",
-    "stages": "clusters at other sites do",
-    "site_lease": "that of the cluster's site, or of [control_center]",
-    "counts_slots": "a service's clusters do, simulated ones need not",
-    "slot_keys": "what the plugin can ask its batch system for, and what [clusters.map] says",
-}
-"""The parameters that have no setting, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
