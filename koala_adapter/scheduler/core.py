@@ -18,19 +18,6 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.claiming import claims, exchange, results, waiting
 from koala_adapter.scheduler.claiming.plannedstart import ask_again, ask_for_reservations_again
 from koala_adapter.scheduler.claiming.queue import PlacementQueue
-from koala_adapter.scheduler.claiming.waiting import (
-    await_first_look,
-    await_first_looks,
-    enter,
-    impossible,
-    interval_scan,
-    looked_at,
-    place,
-    rebuild,
-    refuse,
-    refuse_impossible,
-    wake_for_scan,
-)
 from koala_adapter.scheduler.clusters import ClusterRecord, Connection
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
@@ -68,7 +55,7 @@ class Scheduler:
         self.ledger = Ledger(self.state)
         self.timetable = Timetable(self.state)
         self._queue = PlacementQueue(policies)
-        rebuild(self._queue, self.state)
+        waiting.rebuild(self._queue, self.state)
         self._roster = Roster(self.state.jobs.values())
 
     @property
@@ -103,7 +90,7 @@ class Scheduler:
         while context.outcomes or context.lost_stubs:  # what a decision has ended
             _finish_ended(context)
             self._decide(context)
-        wake_for_scan(context)
+        waiting.wake_for_scan(context)
         return context.effects.actions()
 
     def _decide(self, context: Context) -> None:
@@ -121,7 +108,7 @@ class Scheduler:
     def plan(self, job: Job, now: float) -> PlacementResult:
         """Return where a job would go now, without submitting it."""
         context = self._context(now)
-        return place(context, _new_record(job), context.views())
+        return waiting.place(context, _new_record(job), context.views())
 
     def views(self, now: float) -> Mapping[ClusterName, ClusterView]:
         """Return the clusters as placement policies see them."""
@@ -167,7 +154,7 @@ class Scheduler:
 
     def _fire(self, context: Context, timer: Timer) -> None:
         if timer.kind is TimerKind.SCAN:
-            interval_scan(context)
+            waiting.interval_scan(context)
         elif timer.kind is TimerKind.PAUSE:
             context.scan_wanted = True
         elif timer.placeholder is not None:
@@ -212,11 +199,11 @@ def _configured(context: Context, event: ev.Configured) -> None:
         cluster.parameters = parameters
         cluster.configured = True
     open_added_clusters(context)
-    await_first_looks(context)
-    rebuild(context.queue, state)
+    waiting.await_first_looks(context)
+    waiting.rebuild(context.queue, state)
     ask_again(context)
     ask_for_reservations_again(context)
-    refuse_impossible(context)
+    waiting.refuse_impossible(context)
     context.scan_wanted = True
 
 
@@ -225,13 +212,13 @@ def _job_submitted(context: Context, event: ev.JobSubmitted) -> None:
     context.ledger.add_job(record)
     if event.job.placement not in context.policies.placement:
         known = ", ".join(sorted(context.policies.placement))
-        refuse(context, record, f"there is no placement policy {event.job.placement!r}; there are: {known}")
+        waiting.refuse(context, record, f"there is no placement policy {event.job.placement!r}; there are: {known}")
         return
-    never = impossible(context.requests(record), context.views())
+    never = waiting.impossible(context.requests(record), context.views())
     if never is not None:
-        refuse(context, record, never)
+        waiting.refuse(context, record, never)
     else:
-        enter(context, record)
+        waiting.enter(context, record)
 
 
 def _cancel_requested(context: Context, event: ev.CancelRequested) -> None:
@@ -247,7 +234,7 @@ def _cluster_polled(context: Context, event: ev.ClusterPolled) -> None:
     if cluster is None:
         return
     cluster.polled_at, cluster.unavailable = context.now, None
-    looked_at(context, cluster)
+    waiting.looked_at(context, cluster)
     context.polled = event.cluster
     cluster.listed = event.processors > 0
     if not cluster.listed:
@@ -259,7 +246,7 @@ def _cluster_polled(context: Context, event: ev.ClusterPolled) -> None:
     cluster.slots = list(event.slots)
     others_seen(context, cluster, event.others_waiting)
     if _measure(cluster, context.now) or first_counts:
-        refuse_impossible(context)
+        waiting.refuse_impossible(context)
     if cluster.room > 0 or event.cluster in context.roster:
         context.scan_wanted = True
 
@@ -329,9 +316,9 @@ def _cluster_unavailable(context: Context, event: ev.ClusterUnavailable) -> None
     if cluster is not None:
         cluster.unavailable = event.reason
         if event.awaited:
-            await_first_look(context, cluster)
+            waiting.await_first_look(context, cluster)
         else:
-            looked_at(context, cluster)
+            waiting.looked_at(context, cluster)
 
 
 HANDLERS: Handlers = {

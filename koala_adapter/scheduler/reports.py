@@ -8,19 +8,10 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, HoldOwner, TaskEnd
 from koala_adapter.outcome import LAUNCHED_STATES, JobState, PlaceholderState
+from koala_adapter.scheduler import ends
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.claiming.claims import (
-    SILENCE_MARGIN,
-    check_complete,
-    claim_failed,
-    end_placeholder,
-    forget_placeholder,
-    note_missing,
-    start_life,
-    watch_kept,
-)
+from koala_adapter.scheduler.claiming import claims
 from koala_adapter.scheduler.claiming.exchange import yield_to_priority
-from koala_adapter.scheduler.ends import correct_outcome, placeholder_lost, placeholders_gone, settle_suspicion
 from koala_adapter.scheduler.malleable.changes import Changes, check_running, newcomer
 from koala_adapter.scheduler.timers import TimerKind
 
@@ -79,7 +70,7 @@ def holds_seen(context: Context, event: ev.HoldsSeen) -> None:
             placeholder.on_hold_since = context.now if since is None else since
             placeholder.holder, placeholder.hold_reason = hold.holder, hold.reason
             placeholder.in_hold, placeholder.hold_lasts = hold.in_hold, hold.lasts
-        watch_kept(context, placeholder)
+        claims.watch_kept(context, placeholder)
 
 
 def hold_groups(placeholders: Iterable[PlaceholderRecord]) -> tuple[HoldGroup, ...]:
@@ -124,9 +115,9 @@ def placeholder_held(context: Context, event: ev.PlaceholderHeld) -> None:
         placeholder.started_at = context.now
     context.state.clusters[placeholder.cluster].missing_in_a_row = 0
     if placeholder.state is PlaceholderState.ENDING:
-        end_placeholder(context, placeholder)
+        claims.end_placeholder(context, placeholder)
     elif placeholder.state is PlaceholderState.LAUNCHED:
-        settle_suspicion(context, context.state.jobs[placeholder.job_id])
+        ends.settle_suspicion(context, context.state.jobs[placeholder.job_id])
     elif news:
         context.ledger.move(placeholder, PlaceholderState.HELD)
         if placeholder.held_at is None:
@@ -137,8 +128,8 @@ def placeholder_held(context: Context, event: ev.PlaceholderHeld) -> None:
             return
         yield_to_priority(context, placeholder)
         record = context.state.jobs[placeholder.job_id]
-        start_life(context, record)
-        check_complete(context, record)
+        claims.start_life(context, record)
+        claims.check_complete(context, record)
 
 
 def placeholder_silent(context: Context, event: ev.PlaceholderSilent) -> None:
@@ -164,7 +155,7 @@ def suspensions_seen(context: Context, event: ev.SuspensionsSeen) -> None:
 
 
 def _watch_silence(context: Context, placeholder: PlaceholderRecord) -> None:
-    at = context.now + context.state.lease_on(placeholder.cluster) + SILENCE_MARGIN
+    at = context.now + context.state.lease_on(placeholder.cluster) + claims.SILENCE_MARGIN
     context.timetable.for_placeholder(placeholder, TimerKind.SILENCE, at)
 
 
@@ -180,7 +171,7 @@ def silence_timer(context: Context, placeholder: PlaceholderRecord) -> None:
         why = f"its batch system lists it as suspended, for {suspended:.0f} s (see await_suspended in the site file)"
     detail = f"no contact with its agent for {silent:.0f} s; {why}"
     _lose(context, placeholder, TaskEnd(reason=EndReason.LOST, detail=detail))
-    end_placeholder(context, placeholder, force=True)
+    claims.end_placeholder(context, placeholder, force=True)
 
 
 def placeholder_ending(context: Context, event: ev.PlaceholderEnding) -> None:
@@ -188,7 +179,7 @@ def placeholder_ending(context: Context, event: ev.PlaceholderEnding) -> None:
     placeholder = context.state.placeholders.get(event.placeholder)
     if placeholder is not None and placeholder.state is not PlaceholderState.ENDING:
         _lose(context, placeholder, TaskEnd(reason=event.reason, detail=event.detail))
-        end_placeholder(context, placeholder)
+        claims.end_placeholder(context, placeholder)
 
 
 def placeholder_ended(context: Context, event: ev.PlaceholderEnded) -> None:
@@ -198,13 +189,13 @@ def placeholder_ended(context: Context, event: ev.PlaceholderEnded) -> None:
         end = TaskEnd(reason=event.reason, detail=event.detail)
         if placeholder.state is not PlaceholderState.ENDING:
             _lose(context, placeholder, end)
-        correct_outcome(context, context.state.jobs[placeholder.job_id], placeholder, end)
-        forget_placeholder(context, placeholder)
+        ends.correct_outcome(context, context.state.jobs[placeholder.job_id], placeholder, end)
+        claims.forget_placeholder(context, placeholder)
         record = context.state.jobs.get(placeholder.job_id)
         if record is not None and record.reclaim_with_room:
-            check_complete(context, record)
+            claims.check_complete(context, record)
         if record is not None:
-            placeholders_gone(context, record)
+            ends.placeholders_gone(context, record)
 
 
 def _lose(context: Context, placeholder: PlaceholderRecord, end: TaskEnd) -> None:
@@ -212,14 +203,14 @@ def _lose(context: Context, placeholder: PlaceholderRecord, end: TaskEnd) -> Non
     record = context.state.jobs[placeholder.job_id]
     record.unclaim({placeholder.id})
     if record.state in LAUNCHED_STATES:
-        placeholder_lost(context, record, placeholder, end)
+        ends.placeholder_lost(context, record, placeholder, end)
     elif record.state is JobState.CLAIMING:
         detail = f": {end.detail}" if end.detail else ""
         trouble = f"placeholder {placeholder.id} on {placeholder.cluster} {end.reason.value}{detail}"
         if end.reason is EndReason.LAUNCH_FAILED and placeholder.held_at is None:
-            note_missing(context, placeholder, trouble)
+            claims.note_missing(context, placeholder, trouble)
         else:
-            claim_failed(context, record, trouble)
+            claims.claim_failed(context, record, trouble)
 
 
 IN_VAIN = ("MISSING", "placeholder ")

@@ -15,32 +15,9 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.actions import LaunchJob, Rank, ReadPlaceholderOutput, SubmitPlaceholders
+from koala_adapter.scheduler.claiming import plannedstart, waiting
 from koala_adapter.scheduler.claiming.connections import PATIENCE, doubts, doubts_of, must_connect, said_apart
-from koala_adapter.scheduler.claiming.plannedstart import (
-    SLACK,
-    give_back_reservations,
-    is_staged,
-    leave_staging,
-    reservation_for,
-    reserve,
-    stage,
-    submission_at,
-    wants_reservation,
-    watch,
-)
 from koala_adapter.scheduler.claiming.queue import position_of
-from koala_adapter.scheduler.claiming.waiting import (
-    Capacity,
-    ask_policy,
-    awaited_looks,
-    impossible,
-    leave_queue,
-    place,
-    refuse,
-    tries_used_up,
-    waits_for_looks,
-    would_be_queued,
-)
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, backoff, life
 from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed
 from koala_adapter.scheduler.records import BatchRecord, Claim, PlaceholderRecord
@@ -160,7 +137,7 @@ def forget_placeholder(context: Context, placeholder: PlaceholderRecord) -> None
     if placeholder.stub:
         context.lost_stubs.append(placeholder)
     context.ledger.remove(placeholder)
-    give_back_reservations(context, record)
+    plannedstart.give_back_reservations(context, record)
     drop_if_forgotten(context, record)
     context.scan_wanted = True
 
@@ -188,19 +165,20 @@ def claim_failed(context: Context, record: JobRecord, reason: str, *, pause: boo
     record.last_trouble = reason
     if record.reservations and not record.not_reserved:
         record.not_reserved = f"a claim of reserved processors has failed: {reason}"
-        give_back_reservations(context, record)
+        plannedstart.give_back_reservations(context, record)
     if record.reclaim_at is None:
         record.failed_claims += 1
         record.tries += 1
-        if tries_used_up(context, record):
+        if waiting.tries_used_up(context, record):
             return
         seconds = backoff(record, context.state.parameters) if pause else 0.0
         context.timetable.for_job(record, TimerKind.RECLAIM, context.now + seconds)
     if all(not claim.placeholders and claim.postponed is None for claim in record.claims):
         _requeue(context, record)
     else:
-        leave_staging(context, record, keep=[one.cluster for one in record.claims if one.cluster is not None])
-        watch(context, record)
+        placed = [claim.cluster for claim in record.claims if claim.cluster is not None]
+        plannedstart.leave_staging(context, record, keep=placed)
+        plannedstart.watch(context, record)
 
 
 def _requeue(context: Context, record: JobRecord) -> None:
@@ -208,8 +186,8 @@ def _requeue(context: Context, record: JobRecord) -> None:
     context.ledger.move_job(record, JobState.WAITING)
     at = context.now if record.reclaim_at is None else record.reclaim_at
     record.timers.clear()
-    leave_staging(context, record)
-    give_back_reservations(context, record)
+    plannedstart.leave_staging(context, record)
+    plannedstart.give_back_reservations(context, record)
     for claim in record.claims:
         claim.unplace()
     join_pieces(record, record.claims)
@@ -280,7 +258,7 @@ def kept_timer(context: Context, placeholder: PlaceholderRecord) -> None:
     if record.state is not JobState.CLAIMING or claim is None:
         return
     claim.excluded[placeholder.cluster] = reason
-    if impossible(context.requests(record), context.views()) is not None:
+    if waiting.impossible(context.requests(record), context.views()) is not None:
         del claim.excluded[placeholder.cluster]
         watch_kept(context, placeholder)
         return
@@ -336,10 +314,10 @@ def scan_queue(context: Context, *, above: int | None = None) -> None:
     state = context.state
     if above is not None and state.jobs[context.queue.first(1)[0]].job.priority <= above:
         return
-    capacity = Capacity(context)
+    capacity = waiting.Capacity(context)
     guarded, kept = state.guarded, dict(state.kept_room)
     guard_position = None if guarded is None else position_of(state.jobs[guarded])
-    unseen = bool(awaited_looks(state, context.now))
+    unseen = bool(waiting.awaited_looks(state, context.now))
     passed_over: set[Lane] = set()
 
     def may_fit(lane: Lane) -> bool:
@@ -354,18 +332,18 @@ def scan_queue(context: Context, *, above: int | None = None) -> None:
             capacity.keep(kept if state.guarded == guarded else {})
             if not may_fit(context.queue.lane_of(record)):
                 continue
-        result = place(context, record, capacity.views)
+        result = waiting.place(context, record, capacity.views)
         if isinstance(result, Placed) and not (unseen and _waits(context, record, result, capacity)):
-            leave_queue(context, record)
+            waiting.leave_queue(context, record)
             claim_placement(context, record, result, capacity.views)
             capacity.refresh({placed.cluster for placed in result.components})
         else:
             passed_over.add(context.queue.lane_of(record))
 
 
-def _waits(context: Context, record: JobRecord, placed: Placed, capacity: Capacity) -> bool:
+def _waits(context: Context, record: JobRecord, placed: Placed, capacity: waiting.Capacity) -> bool:
     """Return whether a job that would be queued waits for the first polls of clusters instead."""
-    return waits_for_looks(context, would_be_queued(context.requests(record), placed, capacity.views))
+    return waiting.waits_for_looks(context, waiting.would_be_queued(context.requests(record), placed, capacity.views))
 
 
 def claim_placement(context: Context, record: JobRecord, placed: Placed, views: Views) -> None:
@@ -405,7 +383,7 @@ def _life_asked(context: Context, record: JobRecord, placed: Placed, views: View
     if must_connect(record.job):
         names = (part.cluster for part in placed.components)
         at_once += PATIENCE if doubts(context.state, names, context.now).untried else 0.0
-    queued = {request.component.name for request in would_be_queued(context.requests(record), placed, views)}
+    queued = {request.component.name for request in waiting.would_be_queued(context.requests(record), placed, views)}
     clusters = [context.state.clusters[part.cluster] for part in placed.components if part.component in queued]
     expected = [context.state.expected_wait(cluster, context.now) for cluster in clusters]
     longest = max((life if wait is None else SAFETY * wait for wait in expected), default=0.0)
@@ -440,38 +418,38 @@ def _fill(
 
 def submit_claims(context: Context, record: JobRecord, claims: list[Claim], life: float) -> None:
     """Submit what claims miss on their clusters; what is of no use yet, while files travel, is postponed."""
-    stage(context, record)
+    plannedstart.stage(context, record)
     seconds = record.job.walltime + context.state.parameters.launch_margin + life
     short = [claim for claim in claims if claim.missing > 0 and claim.cluster is not None]
-    waits = bool(short) and reserve(context, record, short, seconds)
+    waits = bool(short) and plannedstart.reserve(context, record, short, seconds)
     for claim in short:
-        one = reservation_for(record, claim)
-        useful = one is not None or submission_at(context.state, record, claim, context.now) <= context.now
+        one = plannedstart.reservation_for(record, claim)
+        useful = one is not None or plannedstart.submission_at(context.state, record, claim, context.now) <= context.now
         if waits or not useful or claim.cluster is None:
             claim.postponed = context.now
             continue
-        lasting, handle = (seconds, "") if one is None else (one.seconds - SLACK, one.handle)
+        lasting, handle = (seconds, "") if one is None else (one.seconds - plannedstart.SLACK, one.handle)
         placed = submit_batch(
             context, record, claim.component, claim.cluster, claim.missing, lasting, reservation=handle
         )
         if one is not None:
-            context.state.batches[placed[0].batch].reserved_until = one.start_at + SLACK
+            context.state.batches[placed[0].batch].reserved_until = one.start_at + plannedstart.SLACK
         claim.placeholders, claim.postponed = [*claim.placeholders, *placed], None
     if record.staging or any(claim.postponed is not None for claim in record.claims):
-        watch(context, record)
+        plannedstart.watch(context, record)
 
 
 def submit_postponed(context: Context, record: JobRecord) -> None:
     """Submit what is of use now of the placeholders that were postponed while files travel."""
     if record.awaits_reservation:
-        watch(context, record)
+        plannedstart.watch(context, record)
         return
-    reserved = any(wants_reservation(context.state, record, claim) for claim in record.claims)
+    reserved = any(plannedstart.wants_reservation(context.state, record, claim) for claim in record.claims)
     due = [
         claim
         for claim in record.claims
         if claim.postponed is not None
-        and (reserved or submission_at(context.state, record, claim, context.now) <= context.now)
+        and (reserved or plannedstart.submission_at(context.state, record, claim, context.now) <= context.now)
     ]
     views = context.views()
     _leave_kept(context, record, views)
@@ -483,7 +461,7 @@ def submit_postponed(context: Context, record: JobRecord) -> None:
         return
     for claim in due:
         claim.postponed = None
-    watch(context, record)
+    plannedstart.watch(context, record)
     claim_failed(context, record, trouble)
 
 
@@ -508,9 +486,9 @@ def reclaim(context: Context, record: JobRecord, *, early: bool = False) -> None
     placed: tuple[PlacedComponent, ...] = ()
     if trouble is None and homeless:
         requests = [context.request(record, claim) for claim in homeless]
-        result = ask_policy(context, record, requests, views)
+        result = waiting.ask_policy(context, record, requests, views)
         if isinstance(result, Infeasible):
-            refuse(context, record, result.reason)
+            waiting.refuse(context, record, result.reason)
             return
         if isinstance(result, Insufficient):
             trouble = result.reason
@@ -560,7 +538,7 @@ def check_complete(context: Context, record: JobRecord, *, patient: bool = True)
     if record.held < sum(len(claim.placeholders) for claim in record.claims):
         return
     placeholders = context.state.placeholders_of(record)
-    if any(not placeholder.held for placeholder in placeholders) or not is_staged(record):
+    if any(not placeholder.held for placeholder in placeholders) or not plannedstart.is_staged(record):
         return
     if any(claim.cluster is None or claim.missing for claim in record.claims):
         if record.reclaim_at is not None:

@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.claiming.claims import (
-    check_complete,
-    claim_failed,
-    end_placeholder,
-    start_life,
-)
+from koala_adapter.scheduler.claiming import claims
 from koala_adapter.scheduler.claiming.connections import doubts, must_connect
 from koala_adapter.scheduler.claiming.plannedstart import is_staged, must_be_staged, watch
 from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER, position_of
@@ -94,7 +89,7 @@ def _start_with(context: Context, taker: JobRecord, fit: Fit, free: Free) -> Non
         _reassign_to(context, taker, claim, chosen)
         given = {placeholder.id for placeholder in chosen}
         free[claim.cluster or chosen[0].cluster] = [p for p in free[chosen[0].cluster] if p.id not in given]
-    check_complete(context, taker)
+    claims.check_complete(context, taker)
 
 
 def _fit(context: Context, record: JobRecord, free: Free) -> Fit | None:
@@ -174,7 +169,7 @@ def life_timer(context: Context, record: JobRecord) -> None:
     back = _backfilled(context, record, over) if context.state.parameters.reorganize else over
     record.unclaim({placeholder.id for placeholder in back})
     for placeholder in back:
-        end_placeholder(context, placeholder)
+        claims.end_placeholder(context, placeholder)
     record.hand_backs += 1
     record.timers.pop(TimerKind.RECLAIM, None)  # a pause that began before must not end with taking back at once
     record.reclaim_with_room = False
@@ -184,7 +179,7 @@ def life_timer(context: Context, record: JobRecord) -> None:
     waiting = sorted({p.cluster for p in context.state.placeholders_of(record)})
     missing = f", still waiting on {', '.join(waiting)}" if waiting else ""
     taken = f" ({len(over) - len(back)} of them to waiting jobs)" if len(back) < len(over) else ""
-    claim_failed(
+    claims.claim_failed(
         context, record, f"{len(over)} held processors were handed back after their life cycle{taken}{missing}"
     )
 
@@ -253,8 +248,8 @@ def take_from_lower(context: Context, event: BatchSubmitted) -> None:
         if owner.state is JobState.CLAIMING and owner.job.priority < taker.job.priority:
             yield_to_priority(context, placeholder)
             getter = context.state.jobs[placeholder.job_id]
-            start_life(context, getter)
-            check_complete(context, getter)
+            claims.start_life(context, getter)
+            claims.check_complete(context, getter)
 
 
 def reassign_to_claiming(
@@ -271,8 +266,8 @@ def reassign_to_claiming(
             _replace_in_claims(taker, pending.id, held.id)
             giver.unclaim({held.id})
             context.ledger.reassign(held, taker, pending.component)
-            end_placeholder(context, pending)
-        check_complete(context, taker)
+            claims.end_placeholder(context, pending)
+        claims.check_complete(context, taker)
     return list(left.values())
 
 
@@ -286,7 +281,7 @@ def _reorganized(context: Context, giver: JobRecord, over: list[PlaceholderRecor
             del left[held.id]
             _exchange(context, held, pending)
         takers[taker.job.id] = len(pairs)
-        check_complete(context, taker)
+        claims.check_complete(context, taker)
     if takers:
         given = ", ".join(f"{count} to job {name}" for name, count in takers.items())
         record_of = "held processors were exchanged for places in the queue after their life cycle"

@@ -11,34 +11,9 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import LrmJobId, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.claiming.claims import (
-    check_complete,
-    claim_failed,
-    end_placeholder,
-    exclude_from_growth,
-    forget_placeholder,
-    submit_claims,
-    submit_postponed,
-)
-from koala_adapter.scheduler.claiming.plannedstart import (
-    give_back_reservations,
-    is_late,
-    leave_reservations,
-    look,
-    may_move,
-)
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.claiming import claims, plannedstart
 from koala_adapter.scheduler.claiming.waiting import impossible, refuse
-from koala_adapter.scheduler.events import (
-    BatchAbsent,
-    BatchRejected,
-    BatchSubmitted,
-    BatchUncertain,
-    FilesStaged,
-    ReservationMade,
-    ReservationRefused,
-    StagingFailed,
-    StagingProgressed,
-)
 from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
@@ -50,7 +25,7 @@ if TYPE_CHECKING:
 # -- Results of a submission: taken, refused, not arrived, unknown -------------------------------------------
 
 
-def batch_submitted(context: Context, event: BatchSubmitted) -> None:
+def batch_submitted(context: Context, event: ev.BatchSubmitted) -> None:
     """Store the LRM's ids; cancel placeholders that were given up meanwhile."""
     batch = context.state.batches.get(event.batch)
     if batch is None or batch.lrm_ids is not None:
@@ -62,24 +37,24 @@ def batch_submitted(context: Context, event: BatchSubmitted) -> None:
         if placeholder.state is PlaceholderState.SUBMITTED:
             context.ledger.move(placeholder, PlaceholderState.QUEUED)
         elif placeholder.state is PlaceholderState.ENDING:
-            end_placeholder(context, placeholder, force=True)
+            claims.end_placeholder(context, placeholder, force=True)
 
 
-def batch_uncertain(context: Context, event: BatchUncertain) -> None:
+def batch_uncertain(context: Context, event: ev.BatchUncertain) -> None:
     """Mark a submission as of unknown outcome; the driver looks for it by its key."""
     batch = context.state.batches.get(event.batch)
     if batch is not None and batch.lrm_ids is None:
         batch.uncertain = event.reason
 
 
-def batch_failed(context: Context, event: BatchRejected | BatchAbsent) -> None:
+def batch_failed(context: Context, event: ev.BatchRejected | ev.BatchAbsent) -> None:
     """Drop the placeholders of a failed submission and claim others.
 
     What was taken before, or has shown itself since, is there whatever is said now: a late or repeated message.
     Of an absent one that ``pauses``, nothing else is placed on its cluster for as long as a job pauses.
     """
-    rejected, reason = isinstance(event, BatchRejected), event.reason
-    pauses = isinstance(event, BatchAbsent) and event.pauses
+    rejected, reason = isinstance(event, ev.BatchRejected), event.reason
+    pauses = isinstance(event, ev.BatchAbsent) and event.pauses
     batch = context.state.batches.get(event.batch)
     if batch is None or batch.lrm_ids is not None:
         return
@@ -98,17 +73,17 @@ def batch_failed(context: Context, event: BatchRejected | BatchAbsent) -> None:
     missed = {placeholder.id for placeholder in gone}
     claim = next((one for one in record.claims if missed.intersection(one.placeholders)), None)
     if rejected and record.state is JobState.RUNNING:
-        exclude_from_growth(context, record, batch.cluster, missed, reason)
+        claims.exclude_from_growth(context, record, batch.cluster, missed, reason)
     record.unclaim(missed)
     for placeholder in gone:
-        forget_placeholder(context, placeholder)
+        claims.forget_placeholder(context, placeholder)
     if record.state is not JobState.CLAIMING or claim is None:  # what was given up meanwhile is not missed
         return
     rejected = rejected and batch.reserved_until is None  # it may take them without the reservation
     said = f"{batch.cluster} refused the placeholders of {claim.component!r}: {reason}"
     if rejected and not _exclude(context, record, claim, batch.cluster, reason, said):
         return
-    claim_failed(context, record, f"{batch.cluster}: {reason}", pause=not (rejected or pauses))
+    claims.claim_failed(context, record, f"{batch.cluster}: {reason}", pause=not (rejected or pauses))
 
 
 def _exclude(  # noqa: PLR0917 - who is excluded from where, and why
@@ -122,7 +97,7 @@ def _exclude(  # noqa: PLR0917 - who is excluded from where, and why
         refuse(context, record, said if alone else f"{said}; without it, {never}")
         return False
     for id_ in claim.unplace():
-        end_placeholder(context, context.state.placeholders[id_])
+        claims.end_placeholder(context, context.state.placeholders[id_])
     return True
 
 
@@ -134,28 +109,28 @@ def _placeholders_in(state: State, batch: BatchRecord) -> list[PlaceholderRecord
 # -- News of files that travel -------------------------------------------------------------------------------
 
 
-def staging_progressed(context: Context, event: StagingProgressed) -> None:
+def staging_progressed(context: Context, event: ev.StagingProgressed) -> None:
     """Take a new estimate of the end of a transfer, and submit the placeholders that are of use by it."""
     record, staging = _staging(context, event)
     if record is not None and staging is not None:
         staging.missing, staging.rate, staging.done = max(0, event.missing_bytes), event.rate, False
         staging.source = event.source
-        if is_late(context, record):
+        if plannedstart.is_late(context, record):
             _move_reservations(context, record)
         else:
-            submit_postponed(context, record)
+            claims.submit_postponed(context, record)
 
 
-def files_staged(context: Context, event: FilesStaged) -> None:
+def files_staged(context: Context, event: ev.FilesStaged) -> None:
     """Claim what was postponed for the last of a job's files, and launch it if all is held."""
     record, staging = _staging(context, event)
     if record is not None and staging is not None and not staging.done:
         staging.missing, staging.done = 0, True
-        submit_postponed(context, record)
-        check_complete(context, record)
+        claims.submit_postponed(context, record)
+        claims.check_complete(context, record)
 
 
-def staging_failed(context: Context, event: StagingFailed) -> None:
+def staging_failed(context: Context, event: ev.StagingFailed) -> None:
     """Place components elsewhere whose files cannot be brought to a cluster."""
     record, staging = _staging(context, event)
     if record is None or staging is None or staging.done:
@@ -165,11 +140,11 @@ def staging_failed(context: Context, event: StagingFailed) -> None:
         component = record.job.component(claim.component)
         if component.files_travel and not _exclude(context, record, claim, event.cluster, said, said):
             return
-    claim_failed(context, record, said, pause=False)
+    claims.claim_failed(context, record, said, pause=False)
 
 
 def _staging(
-    context: Context, event: StagingProgressed | FilesStaged | StagingFailed
+    context: Context, event: ev.StagingProgressed | ev.FilesStaged | ev.StagingFailed
 ) -> tuple[JobRecord | None, Staging | None]:
     """Return the claiming job and the transfer that an event is about; None where there is none any more."""
     record = context.state.jobs.get(event.job_id)
@@ -183,14 +158,14 @@ def _staging(
 
 def staging_timer(context: Context, record: JobRecord) -> None:
     """Submit the placeholders that are of use now, and ask for files of which nothing was heard."""
-    look(context, record)
-    submit_postponed(context, record)
+    plannedstart.look(context, record)
+    claims.submit_postponed(context, record)
 
 
 # -- News of reservations ------------------------------------------------------------------------------------
 
 
-def reservation_made(context: Context, event: ReservationMade) -> None:
+def reservation_made(context: Context, event: ev.ReservationMade) -> None:
     """Submit the placeholders of a job when all of its clusters have reserved."""
     record = context.state.jobs.get(event.job_id)
     for one in () if record is None else record.reservations:
@@ -198,13 +173,13 @@ def reservation_made(context: Context, event: ReservationMade) -> None:
             one.handle = event.handle
     if record is not None and record.state is JobState.CLAIMING and all(one.handle for one in record.reservations):
         record.timers.pop(TimerKind.RESERVATION, None)
-        if is_late(context, record):
+        if plannedstart.is_late(context, record):
             _move_reservations(context, record)
         else:
-            submit_postponed(context, record)
+            claims.submit_postponed(context, record)
 
 
-def reservation_refused(context: Context, event: ReservationRefused) -> None:
+def reservation_refused(context: Context, event: ev.ReservationRefused) -> None:
     """Give the reservations of a job back, and claim its processors by placeholders alone."""
     record = context.state.jobs.get(event.job_id)
     if record is None or not any(one.name == event.name and not one.handle for one in record.reservations):
@@ -227,12 +202,12 @@ def _move_reservations(context: Context, record: JobRecord) -> None:
         waiting = list(claim.placeholders)
         record.unclaim(set(waiting))
         for id_ in waiting:
-            end_placeholder(context, context.state.placeholders[id_])
+            claims.end_placeholder(context, context.state.placeholders[id_])
         claim.postponed = context.now
-    again = may_move(record)
-    leave_reservations(context, record)
+    again = plannedstart.may_move(record)
+    plannedstart.leave_reservations(context, record)
     if again:
-        submit_claims(context, record, record.claims, context.state.parameters.placeholder_life)
+        claims.submit_claims(context, record, record.claims, context.state.parameters.placeholder_life)
     else:
         _claim_without(context, record, "its input files took longer than expected, again and again")
 
@@ -240,20 +215,20 @@ def _move_reservations(context: Context, record: JobRecord) -> None:
 def _claim_without(context: Context, record: JobRecord, reason: str) -> None:
     record.not_reserved = reason
     record.timers.pop(TimerKind.RESERVATION, None)
-    give_back_reservations(context, record)
+    plannedstart.give_back_reservations(context, record)
     if record.state is JobState.CLAIMING:
-        submit_postponed(context, record)
+        claims.submit_postponed(context, record)
 
 
 HANDLERS: Handlers = {
-    BatchRejected: batch_failed,
-    BatchAbsent: batch_failed,
-    BatchUncertain: batch_uncertain,
-    StagingProgressed: staging_progressed,
-    FilesStaged: files_staged,
-    StagingFailed: staging_failed,
-    ReservationMade: reservation_made,
-    ReservationRefused: reservation_refused,
+    ev.BatchRejected: batch_failed,
+    ev.BatchAbsent: batch_failed,
+    ev.BatchUncertain: batch_uncertain,
+    ev.StagingProgressed: staging_progressed,
+    ev.FilesStaged: files_staged,
+    ev.StagingFailed: staging_failed,
+    ev.ReservationMade: reservation_made,
+    ev.ReservationRefused: reservation_refused,
 }
 JOB_TIMERS: JobTimers = {
     TimerKind.STAGING: staging_timer,

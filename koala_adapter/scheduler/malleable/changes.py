@@ -23,16 +23,8 @@ from koala_adapter.scheduler.actions import TakeProcessors, WithdrawOffer
 from koala_adapter.scheduler.claiming.claims import end_placeholder, launch_in, submit_batch
 from koala_adapter.scheduler.claiming.connections import doubts, must_connect
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
+from koala_adapter.scheduler.malleable import steps
 from koala_adapter.scheduler.malleable.policies import Direction
-from koala_adapter.scheduler.malleable.steps import (
-    abandon_after,
-    cluster_of,
-    pause,
-    pause_growth,
-    promised_on,
-    settle,
-    wanted_again,
-)
 from koala_adapter.scheduler.records import Claim
 from koala_adapter.scheduler.sizechange import ChangePhase, Part
 from koala_adapter.scheduler.states import bounds
@@ -63,7 +55,7 @@ class Changes:
 
     def cluster(self, part: Part) -> ClusterRecord:
         """Return the cluster of a part."""
-        return cluster_of(self.context, self.record, part.claim)
+        return steps.cluster_of(self.context, self.record, part.claim)
 
     @property
     def time_left(self) -> float:
@@ -82,19 +74,19 @@ class Changes:
             cluster = self.cluster(part)
             each = self.claim(part).slot_processors
             kept = each * sum(change.kept(one) for one in change.parts if one.claim == part.claim)
-            room = cluster.room + kept + promised_on(self.context, cluster)
+            room = cluster.room + kept + steps.promised_on(self.context, cluster)
             if room < part.accepted * each or closed_reason(cluster, self.context.now) is not None:
                 return False
         self.move(change, ChangePhase.GATHERING, parts)
         for part in parts:
             part.stubs = self.submit_stubs(part.claim, part.accepted, memory_mib=change.memory_mib)
-        abandon_after(self.context, self.record, change, self.context.state.parameters.placeholder_life)
+        steps.abandon_after(self.context, self.record, change, self.context.state.parameters.placeholder_life)
         return True
 
     def submit_stubs(self, number: int, count: int, *, memory_mib: int = 0) -> list[PlaceholderId]:
         """Submit placeholders for a claim, with the rest of the job's walltime."""
         seconds = self.time_left + self.context.state.parameters.launch_margin
-        component, name = self.record.claims[number].component, cluster_of(self.context, self.record, number).name
+        component, name = self.record.claims[number].component, steps.cluster_of(self.context, self.record, number).name
         return submit_batch(
             self.context, self.record, component, name, count, seconds, stub=True, memory_mib=memory_mib
         )
@@ -159,14 +151,14 @@ class Changes:
             change.submitted_again = True
             part.stubs = self.submit_stubs(part.claim, len(part.stubs), memory_mib=change.memory_mib)
             return
-        pause_growth(self.context, self.cluster(part))
+        steps.pause_growth(self.context, self.cluster(part))
         self.give_up(change, why_lost(self.claim(part), placeholder))
 
     def _has_room_again(self, part: Part) -> bool:
         cluster = self.cluster(part)
         is_open = closed_reason(cluster, self.context.now) is None
         needed = len(part.stubs) * self.claim(part).slot_processors
-        return is_open and cluster.room + promised_on(self.context, cluster) >= needed
+        return is_open and cluster.room + steps.promised_on(self.context, cluster) >= needed
 
     def check_taken(self) -> None:
         """End the changes whose new processes have all started."""
@@ -179,8 +171,8 @@ class Changes:
                         before, waited = claim.processors - len(part.ranks), self._waited(part)
                         self.record.note_size(claim, before, change.reason, self.context.now, waited=waited)
                     seconds = self.context.state.parameters.shrink_pause
-                    pause(self.context, self.cluster(part), Direction.SHRINK, seconds)
-                wanted_again(self.context, self.record, change.component)
+                    steps.pause(self.context, self.cluster(part), Direction.SHRINK, seconds)
+                steps.wanted_again(self.context, self.record, change.component)
 
     def _waited(self, part: Part) -> float:
         """Return the seconds since the first placeholders of a growth were submitted; 0 if that is forgotten."""
@@ -202,7 +194,7 @@ class Changes:
         component = self.record.job.component(change.component)
         if self.record.job.adapts(component.name):  # processes that change together have their own time to meet
             seconds = max(seconds, 3.0 * component.point_patience)
-        abandon_after(self.context, self.record, change, seconds)
+        steps.abandon_after(self.context, self.record, change, seconds)
 
     def _spare(self, number: int) -> int:
         """Return a claim's processors beyond its minimum."""
@@ -233,7 +225,7 @@ class Changes:
         self._take_out({rank.rank for rank in record.ranks if rank.placeholder in set(going)})
         record.unclaim(set(going))
         claim.processors -= len(going)
-        wanted_again(self.context, record, claim.component)
+        steps.wanted_again(self.context, record, claim.component)
         for placeholder in () if gone else placeholders:
             end_placeholder(self.context, placeholder)
         self.context.scan_wanted = True
@@ -289,7 +281,7 @@ class Changes:
         ]  # before anybody could tell that all were done
         if gone:
             self.depart(change.parts[0].claim, self._placeholders(gone))
-        abandon_after(self.context, self.record, change, self.context.state.parameters.release_timeout)
+        steps.abandon_after(self.context, self.record, change, self.context.state.parameters.release_timeout)
 
     def check_done(self) -> None:
         """Complete the running job if all of its other processes, and its launcher, have ended well."""
@@ -320,14 +312,14 @@ class Changes:
             if len(change.parts) > len(parts):
                 self.context.scan_wanted = True  # others may have what was kept on those clusters
             if self.gather(change, parts):
-                settle(self.context, self.record, change, accepted)
+                steps.settle(self.context, self.record, change, accepted)
                 return
             refused = "they are no longer free"
             for part in change.parts:
-                pause_growth(self.context, self.cluster(part))
+                steps.pause_growth(self.context, self.cluster(part))
         elif not change.in_step and not change.agreement:  # its owner wants it to grow, and goes on to
             seconds = max(SHORTEST_PAUSE, self.context.state.parameters.scan_interval)
-            pause(self.context, self.cluster(change.parts[0]), Direction.GROW, seconds)
+            steps.pause(self.context, self.cluster(change.parts[0]), Direction.GROW, seconds)
         if refused:
             self._announce_withdrawal(change, refused)
         self._over(change)
@@ -345,7 +337,7 @@ class Changes:
                 for part in change.parts:
                     stubs = [self.context.state.placeholders.get(id_) for id_ in part.stubs]
                     if not all(stub is not None and stub.held for stub in stubs):
-                        pause_growth(self.context, self.cluster(part))
+                        steps.pause_growth(self.context, self.cluster(part))
                 self.give_up(change, "they did not come in time")
             case ChangePhase.RELEASING if change.made:
                 left = [rank for rank in change.ranks if rank not in self.record.departed]
@@ -374,7 +366,7 @@ class Changes:
                 for part in change.parts:
                     self._send_newcomers_home(part, gone)
                 self._over(change)
-                pause_growth(self.context, self.cluster(on or change.parts[0]))
+                steps.pause_growth(self.context, self.cluster(on or change.parts[0]))
                 self._announce_withdrawal(change, reason)
                 self.check_done()  # the others may have ended meanwhile
             case ChangePhase.RELEASING:
@@ -397,7 +389,7 @@ class Changes:
     def _announce_withdrawal(self, change: Change, reason: str) -> None:
         """Tell the application that accepted processors are not available."""
         if not self.record.ends_soon:  # it can have nothing elsewhere, either, and must not be offered that for ever
-            wanted_again(self.context, self.record, change.component)
+            steps.wanted_again(self.context, self.record, change.component)
         names = [self.cluster(part).name for part in change.parts]
         count = change.accepted or change.processors
         self.record.last_trouble = f"{count} more processors on {' and '.join(names)}: {reason}"
@@ -438,7 +430,7 @@ class Changes:
         self.move(change, ChangePhase.OVER)
         if change.processors > 0:  # others may have what was kept for it
             self.context.scan_wanted = True
-        settle(self.context, self.record, change, settled)
+        steps.settle(self.context, self.record, change, settled)
 
     def end_promise(self, change: Change) -> None:
         """Stop waiting for processors that others were to give up for a change."""
@@ -508,7 +500,7 @@ def check_running(context: Context, record: JobRecord) -> None:
     _watch_walltime(context, record)
     context.roster.update(record)
     for number in range(len(record.claims)):
-        cluster_of(context, record, number).unwanted = None
+        steps.cluster_of(context, record, number).unwanted = None
     context.scan_wanted = True
 
 

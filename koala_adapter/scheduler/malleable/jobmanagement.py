@@ -22,19 +22,10 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 from koala_adapter.scheduler.claiming.claims import scan_queue
 from koala_adapter.scheduler.claiming.waiting import waits_for_looks
 from koala_adapter.scheduler.context import closed_reason
+from koala_adapter.scheduler.malleable import steps
 from koala_adapter.scheduler.malleable.changes import Changes
 from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.malleable.requests import keep_promises
-from koala_adapter.scheduler.malleable.steps import (
-    continue_step,
-    free_for_growing,
-    in_one_step,
-    lacking_for_others,
-    others_lack,
-    policy_of,
-    shrinking_is_fruitless,
-    start_step,
-)
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.sizechange import ChangePhase
 from koala_adapter.slots import counted
@@ -91,7 +82,7 @@ def cluster_to_shrink(need: int, clusters: Iterable[tuple[N, Shrinkable]]) -> tu
 
 def yield_to_others(context: Context, cluster: ClusterRecord) -> None:
     """Withdraw growths that wait for processors which others lack, unless their applications insist."""
-    if not cluster.gathering or not others_lack(context, cluster):
+    if not cluster.gathering or not steps.others_lack(context, cluster):
         return
     for member in list(context.roster.on(cluster.name)):
         record = context.state.jobs[member.job_id]
@@ -375,7 +366,7 @@ class SchedulerClusters:
 
     def free(self, cluster: ClusterRecord) -> int:
         """Return what a new claim would get at once, as far as the last poll tells, and no other job waits for."""
-        return free_for_growing(self._context, cluster)
+        return steps.free_for_growing(self._context, cluster)
 
     def room(self, cluster: ClusterRecord) -> int:
         """Return what a new job may count on; nothing at all where nothing may be submitted."""
@@ -408,7 +399,7 @@ class SchedulerClusters:
         now = self._context.now
         if direction is Direction.SHRINK:
             paused = cluster.no_shrink_before is not None and now < cluster.no_shrink_before
-            return paused or shrinking_is_fruitless(self._context, cluster)
+            return paused or steps.shrinking_is_fruitless(self._context, cluster)
         if cluster.no_growth_before is not None and now < cluster.no_growth_before:
             return True
         if cluster.balanced_until is None or len(self.running(cluster)) != cluster.balanced:
@@ -417,7 +408,7 @@ class SchedulerClusters:
 
     def rebalances(self, cluster: ClusterRecord) -> bool:
         """Return whether the malleability policy of a cluster changes sizes even when nothing is free."""
-        return policy_of(self._context, cluster).rebalances
+        return steps.policy_of(self._context, cluster).rebalances
 
     def jobs_wait(self) -> bool:
         """Tell whether there is a head of the queue, and there are jobs that could be shrunk for it.
@@ -430,8 +421,8 @@ class SchedulerClusters:
 
     def making_room(self) -> bool:
         """Tell whether jobs are being shrunk on any cluster."""
-        steps = (cluster.step for cluster in self.clusters())
-        return any(one is not None and one.step.direction is Direction.SHRINK for one in steps)
+        under_way = (cluster.step for cluster in self.clusters())
+        return any(one is not None and one.step.direction is Direction.SHRINK for one in under_way)
 
     def short_of_processors(self) -> Iterator[tuple[ClusterRecord, int, ShrunkFor]]:
         """Yield clusters with jobs in the queue of the batch system that have no idle processors, ours first."""
@@ -440,7 +431,7 @@ class SchedulerClusters:
             if cluster.queued and not cluster.ours_left:
                 lacking = -(cluster.load_free + cluster.ending) - cluster.gathering
                 yield cluster, min(lacking, cluster.processors_queued), ShrunkFor.PLACED
-            yield cluster, lacking_for_others(self._context, cluster), ShrunkFor.OTHERS
+            yield cluster, steps.lacking_for_others(self._context, cluster), ShrunkFor.OTHERS
 
     def needs_of_head(self) -> Iterator[Need[ClusterRecord]]:
         """Yield the needs of its components."""
@@ -464,7 +455,7 @@ class SchedulerClusters:
         """Keep promises as far as possible, let others go first, and send the next messages of a step."""
         keep_promises(self._context, cluster)
         yield_to_others(self._context, cluster)
-        continue_step(self._context, cluster)
+        steps.continue_step(self._context, cluster)
 
     def scan(self, kept: Sequence[ClusterRecord]) -> None:
         """Scan the placement queue, with the room of ``kept`` left out."""
@@ -483,8 +474,8 @@ class SchedulerClusters:
 
     def grow(self, cluster: ClusterRecord, value: int, *, thorough: bool) -> bool:
         """Send the first offers. Their answers come later."""
-        given = in_one_step(self._context, value)
-        start_step(
+        given = steps.in_one_step(self._context, value)
+        steps.start_step(
             self._context,
             cluster,
             Direction.GROW,
@@ -497,9 +488,9 @@ class SchedulerClusters:
 
     def shrink(self, cluster: ClusterRecord, value: int, shrunk_for: ShrunkFor) -> None:
         """Send the first requests."""
-        value = in_one_step(self._context, value)
+        value = steps.in_one_step(self._context, value)
         reason = self._reason(cluster, value, shrunk_for)
-        start_step(self._context, cluster, Direction.SHRINK, value, reason=reason)
+        steps.start_step(self._context, cluster, Direction.SHRINK, value, reason=reason)
 
     def _reason(self, cluster: ClusterRecord, value: int, shrunk_for: ShrunkFor) -> str:
         match shrunk_for:

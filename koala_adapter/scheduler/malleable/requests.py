@@ -16,21 +16,9 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import GrantProcessors
 from koala_adapter.scheduler.clusters import Promise
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
+from koala_adapter.scheduler.malleable import steps
 from koala_adapter.scheduler.malleable.changes import NEAR_END, Changes, shared_out, why_lost
 from koala_adapter.scheduler.malleable.policies import Direction
-from koala_adapter.scheduler.malleable.steps import (
-    abandon_after,
-    ask,
-    cluster_of,
-    free_for_growing,
-    free_on,
-    growth_paused,
-    new_change,
-    pause_growth,
-    promised_on,
-    start_step,
-    wanted_again,
-)
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.sizechange import ChangePhase, Part
 from koala_adapter.scheduler.states import bounds
@@ -74,7 +62,7 @@ def more_requested(context: Context, event: ev.MoreRequested) -> None:
         if asked is not None and asked.phase is ChangePhase.ASKED:
             changes.answered(asked, 0)  # it asks for more instead of answering
     reason = "the application asked for it" if event.agreement else ""
-    change = new_change(context, record, [Part(claims[0], event.processors)], reason)
+    change = steps.new_change(context, record, [Part(claims[0], event.processors)], reason)
     change.agreement, change.asker, change.wish = event.agreement, event.rank, event.processors
     change.least = event.least
     lacking = _lacking_memory(changes, claims[0], event)
@@ -122,10 +110,10 @@ def _why_not_more(record: JobRecord, claim: Claim, wanted: int) -> str:
 
 
 def _free_for(changes: Changes, number: int, *, mandatory: bool) -> int:
-    cluster = cluster_of(changes.context, changes.record, number)
-    free = free_on(changes.context, changes.record, number)
+    cluster = steps.cluster_of(changes.context, changes.record, number)
+    free = steps.free_on(changes.context, changes.record, number)
     each = changes.record.claims[number].slot_processors
-    return free if mandatory else min(free, free_for_growing(changes.context, cluster) // each)
+    return free if mandatory else min(free, steps.free_for_growing(changes.context, cluster) // each)
 
 
 def _filled(free: Mapping[int, int], wanted: int) -> list[Part]:
@@ -138,14 +126,14 @@ def _promise(changes: Changes, change: Change, free: Mapping[int, int], wanted: 
     """Reserve free processors on all clusters for a request, and let others make room for the rest."""
     context, record = changes.context, changes.record
     spare = {
-        one: context.roster.on(cluster_of(context, record, one).name).spare // record.claims[one].slot_processors
+        one: context.roster.on(steps.cluster_of(context, record, one).name).spare // record.claims[one].slot_processors
         for one in free
     }
     number = max(free, key=lambda one: (free[one] + spare[one], -one))
     elsewhere = _filled({one: count for one, count in free.items() if one != number}, wanted)
     here = Part(number, wanted - sum(part.processors for part in elsewhere))
     changes.move(change, ChangePhase.PROMISED, [here, *elsewhere])
-    abandon_after(context, record, change, context.state.parameters.placeholder_life)
+    steps.abandon_after(context, record, change, context.state.parameters.placeholder_life)
     cluster = changes.cluster(here)
     cluster.promises.append(Promise(record.job.id, change.number, cluster.polled_at))
     keep_promises(context, cluster)
@@ -160,9 +148,9 @@ def keep_promises(context: Context, cluster: ClusterRecord) -> None:
         if change is None:
             cluster.promises.pop(0)
             continue
-        wanted, promised = change.parts[0].processors, promised_on(context, cluster)  # later promises wait for this one
-        number = change.parts[0].claim
-        free = free_on(context, changes.record, number, kept=promised)
+        number, wanted = change.parts[0].claim, change.parts[0].processors
+        promised = steps.promised_on(context, cluster)  # later promises wait for this one
+        free = steps.free_on(context, changes.record, number, kept=promised)
         if free < wanted and not change.shrunk_others:
             spare = context.roster.on(cluster.name).spare
             processors = wanted * changes.record.claims[number].slot_processors
@@ -173,14 +161,14 @@ def keep_promises(context: Context, cluster: ClusterRecord) -> None:
             change.shrunk_others = True
             if 0 < lacking <= spare:
                 reason = f"job {changes.record.job.id} asked for {wanted} more"
-                start_step(context, cluster, Direction.SHRINK, lacking, reason=reason)
+                steps.start_step(context, cluster, Direction.SHRINK, lacking, reason=reason)
                 continue
         if free < wanted and cluster.ending and change.due is not None:
             return  # what is on its way out may be what is missing
         able = {number: min(free, wanted)}
         for part in change.parts[1:]:
             kept = part.processors * changes.claim(part).slot_processors
-            there = free_on(context, changes.record, part.claim, kept=kept)
+            there = steps.free_on(context, changes.record, part.claim, kept=kept)
             able[part.claim] = min(there, part.processors)
         parts = _filled(able, change.processors)
         short = "the others could not give more" if sum(part.processors for part in parts) < change.processors else ""
@@ -197,7 +185,7 @@ def _grant(changes: Changes, change: Change, parts: list[Part], short: str) -> N
     elif change.agreement and 0 < granted < change.wish:
         change.countered = True
         changes.move(change, ChangePhase.ASKED, [replace(part, accepted=0) for part in parts])
-        abandon_after(changes.context, changes.record, change, changes.context.state.parameters.answer_timeout)
+        steps.abandon_after(changes.context, changes.record, change, changes.context.state.parameters.answer_timeout)
     elif granted > 0 and not changes.gather(change, parts):
         granted, short = 0, "no more is free"
     if not granted:
@@ -248,7 +236,7 @@ def _claims_meant(changes: Changes, event: ev.MoreRequested, own: list[int]) -> 
     able = [one for one in named if record.claims[one].cluster is not None and not record.is_changing(one)]
     able = [one for one in able if not record.claims[one].growth_refused] or able
     able = [one for one in able if not _lacking_memory(changes, one, event)] or able
-    free = {one: free_on(context, record, one) for one in able}
+    free = {one: steps.free_on(context, record, one) for one in able}
     return sorted(able, key=lambda one: (-free[one], one)) or (named or own)[:1]
 
 
@@ -265,7 +253,7 @@ def less_requested(context: Context, event: ev.LessRequested) -> None:
     first = 0
     if not problem:
         for number, count in _pieces(record, event.component, event.processors):
-            change = new_change(context, record, [Part(number, -count)], "the application gives them back")
+            change = steps.new_change(context, record, [Part(number, -count)], "the application gives them back")
             change.agreement, change.asker, change.wish = event.agreement, event.rank, count
             first = first or change.number
             Changes(context, record).await_release(change, count)
@@ -328,7 +316,7 @@ def size_wanted(context: Context, event: ev.SizeWanted) -> None:
     for claim in record.claims:
         if claim.component == component.name and claim.cluster is not None:
             claim.excluded.pop(claim.cluster, None)  # its owner may know that it is of use to try again
-    wanted_again(context, record, component.name)
+    steps.wanted_again(context, record, component.name)
     context.roster.update(record)
     context.scan_wanted = True
 
@@ -388,7 +376,7 @@ class ComponentSize:
                 asked = min(surplus, claim.processors)
                 surplus -= asked
                 record.sizes_asked_at = now  # not where a change is under way: it is asked when that is over
-                ask(self._context, record, self._new(number, -asked))
+                steps.ask(self._context, record, self._new(number, -asked))
 
     def _give(self, lacking: int) -> int:
         """Offer or gather free processors; return how many may come.
@@ -400,19 +388,20 @@ class ComponentSize:
             claim = self._record.claims[number]
             if self._record.is_changing(number) or claim.growth_refused:
                 continue
-            cluster = cluster_of(self._context, self._record, number)
-            count = min(lacking - given - len(claim.places), free_on(self._context, self._record, number))
-            if count > 0 and not growth_paused(self._context, cluster):
+            cluster = steps.cluster_of(self._context, self._record, number)
+            count = min(lacking - given - len(claim.places), steps.free_on(self._context, self._record, number))
+            if count > 0 and not steps.growth_paused(self._context, cluster):
                 change = self._new(number, count)
                 if self._is_asked:
-                    ask(self._context, self._record, change)
+                    steps.ask(self._context, self._record, change)
                     return given + count  # the answer to more depends on this one
                 if self._changes.gather(change, [Part(number, count, accepted=count)]):
                     given += count
         return given
 
     def _new(self, number: int, processors: int) -> Change:
-        return new_change(self._context, self._record, [Part(number, processors)], f"its owner wants {self._wanted}")
+        reason = f"its owner wants {self._wanted}"
+        return steps.new_change(self._context, self._record, [Part(number, processors)], reason)
 
     @property
     def _is_asked(self) -> bool:
@@ -433,7 +422,7 @@ class ComponentSize:
             if late:
                 trouble = f"{len(late)} more on {claim.cluster}: they would end before the job's walltime does"
                 self._record.last_trouble = trouble
-                pause_growth(self._context, cluster_of(self._context, self._record, number))
+                steps.pause_growth(self._context, steps.cluster_of(self._context, self._record, number))
                 self._changes.give_up_places(number, late)
             elif held:
                 change = self._new(number, len(held))
@@ -470,7 +459,7 @@ class ComponentSize:
         claims, room = self._record.claims, {}
         for number in self._claims:
             if claims[number].cluster is not None and self._in_time(number):
-                cluster = cluster_of(self._context, self._record, number)
+                cluster = steps.cluster_of(self._context, self._record, number)
                 room[number] = cluster.room_for(self._component.slot_on(cluster.name))
         for number in sorted(room, key=lambda one: (-room[one].load_free, one)):
             count = min(missing, room[number].room)
@@ -480,9 +469,9 @@ class ComponentSize:
 
     def _in_time(self, number: int) -> bool:
         """Return whether placeholders may be queued for a claim and would last as long as the job."""
-        cluster, left = cluster_of(self._context, self._record, number), self._changes.time_left
+        cluster, left = steps.cluster_of(self._context, self._record, number), self._changes.time_left
         limit = cluster.parameters.walltime_limit
-        is_open = closed_reason(cluster, self._context.now) is None and not growth_paused(self._context, cluster)
+        is_open = closed_reason(cluster, self._context.now) is None and not steps.growth_paused(self._context, cluster)
         is_open = is_open and not self._record.claims[number].growth_refused
         return is_open and left > 0 and (limit is None or left <= limit)
 
@@ -502,7 +491,7 @@ def place_lost(context: Context, placeholder: PlaceholderRecord) -> bool:
             context.ledger.remove_places(claim, [placeholder.id])
             placeholder.stub = False
             record.last_trouble = f"one more on {claim.cluster}: {why_lost(claim, placeholder)}"
-            pause_growth(context, context.state.clusters[placeholder.cluster])
+            steps.pause_growth(context, context.state.clusters[placeholder.cluster])
             return True
     return False
 
