@@ -199,7 +199,7 @@ class SlurmOutsideChecks(OutsideChecks):
         return client.control_error(result, action="releasing a job")
 
     async def cancel(self, job: LrmJobId) -> None:
-        await self._commands.run(client.cancel_command((job,)), urgent=True)
+        await self._commands.run(("scancel", job), urgent=True)
 
     def remedy_of_hold(self) -> str:
         return (

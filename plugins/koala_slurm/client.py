@@ -4,31 +4,33 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmRejectedError
-from koala_adapter.lrm.commands import SETTINGS_KEPT, CommandSystem, message_line
+from koala_adapter.lrm.commands import SETTINGS_KEPT, CommandSystem
 from koala_slurm.listing import (
+    ENVIRONMENT,
+    EVERY_JOB,
     NODE_COMMAND,
     PARTITION_COMMAND,
-    Unit,
     job_format,
     new_separator,
     parse_jobs,
     parse_nodes,
     parse_units,
     parse_whole,
-    squeue_command,
 )
+from koala_slurm.requests import DETAILS_COMMAND, JobDetails, everything_format, parse_everything, parse_one_detailed
 from koala_slurm.words import COMPLAINTS, checked, minutes, reading_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from koala_adapter.errors import LrmError
     from koala_adapter.lrm.commands import CommandResult, CommandRunner
     from koala_adapter.model import LrmJob, Node
-    from koala_slurm.listing import ControllerConfig
+    from koala_slurm.listing import AllocationRules, ControllerConfig
     from koala_slurm.settings import SlurmSettings
 
 
@@ -37,11 +39,6 @@ if TYPE_CHECKING:
 
 _GONE = ("invalid job id", "already completing or completed", "job has already finished", "no job found")
 """Complaints of scancel about jobs that need no cancelling any more."""
-
-
-def cancel_command(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return the command line that cancels jobs; without any filter scancel sends each argument as one request."""
-    return ("scancel", *arguments)
 
 
 def signal_command(arguments: Sequence[str], signal: int) -> tuple[str, ...]:
@@ -57,19 +54,9 @@ def job_command(verb: str, arguments: Sequence[str]) -> tuple[str, ...]:
     return ("scontrol", verb, ",".join(arguments))
 
 
-def requeueable_command(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return the command line that lets jobs be requeued in spite of --no-requeue; their owner may do that."""
-    return ("scontrol", "update", f"JobId={','.join(arguments)}", "Requeue=1")
-
-
 def walltime_command(job: str, walltime: int) -> tuple[str, ...]:
     """Return the command line that changes a job's walltime (seconds, rounded up to minutes)."""
     return ("scontrol", "update", f"JobId={checked(job)}", f"TimeLimit={minutes(walltime)}")
-
-
-def notify_command(job: str, text: str) -> tuple[str, ...]:
-    """Return the command line that passes a message to a job, as one line of printable text."""
-    return ("scontrol", "notify", checked(job), message_line(text))
 
 
 def show_command(job: str) -> tuple[str, ...]:
@@ -119,6 +106,22 @@ class SlurmCommands(CommandSystem):
         """Return the error of a change: a complaint of scontrol that is not known is a refusal."""
         return control_error(result, action=action)
 
+    async def everything(
+        self,
+        *narrowed: str,
+        parse: Callable[[str, str], Sequence[LrmJob]] = parse_everything,
+        action: str = "listing of jobs",
+    ) -> Sequence[LrmJob]:
+        """List jobs with all fields by squeue: all users', or those that its options ``narrowed`` name."""
+        separator = new_separator()
+        form = everything_format(separator)
+        return parse(await self.read((*EVERY_JOB, *narrowed), action=action, environment=form), separator)
+
+    async def details(self, job: str) -> JobDetails:
+        """Return what scontrol tells of one job."""
+        command = (*DETAILS_COMMAND, checked(job))
+        return parse_one_detailed(await self.read(command, action="looking at a job", environment=ENVIRONMENT))
+
 
 ASKED_SINGLY = 5
 """Jobs of one listing of all users that scontrol is asked for each by itself."""
@@ -137,33 +140,27 @@ class CommandReader:
     requests = 2
     """Of one call of each method together."""
 
-    def __init__(self, commands: SlurmCommands, *, reserved_is_up: bool = False, has_default: bool = True) -> None:
-        """``reserved_is_up``: nodes in a reservation count as usable, because we submit into one.
-
-        ``has_default``: jobs that name no partition go to the default one.
-        """
+    def __init__(self, commands: SlurmCommands, rules: AllocationRules) -> None:
+        """``rules``: those that are known before Slurm has answered."""
         self._commands = commands
-        self._reserved_is_up = reserved_is_up
-        self._has_default = has_default
-        self._unit = Unit.CPU
-        self._units: Mapping[str, Unit] = {}
-        self._whole: frozenset[str] = frozenset()
+        self._rules = rules
         self._partitions_read_at: float | None = None
 
     async def start(self, config: ControllerConfig) -> None:
         """Read what Slurm allocates at least to one job, also by partition."""
-        self._unit = config.unit
+        self._rules = replace(self._rules, unit=config.unit)
         self._partitions_read_at = None
         if config.partitions_tell_more:
             await self._read_partitions()
 
     async def _read_partitions(self) -> None:
-        self._units, self._whole = await self._commands.setting(
+        units, whole = await self._commands.setting(
             PARTITION_COMMAND,
-            lambda shown: (parse_units(shown, self._unit), parse_whole(shown)),
+            lambda shown: (parse_units(shown, self._rules.unit), parse_whole(shown)),
             action="listing of partitions",
             within=SETTINGS_KEPT,
         )
+        self._rules = replace(self._rules, units=units, whole=whole)
         self._partitions_read_at = time.monotonic()
 
     async def nodes(self) -> tuple[Node, ...]:
@@ -171,20 +168,12 @@ class CommandReader:
         read_at = self._partitions_read_at
         if read_at is not None and time.monotonic() > read_at + SETTINGS_KEPT:
             await self._read_partitions()
-        output = await self._commands.read(NODE_COMMAND, action="listing of nodes")
-        return parse_nodes(
-            output,
-            reserved_is_up=self._reserved_is_up,
-            unit=self._unit,
-            units=self._units,
-            whole=self._whole,
-            has_default=self._has_default,
-        )
+        return parse_nodes(await self._commands.read(NODE_COMMAND, action="listing of nodes"), self._rules)
 
-    async def jobs(self, *, user: str = "") -> tuple[LrmJob, ...]:
-        """Return all jobs, or all of one user."""
+    async def jobs(self, *, user: str) -> tuple[LrmJob, ...]:
+        """Return all jobs of a user, which costs slurmctld least; those of all users where it is empty."""
         end = new_separator()
         output = await self._commands.read(
-            squeue_command(user=user), action="listing of jobs", environment=job_format(end)
+            (*EVERY_JOB, *((f"--user={user}",) if user else ())), action="listing of jobs", environment=job_format(end)
         )
         return parse_jobs(output, end)

@@ -10,9 +10,8 @@ import ipaddress
 import re
 import secrets
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmUnavailableError
@@ -35,7 +34,7 @@ from koala_slurm.words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 
 # -- Jobs ----------------------------------------------------------------------------------------------------
@@ -81,14 +80,6 @@ FORMAT_VARIABLE = "SQUEUE_FORMAT2"
 
 _EXIT = re.compile(r"(?P<code>[0-9]{1,5}):(?P<signal>[0-9]{1,3})", re.ASCII)
 _BEGUN = frozenset({LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING, LrmJobState.ENDED})
-
-
-def squeue_command(*, user: str = "") -> tuple[str, ...]:
-    """Return the command line that lists all jobs, also those that ended a short while ago.
-
-    It is run in the environment of job_format. With ``user`` only that user's, which costs slurmctld least.
-    """
-    return (*EVERY_JOB, *((f"--user={user}",) if user else ()))
 
 
 def new_separator() -> str:
@@ -198,11 +189,6 @@ ADDRESS_COMMAND = ("sinfo", "--local", "--noheader", "--Node", f"--format={SEPAR
 PARTITION_COMMAND = ("scontrol", "--local", "--oneliner", "show", "partition")
 
 
-def idle_command(nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return the command that lists given nodes in the form of NODE_COMMAND."""
-    return (*NODE_COMMAND, f"--nodes={','.join(nodes)}")
-
-
 def all_here(output: str, *, host: str) -> bool:
     """Tell whether all nodes of a listing by ADDRESS_COMMAND are this host, whose name is ``host``.
 
@@ -236,25 +222,30 @@ class Unit(StrEnum):
     NODE = "node"
 
 
-def parse_nodes(
-    output: str,
-    *,
-    reserved_is_up: bool = False,
-    unit: Unit = Unit.CPU,
-    units: Mapping[str, Unit] = MappingProxyType({}),
-    whole: Container[str] = (),
-    has_default: bool = True,
-) -> tuple[Node, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationRules:
+    """What decides, beside a listing of nodes, who can have their processors."""
+
+    unit: Unit = Unit.CPU
+    units: Mapping[str, Unit] = field(default_factory=dict)
+    """Of partitions that give others than ``unit``."""
+    whole: frozenset[str] = frozenset()
+    """Partitions that give whole nodes, beside those of which the listing tells it."""
+    has_default: bool = True
+    """Jobs that name no partition go to the default one."""
+    reserved_is_up: bool = False
+    """Nodes in a reservation count as usable, because we submit into one."""
+
+
+def parse_nodes(output: str, rules: AllocationRules | None = None) -> tuple[Node, ...]:
     """Return the nodes of a listing, each once with all its partitions.
 
-    ``units``: of partitions that give others than ``unit``. ``whole``: partitions that give whole nodes, beside those
-    of which the listing tells it. ``has_default``: jobs that name no partition go to the default one. Raises
-    LrmUnavailableError for text that is no listing.
+    Raises LrmUnavailableError for text that is no listing.
     """
     rows = (line.removesuffix(SEPARATOR).split(SEPARATOR) for line in output.splitlines() if line.strip())
     merged: dict[str, Node] = {}
     for row in rows:
-        node = _node(row, reserved_is_up=reserved_is_up, unit=unit, units=units, whole=whole, has_default=has_default)
+        node = _node(row, rules or AllocationRules())
         seen = merged.get(node.name, node)
         merged[node.name] = replace(
             seen,
@@ -266,15 +257,7 @@ def parse_nodes(
     return tuple(merged.values())
 
 
-def _node(
-    row: Sequence[str],
-    *,
-    reserved_is_up: bool,
-    unit: Unit,
-    units: Mapping[str, Unit],
-    whole: Container[str],
-    has_default: bool,
-) -> Node:
+def _node(row: Sequence[str], rules: AllocationRules) -> Node:
     """Return the node of one row of values of NODE_FIELDS, and perhaps of MORE_NODE_FIELDS.
 
     Raises LrmUnavailableError when it is no such row.
@@ -287,11 +270,11 @@ def _node(
     name, partition, word, _, memory, load, features, disk, sockets, cores, available, sharing, *used = values[:width]
     gres, gres_used, memory_used = used
     allocated, idle, _other, total = (int(count) for count in counts.groups())
-    state = node_state(word, reserved_is_up=reserved_is_up)
+    state = node_state(word, reserved_is_up=rules.reserved_is_up)
     queues = (partition.removesuffix("*"),) if partition not in {"", "N/A"} else ()
-    served = (*queues, *([""] if partition.endswith("*") and has_default else []))
-    own = units.get(partition.removesuffix("*"), unit)
-    whole_nodes = sharing.upper().startswith("EXCL") or partition.removesuffix("*") in whole
+    served = (*queues, *([""] if partition.endswith("*") and rules.has_default else []))
+    unit, own = rules.unit, rules.units.get(partition.removesuffix("*"), rules.unit)
+    whole_nodes = sharing.upper().startswith("EXCL") or partition.removesuffix("*") in rules.whole
     return Node(
         name=name,
         state=state,

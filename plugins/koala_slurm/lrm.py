@@ -6,6 +6,7 @@ It runs commands; building and reading most of them is in ``listing``, ``client`
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -29,6 +30,7 @@ from koala_slurm.listing import (
     CONFIG_COMMAND,
     PARTITION_COMMAND,
     VERSION_COMMAND,
+    AllocationRules,
     ControllerConfig,
     all_here,
     parse_config,
@@ -41,15 +43,14 @@ from koala_slurm.listing import (
 from koala_slurm.outside import OutsideReader
 from koala_slurm.reserving import (
     SHOW_RESERVATIONS,
-    CoreReservation,
-    Reserved,
+    CoreReservations,
     extent_on_nodes,
     make_pin,
     needs_one_core,
     original_text,
     parse_original,
     parse_reservations,
-    reserve_ahead_command,
+    reserve_command,
     unreserve_command,
 )
 from koala_slurm.starting import Starting, hold_verb
@@ -124,17 +125,17 @@ class SlurmLrm(CommandPlugin):
         self._commands = SlurmCommands(context.commands, settings)
         self._reader = CommandReader(
             self._commands,
-            reserved_is_up=settings.reservation is not None,
-            has_default=not any(long_name(text) == "--partition" for text in context.directives.add),
+            AllocationRules(
+                reserved_is_up=settings.reservation is not None,
+                has_default=not any(long_name(text) == "--partition" for text in context.directives.add),
+            ),
         )
         self._config: ControllerConfig | None = None
-        self._reserved = Reserved()
+        self._reservations = CoreReservations(self._commands)
         self._sizes: dict[str, int] = {}
         """Elements of each array of ours that is not forgotten."""
         self._arrays: dict[BatchKey, str] = {}
         """Their ids, by key."""
-        self._threads: dict[str, int] = {}
-        """Processors of a core, by node, where they are given together."""
         self.library: LibraryAccess | None = None
         """pyslurm, and whether it is used; None where it is not, or all users' jobs were not asked for yet."""
         self.capabilities = replace(CAPABILITIES, accounting=False, suspend=False, reserve=False)
@@ -219,7 +220,7 @@ class SlurmLrm(CommandPlugin):
     async def nodes(self) -> tuple[Node, ...]:
         """Return the nodes of all partitions that we may see."""
         nodes = await self._reader.nodes()
-        self._threads = {node.name: node.grain for node in nodes if node.grain > 1}
+        self._reservations.threads = {node.name: node.grain for node in nodes if node.grain > 1}
         return nodes
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
@@ -306,7 +307,15 @@ class SlurmLrm(CommandPlugin):
         if not needs_one_core(placeholders.slot):
             cores_by_node = self._config is not None and self._config.takes_cores_by_node
             extent = extent_on_nodes(placeholders, await self.nodes(), cores_by_node=cores_by_node)
-        await self._commands.change(reserve_ahead_command(request, extent, user=self._user), action="reserve")
+        command = reserve_command(
+            placeholders.key,
+            extent,
+            user=self._user,
+            partition=placeholders.queue or None,
+            begins=f"now+{math.ceil(request.starts_in)}",
+            duration=str(minutes(placeholders.walltime)),
+        )
+        await self._commands.change(command, action="reserve")
         return placeholders.key
 
     async def reservations(self) -> Mapping[str, str]:
@@ -325,9 +334,8 @@ class SlurmLrm(CommandPlugin):
 
     async def cancel(self, ids: Sequence[LrmJobId]) -> None:
         """Cancel jobs; those of a whole array of ours by its bare id."""
-        results = [
-            await self._commands.run(client.cancel_command(part), urgent=True) for part in _arguments(ids, self._sizes)
-        ]
+        # Without any filter scancel sends each argument as one request.
+        results = [await self._commands.run(("scancel", *part), urgent=True) for part in _arguments(ids, self._sizes)]
         error = worst(error for result in results if (error := client.cancel_error(result)) is not None)
         if error is not None:
             raise error
@@ -358,7 +366,8 @@ class SlurmLrm(CommandPlugin):
         if await self._by_library("requeue", ids):
             return
         for part in _arguments(ids):
-            await self._commands.change(client.requeueable_command(part), action="requeue")
+            allowed = ("scontrol", "update", f"JobId={','.join(part)}", "Requeue=1")
+            await self._commands.change(allowed, action="requeue")
         await self._control("requeue", ids)
 
     async def signal(self, ids: Sequence[LrmJobId], signal: int) -> None:
@@ -375,13 +384,14 @@ class SlurmLrm(CommandPlugin):
 
     async def notify(self, job: LrmJobId, text: str) -> None:
         """Write a line to where the job's standard error goes (scontrol notify)."""
-        if not await self._by_library("notify", [job], message_line(text)):
-            await self._commands.change(client.notify_command(job, text), action="notify")
+        line = message_line(text)
+        if not await self._by_library("notify", [job], line):
+            await self._commands.change(("scontrol", "notify", checked(job), line), action="notify")
 
     async def original_request(self, job: LrmJobId) -> str:
         """Return the parts of a job's request that tying changes."""
         known = self._outside.known(job)
-        return original_text(known[1] if known else await self._outside.details(job))
+        return original_text(known[1] if known else await self._commands.details(job))
 
     async def start_on(self, start: PinnedStart) -> None:
         """Tie a held job to nodes and release it.
@@ -436,16 +446,14 @@ class SlurmLrm(CommandPlugin):
         self._outside.forget(start.job)
 
     def _starting(self, start: PinnedStart) -> Starting:
-        pin, numbers_by_node = make_pin(start.job, start.nodes), self._takes_cores_by_node
-        reservation = CoreReservation(
-            self._commands, pin, self._reserved, numbers_by_node=numbers_by_node, threads=self._threads
+        return Starting(
+            self._commands,
+            make_pin(start.job, start.nodes),
+            parse_original(start.original),
+            reservations=self._reservations,
+            cores_by_node=self._config is None or self._config.takes_cores_by_node,
+            library=self.library,
         )
-        before = parse_original(start.original)
-        return Starting(self._commands, pin, before, reservation=reservation, library=self.library)
-
-    @property
-    def _takes_cores_by_node(self) -> bool:
-        return self._config is None or self._config.takes_cores_by_node
 
     async def _control(self, verb: str, ids: Sequence[LrmJobId]) -> None:
         for part in _arguments(ids):

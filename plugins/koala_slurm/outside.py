@@ -26,21 +26,17 @@ from koala_slurm.limits import (
     unfulfilled,
     within_limits,
 )
-from koala_slurm.listing import ENVIRONMENT, EVERY_JOB, PARTITION_COMMAND, new_separator
+from koala_slurm.listing import ENVIRONMENT, PARTITION_COMMAND
 from koala_slurm.requests import (
     DETAILS_COMMAND,
     GRES_COMMAND,
     LICENSES_COMMAND,
     JobDetails,
-    details_command,
-    everything_format,
     forgotten,
     nodes_with_gres,
     parse_details,
-    parse_everything,
     parse_held_by_hook,
     parse_licenses,
-    parse_one_detailed,
     state_key,
     with_details,
     worth_asking,
@@ -48,7 +44,7 @@ from koala_slurm.requests import (
 from koala_slurm.words import ARGUMENTS_PER_COMMAND, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import LrmJob
@@ -102,7 +98,7 @@ class OutsideReader:
         # squeue understands no ranges of elements; an array's number stands for all of them.
         numbers = list(dict.fromkeys(checked(job).partition("_")[0] for job in ids))
         for part in portions(numbers, ARGUMENTS_PER_COMMAND):
-            found += await self._squeue(parse_everything, f"--jobs={','.join(part)}")
+            found += await self._commands.everything(f"--jobs={','.join(part)}")
         return found
 
     def forget(self, job: str) -> None:
@@ -130,7 +126,7 @@ class OutsideReader:
         """List all jobs by squeue, and read details where scontrol knows more."""
         jobs = await self._by_library()
         if jobs is None:
-            jobs = await self._squeue(parse_everything)
+            jobs = await self._commands.everything()
         wanting = [job for job in jobs if worth_asking(job)]
         self._latest = {str(job.id): job for job in wanting}
         for key in forgotten(self._known, wanting):
@@ -150,14 +146,6 @@ class OutsideReader:
             asked = replace(asked, obstacle=asked.obstacle or NOT_YET_KNOWN)
         qos = self._restrictions(asked).qos
         return within_limits(asked, self._limits, qos=qos, groups=groups.get(asked.user))
-
-    async def _squeue(self, parse: Callable[[str, str], Sequence[LrmJob]], *narrowed: str) -> Sequence[LrmJob]:
-        """Run squeue for all jobs, or some."""
-        separator = new_separator()
-        shown = await self._commands.read(
-            (*EVERY_JOB, *narrowed), action="listing of jobs", environment=everything_format(separator)
-        )
-        return parse(shown, separator)
 
     async def _by_library(self) -> Sequence[LrmJob] | None:
         """List all jobs by pyslurm and cache details of changed ones; None where it is not used."""
@@ -191,7 +179,7 @@ class OutsideReader:
         if not wanted:
             return
         if len(wanted) > ARGUMENTS_PER_COMMAND:
-            shown = await self._squeue(parse_everything)
+            shown = await self._commands.everything()
         else:
             try:
                 shown = await self._look([LrmJobId(asked) for asked in wanted])
@@ -215,18 +203,11 @@ class OutsideReader:
                 self._known[state_key(job)] = found
         for key, job in list(ambiguous.items())[: client.ASKED_SINGLY]:
             with suppress(LrmNotFoundError):
-                self._known[key] = await self.details(job.id)
-
-    async def details(self, job: str) -> JobDetails:
-        """Return what scontrol tells of one job. Raises LrmError."""
-        command = details_command(job)
-        return parse_one_detailed(
-            await self._commands.read(command, action="looking at a job", environment=ENVIRONMENT)
-        )
+                self._known[key] = await self._commands.details(job.id)
 
     async def held_by_hook(self) -> tuple[LrmJob, ...]:
         """Return the jobs that the site's hook holds, and those it would hold again. Raises LrmError."""
-        held = tuple(await self._squeue(parse_held_by_hook))
+        held = tuple(await self._commands.everything(parse=parse_held_by_hook))
         self._latest |= {str(job.id): job for job in held if job.state in WAITING}
         return held
 

@@ -14,7 +14,7 @@ from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.model import ACTIVE, WAITING, HoldOwner, LrmJob, LrmJobState
 from koala_adapter.wire.hostlists import expand
 from koala_slurm.listing import ENVIRONMENT, FORMAT_VARIABLE, JOB_FIELDS, NOT_CONSUMED, parse_row
-from koala_slurm.words import checked, duration, hold_owner, moment
+from koala_slurm.words import duration, hold_owner, moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -426,11 +426,6 @@ def everything_format(separator: str) -> Mapping[str, str]:
     """Return the environment in which squeue prints all fields of jobs, each ended by ``separator``."""
     form = ",".join(f"{field}:{separator}" for field in (*JOB_FIELDS, *MORE_FIELDS))
     return {**ENVIRONMENT, FORMAT_VARIABLE: form}
-
-
-def details_command(job: str) -> tuple[str, ...]:
-    """Return the command line that shows one job in detail."""
-    return (*DETAILS_COMMAND, checked(job))
 
 
 def parse_everything(output: str, separator: str) -> tuple[LrmJob, ...]:

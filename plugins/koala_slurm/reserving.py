@@ -10,10 +10,10 @@ wanted number over all the nodes, which leaves Slurm no choice; then the others 
 from __future__ import annotations
 
 import json
-import math
 import re
+from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,14 +24,14 @@ from koala_adapter.lrm.listing import slots_ever
 from koala_adapter.model import LrmJobState
 from koala_adapter.slots import PLAIN
 from koala_adapter.wire.hostlists import expand
-from koala_slurm.listing import EVERY_JOB, idle_command, new_separator, parse_nodes
-from koala_slurm.requests import JobDetails, everything_format, parse_everything
+from koala_slurm.listing import NODE_COMMAND, parse_nodes
+from koala_slurm.requests import JobDetails
 from koala_slurm.words import checked, minutes, waiting_elements
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from koala_adapter.lrm.contract import ReservationRequest, Submission
+    from koala_adapter.lrm.contract import Submission
     from koala_adapter.lrm.lrmhost import LrmHost
     from koala_adapter.model import LrmJob, Node
     from koala_adapter.slots import Slot
@@ -129,11 +129,6 @@ def _changes_range(pin: Pin, before: JobDetails) -> bool:
     return before.node_range not in {f"{number}-{number}", *(("1",) if number == 1 else ())}
 
 
-def leave_reservation_command(pin: Pin) -> tuple[str, ...]:
-    """Return the command line that takes a running job out of its reservation, which can then be deleted."""
-    return _update(pin, "Reservation=")
-
-
 def _update(pin: Pin, *changes: str) -> tuple[str, ...]:
     return ("scontrol", "update", f"JobId={pin.job}", *changes)
 
@@ -187,7 +182,7 @@ NODES_BUSY = "requested nodes are busy"
 
 WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD, LrmJobState.UNKNOWN})
 
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]*", re.ASCII)
+_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]*", re.ASCII)
 SHOW_RESERVATIONS = ("scontrol", "--oneliner", "show", "reservation")
 _NAME = re.compile(r"^ReservationName=(\S+)", re.MULTILINE)
 _USERS = re.compile(r"\sUsers=(\S+)")
@@ -195,75 +190,29 @@ _NODES = re.compile(r"(?:^|\s)Nodes=(\S+)")
 _CORES = re.compile(r"\sNodeName=(?P<nodes>\S+) CoreIDs=(?P<cores>[0-9,-]+)")
 
 
-@dataclass(slots=True)
-class Reserved:
-    """Reservations for starts on one cluster, shared by all starts."""
-
-    natural: bool = False
-    """slurm.conf has its nodes in the order of their names, which need be looked at once."""
-    lock: anyio.Lock = field(default_factory=anyio.Lock)
-    """One start at a time looks for idle cores and takes them."""
-    left: frozenset[str] | None = None
-    """Reservations that an earlier process may have left; None: they were not looked for yet."""
-    promised: dict[str, Mapping[str, int]] = field(default_factory=dict)
-    """Cores, by job, that are reserved for its start, which is not over."""
-
-    def on(self, nodes: Iterable[str]) -> list[str]:
-        """Return the jobs for whose starts cores of these nodes are reserved."""
-        wanted = set(nodes)
-        return [job for job, counts in self.promised.items() if wanted & counts.keys()]
-
-    def idle(self, idle: Mapping[str, int], waiting: Container[str]) -> dict[str, int]:
-        """Return idle cores of nodes that are not promised to other jobs."""
-        promised = [counts for job, counts in self.promised.items() if job in waiting]
-        taken = {node: sum(counts.get(node, 0) for counts in promised) for node in idle}
-        return {node: max(0, number - taken[node]) for node, number in idle.items()}
-
-
 # ---- commands (pure) ------------------------------------------------------------------------------------------------
 
 
 def reserve_command(
-    name: str, nodes: Sequence[str], cores: Sequence[int], *, user: str, partition: str, walltime: int | None
+    name: str, extent: Sequence[str], *, user: str, partition: str | None, begins: str = "now", duration: str
 ) -> tuple[str, ...]:
-    """Return the command line that reserves cores: a number for each node, as slurm.conf orders them, or one for all.
+    """Return the command line that reserves an extent, in numbers of cores or nodes.
 
-    Raises LrmRejectedError for a user or partition that cannot be written so.
+    ``duration``: minutes, or ``infinite``. Raises LrmRejectedError for a user or partition that cannot be written so.
     """
-    if not (_USER.fullmatch(user) and _USER.fullmatch(partition)):
+    if not all(map(_WORD.fullmatch, (name, user, "default" if partition is None else partition))):
         raise LrmRejectedError(f"cannot reserve cores for user {user!r} in partition {partition!r}")
     return (
         "scontrol",
         "create",
         "reservation",
         f"ReservationName={name}",
-        "StartTime=now",
-        f"Duration={'infinite' if walltime is None else minutes(walltime) + 5}",
+        f"StartTime={begins}",
+        f"Duration={duration}",
         f"Users={user}",
-        f"PartitionName={partition}",
-        f"Nodes={','.join(nodes)}",
-        f"CoreCnt={','.join(map(str, cores))}",
-        # If we are killed before we delete it, Slurm does.
-        "Flags=PURGE_COMP=00:00:30",
-    )
-
-
-def reserve_ahead_command(request: ReservationRequest, extent: Sequence[str], *, user: str) -> tuple[str, ...]:
-    """Return the command line that reserves an extent for placeholders from a time on. Raises LrmRejectedError."""
-    placeholders = request.placeholders
-    queue = placeholders.queue
-    if not (_USER.fullmatch(user) and _USER.fullmatch(placeholders.key) and _USER.fullmatch(queue or "default")):
-        raise LrmRejectedError(f"cannot reserve cores for user {user!r} in partition {queue!r}")
-    return (
-        "scontrol",
-        "create",
-        "reservation",
-        f"ReservationName={placeholders.key}",
-        f"StartTime=now+{math.ceil(request.starts_in)}",
-        f"Duration={minutes(placeholders.walltime)}",
-        f"Users={user}",
-        *((f"PartitionName={queue}",) if queue else ()),
+        *(() if partition is None else (f"PartitionName={partition}",)),
         *extent,
+        # If we are killed before we delete it, Slurm does.
         "Flags=PURGE_COMP=00:00:30",
     )
 
@@ -309,11 +258,6 @@ def unreserve_command(name: str) -> tuple[str, ...]:
     return ("scontrol", "delete", f"ReservationName={name}")
 
 
-def show_reservation_command(name: str) -> tuple[str, ...]:
-    """Return the command line that shows a reservation."""
-    return (*SHOW_RESERVATIONS, name)
-
-
 def reserved_order(output: str) -> tuple[str, ...]:
     """Return the nodes of a reservation in the order in which Slurm read the numbers of cores."""
     match = _NODES.search(output)
@@ -333,85 +277,89 @@ def reserved_cores(output: str) -> dict[str, int]:
     return found
 
 
+def unpromised(idle: Mapping[str, int], promised: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return idle cores of nodes that are not promised to other jobs; ``promised``: those of each job."""
+    taken = Counter[str]()
+    for counts in promised:
+        taken.update(counts)
+    return {node: max(0, number - taken[node]) for node, number in idle.items()}
+
+
 # ---- doing it -------------------------------------------------------------------------------------------------------
 
 
-class CoreReservation:
-    """The reservation of one start."""
+class CoreReservations:
+    """Reservations for starts on one cluster."""
 
-    def __init__(
-        self,
-        commands: SlurmCommands,
-        pin: Pin,
-        reserved: Reserved,
-        *,
-        numbers_by_node: bool,
-        threads: Mapping[str, int] | None = None,
-    ) -> None:
-        """``numbers_by_node``: whether this Slurm takes a number of cores for each node.
-
-        ``threads``: processors of a core, by node, where they are more than one.
-        """
+    def __init__(self, commands: SlurmCommands) -> None:
         self._commands = commands
-        self._threads = threads or {}
-        self._pin = pin
-        self._reserved = reserved
-        self._numbers_by_node = numbers_by_node
+        self.threads: Mapping[str, int] = {}
+        """Processors of a core, by node, where they are more than one."""
+        self.promised: dict[str, Mapping[str, int]] = {}
+        """Cores, by job, that are reserved for its start, which is not over."""
+        self._natural = False
+        """slurm.conf has its nodes in the order of their names, which need be looked at once."""
+        self._lock = anyio.Lock()
+        """One start at a time looks for idle cores and takes them."""
+        self._left: frozenset[str] | None = None
+        """Reservations that an earlier process may have left; None: they were not looked for yet."""
 
-    async def make(self, job: LrmJob) -> None:
-        """Reserve the cores of the pin. Raises LrmError, with nothing reserved."""
-        threads = {node: self._threads.get(node, 1) for node in self._pin.counts}
-        cores = {node: job.cores(count, threads[node]) for node, count in self._pin.counts.items()}
-        self._pin = replace(self._pin, counts=cores)
-        async with self._reserved.lock:
+    async def make(self, pin: Pin, job: LrmJob, *, by_node: bool) -> None:
+        """Reserve the cores of a pin. Raises LrmError, with nothing reserved.
+
+        ``by_node``: this Slurm takes a number of cores for each node.
+        """
+        threads = {node: self.threads.get(node, 1) for node in pin.counts}
+        pin = replace(pin, counts={node: job.cores(count, threads[node]) for node, count in pin.counts.items()})
+        async with self._lock:
             try:
-                attempt = self._try_by_node if self._numbers_by_node else self._try_from_idle
-                await self._until_idle(partial(attempt, job))
+                await self._until_idle(pin, partial(self._try_by_node if by_node else self._try_from_idle, pin, job))
             except BaseException:
                 # Where there is no answer something may be left, and is looked for again.
-                self._reserved.left = None
+                self._left = None
                 with anyio.CancelScope(shield=True):
-                    await self._delete(self._pin.reservation)
+                    await self._delete(pin.reservation)
                 raise
-            self._reserved.promised[self._pin.job] = self._pin.counts
+            self.promised[pin.job] = pin.counts
 
-    async def give_back(self) -> None:
+    async def give_back(self, pin: Pin) -> None:
         """Remove the job from the reservation and delete that. Raises LrmError.
 
         Also those that a process has left which was killed in the middle of making them.
         """
-        names = [self._pin.reservation]
-        if self._pin.job not in self._reserved.promised:
-            left = await self._left()
-            names = [name for name in (self._pin.reservation, *self._spare_names().values()) if name in left]
+        names = [pin.reservation]
+        if pin.job not in self.promised:
+            left = await self._reservations_left()
+            names = [name for name in (pin.reservation, *_spare_names(pin).values()) if name in left]
+        # A running job is taken out of its reservation, which can then be deleted.
         commands = map(unreserve_command, names)
-        for command in (leave_reservation_command(self._pin), *commands) if names else ():
+        for command in (_update(pin, "Reservation="), *commands) if names else ():
             with suppress(LrmRejectedError, LrmNotFoundError):  # it is in none, or there is none
                 await self._commands.change(command, action="start_on")
-        self._reserved.promised.pop(self._pin.job, None)
+        self.promised.pop(pin.job, None)
 
-    async def _left(self) -> frozenset[str]:
+    async def _reservations_left(self) -> frozenset[str]:
         """Return reservations that existed at the first look, left by earlier processes."""
-        if self._reserved.left is None:
+        if self._left is None:
             shown = await self._commands.read(SHOW_RESERVATIONS, action="listing of reservations")
-            self._reserved.left = frozenset(_NAME.findall(shown))
-        return self._reserved.left
+            self._left = frozenset(_NAME.findall(shown))
+        return self._left
 
     def distrust_order(self) -> None:
         """Read the order of nodes again, as a job ran on the wrong ones."""
-        self._reserved.natural = False
+        self._natural = False
 
-    async def _try_by_node(self, job: LrmJob) -> bool:
-        order = natural_order(tuple(self._pin.counts))
+    async def _try_by_node(self, pin: Pin, job: LrmJob) -> bool:
+        order = natural_order(tuple(pin.counts))
         for _ in range(2):
-            await self._reserve(self._pin.reservation, order, [self._pin.counts[node] for node in order], job)
-            if self._reserved.natural:
+            await self._reserve(pin.reservation, order, [pin.counts[node] for node in order], job)
+            if self._natural:
                 return True
-            seen = reserved_order(await self._show())
+            seen = reserved_order(await self._show(pin))
             if seen == tuple(order):
-                self._reserved.natural = order == natural_order(seen)
+                self._natural = order == natural_order(seen)
                 return True
-            await self._delete(self._pin.reservation)
+            await self._delete(pin.reservation)
             if set(seen) != set(order):
                 break
             order = seen
@@ -420,7 +368,7 @@ class CoreReservation:
             hint="list the nodes in slurm.conf in the order of their names",
         )
 
-    async def _until_idle(self, attempt: Callable[[], Awaitable[bool]]) -> None:
+    async def _until_idle(self, pin: Pin, attempt: Callable[[], Awaitable[bool]]) -> None:
         """Retry a reservation a few times, as cores that have just come free may still seem busy."""
         for _ in range(TRIES):
             try:
@@ -429,58 +377,56 @@ class CoreReservation:
             except LrmUnavailableError as error:
                 if NODES_BUSY not in error.message.lower():
                     raise
-            await self._delete(self._pin.reservation)
+            await self._delete(pin.reservation)
             await anyio.sleep(PAUSE)
-        message = f"the cores for job {self._pin.job} could not be reserved on {', '.join(self._pin.counts)}"
+        message = f"the cores for job {pin.job} could not be reserved on {', '.join(pin.counts)}"
         raise LrmUnavailableError(message, hint="the nodes are busy, or in another reservation; the job stays held")
 
-    async def _try_from_idle(self, job: LrmJob) -> bool:
-        counts = self._pin.counts
-        waiting = await self._waiting(self._reserved.on(counts))
-        listed = await self._commands.read(idle_command(tuple(counts)), action="listing of nodes")
-        cores = {node.name: node.processors_idle // self._threads.get(node.name, 1) for node in parse_nodes(listed)}
-        idle = self._reserved.idle(cores, waiting)
+    async def _try_from_idle(self, pin: Pin, job: LrmJob) -> bool:
+        counts = pin.counts
+        others = [other for other, promised in self.promised.items() if counts.keys() & promised.keys()]
+        waiting = await self._waiting(others)
+        command = (*NODE_COMMAND, f"--nodes={','.join(counts)}")
+        listed = await self._commands.read(command, action="listing of nodes")
+        cores = {node.name: node.processors_idle // self.threads.get(node.name, 1) for node in parse_nodes(listed)}
+        idle = unpromised(cores, [promised for other, promised in self.promised.items() if other in waiting])
         spare = {node: idle.get(node, 0) - count for node, count in counts.items()}
         if min(spare.values()) < 0:
             return False
-        names = {node: name for node, name in self._spare_names().items() if spare[node]}
+        names = {node: name for node, name in _spare_names(pin).items() if spare[node]}
         try:
             for node, name in names.items():
                 await self._reserve(name, [node], [spare[node]], job)
-            await self._reserve(self._pin.reservation, natural_order(tuple(counts)), [self._pin.processors], job)
+            await self._reserve(pin.reservation, natural_order(tuple(counts)), [pin.processors], job)
         finally:
             with anyio.CancelScope(shield=True):
                 for name in names.values():
                     await self._delete(name)
-        return reserved_cores(await self._show()) == counts
+        return reserved_cores(await self._show(pin)) == counts
 
     async def _waiting(self, jobs: Sequence[str]) -> set[str]:
         """Return which of these jobs do not run yet."""
         if not jobs:
             return set()
-        separator = new_separator()
-        command = (*EVERY_JOB, f"--jobs={','.join(jobs)}")
         with suppress(LrmNotFoundError):
-            listed = await self._commands.read(
-                command, action="looking at jobs", environment=everything_format(separator)
-            )
-            return {str(job.id) for job in parse_everything(listed, separator) if job.state in WAITING}
+            listed = await self._commands.everything(f"--jobs={','.join(jobs)}", action="looking at jobs")
+            return {str(job.id) for job in listed if job.state in WAITING}
         return set()
-
-    def _spare_names(self) -> dict[str, str]:
-        return {node: f"koala_spare_{self._pin.job}_{place}" for place, node in enumerate(self._pin.counts)}
 
     async def _reserve(self, name: str, nodes: Sequence[str], cores: Sequence[int], job: LrmJob) -> None:
         user, partition = await _findable(self._commands.host, job.user), job.queue.partition(",")[0]
-        command = reserve_command(name, nodes, cores, user=user, partition=partition, walltime=job.walltime)
+        # A number for each node, as slurm.conf orders them, or one for all.
+        extent = (f"Nodes={','.join(nodes)}", f"CoreCnt={','.join(map(str, cores))}")
+        duration = "infinite" if job.walltime is None else str(minutes(job.walltime) + 5)
+        command = reserve_command(name, extent, user=user, partition=partition, duration=duration)
         await self._commands.change(command, action="start_on")
 
     async def _delete(self, name: str) -> None:
         with suppress(LrmError):
             await self._commands.change(unreserve_command(name), action="start_on")
 
-    async def _show(self) -> str:
-        return await self._commands.read(show_reservation_command(self._pin.reservation), action="reservation")
+    async def _show(self, pin: Pin) -> str:
+        return await self._commands.read((*SHOW_RESERVATIONS, pin.reservation), action="reservation")
 
 
 async def _findable(host: LrmHost, user: str) -> str:
@@ -489,3 +435,7 @@ async def _findable(host: LrmHost, user: str) -> str:
         status, output, _ = await host.run(("id", "-u", "--", user))
         return output.decode("ascii").strip() if status == 0 else user
     return user
+
+
+def _spare_names(pin: Pin) -> dict[str, str]:
+    return {node: f"koala_spare_{pin.job}_{place}" for place, node in enumerate(pin.counts)}

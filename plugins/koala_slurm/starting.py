@@ -15,19 +15,11 @@ import anyio
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
 from koala_adapter.model import LrmJobState
 from koala_slurm import client
-from koala_slurm.listing import ENVIRONMENT, EVERY_JOB, new_separator
-from koala_slurm.requests import (
-    JobDetails,
-    details_command,
-    everything_format,
-    parse_everything,
-    parse_one_detailed,
-    with_details,
-)
-from koala_slurm.reserving import WAITING, CoreReservation, Pin, pin_commands, unpin_commands
+from koala_slurm.requests import JobDetails, with_details
+from koala_slurm.reserving import WAITING, CoreReservations, Pin, pin_commands, unpin_commands
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from koala_adapter.model import LrmJob
     from koala_slurm.client import SlurmCommands
@@ -48,18 +40,21 @@ class Starting:
         pin: Pin,
         before: JobDetails | None,
         *,
-        reservation: CoreReservation,
+        reservations: CoreReservations,
+        cores_by_node: bool,
         library: LibraryAccess | None = None,
     ) -> None:
         """``before``: the job's request before it was tied; None: unknown.
 
-        ``reservation``: for an uneven pin. ``library``: pyslurm, for what it can change.
+        ``reservations``: those of uneven pins; ``cores_by_node``: they take a number of cores for each node.
+        ``library``: pyslurm, for what it can change.
         """
         self._library = library
         self._commands = commands
         self._pin = pin
         self._before = before
-        self._reservation = reservation
+        self._reservations = reservations
+        self._cores_by_node = cores_by_node
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -68,12 +63,12 @@ class Starting:
 
         ``known``: the waiting job as it was listed lately, which saves asking for it.
         """
-        before = self._before or (known[1] if known else await self._details())
+        before = self._before or (known[1] if known else await self._commands.details(self._pin.job))
         self._require_number_of_nodes(before)
         try:
             if not self._pin.is_even:
-                job, shown = known or (await self._job(), await self._details())
-                await self._reservation.make(with_details(job, shown))
+                job, shown = known or (await self._job(), await self._commands.details(self._pin.job))
+                await self._reservations.make(self._pin, with_details(job, shown), by_node=self._cores_by_node)
             # pyslurm cannot change more than the list of nodes.
             if self._pin.processors > 1 or not await self._by_library("pin", next(iter(self._pin.counts))):
                 for command in pin_commands(self._pin, before):
@@ -100,7 +95,7 @@ class Starting:
 
     async def undo(self) -> None:
         """Hold and untie the job if it waits; leave it alone if Slurm has started it. Raises LrmError."""
-        self._reservation.distrust_order()
+        self._reservations.distrust_order()
         try:
             seen = await self._job()
             if seen.state not in {LrmJobState.HELD, LrmJobState.ENDED}:
@@ -128,7 +123,7 @@ class Starting:
     async def close(self) -> None:
         """Give the cores back if any were reserved. Raises LrmError."""
         if not self._pin.is_even:
-            await self._reservation.give_back()
+            await self._reservations.give_back(self._pin)
 
     async def _untie(self, before: JobDetails) -> None:
         for command in unpin_commands(self._pin, before):
@@ -137,19 +132,11 @@ class Starting:
     # -- looking -----------------------------------------------------------------------------------------------------
 
     async def _job(self) -> LrmJob:
-        separator = new_separator()
-        command = (*EVERY_JOB, f"--jobs={self._pin.job}")
-        jobs = parse_everything(await self._read(command, everything_format(separator)), separator)
+        jobs = await self._commands.everything(f"--jobs={self._pin.job}", action="looking at a job")
         found = next((job for job in jobs if job.id == self._pin.job), None)
         if found is None:
             raise LrmNotFoundError(f"job {self._pin.job} has gone while it was started")
         return found
-
-    async def _details(self) -> JobDetails:
-        return parse_one_detailed(await self._read(details_command(self._pin.job), ENVIRONMENT))
-
-    async def _read(self, command: Sequence[str], environment: Mapping[str, str]) -> str:
-        return await self._commands.read(command, action="looking at a job", environment=environment)
 
     async def _by_library(self, verb: str, value: object = None) -> bool:
         return self._library is not None and await self._library.change(verb, [self._pin.job], value)

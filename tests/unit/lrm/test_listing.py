@@ -29,7 +29,15 @@ from koala_adapter.ordering.allocation import Allocation, allocate, memory_on, r
 from koala_adapter.service.listings import processors_held
 from koala_adapter.slots import Slot
 from koala_adapter.wiki.reporting import Host, hosts_of_tasks, offer
-from koala_slurm.listing import Unit, parse_config, parse_nodes, parse_units, parse_whole, without_default_memory
+from koala_slurm.listing import (
+    AllocationRules,
+    Unit,
+    parse_config,
+    parse_nodes,
+    parse_units,
+    parse_whole,
+    without_default_memory,
+)
 from tests.unit.service.scripted_lrm import ScriptedLrm, node
 
 # Looking at a batch system: one look for all who wait, none older than a change, restraint while it fails.
@@ -547,7 +555,8 @@ def test_what_waits_is_told_rounded_up_by_wiki() -> None:
 def test_what_slurm_gives_to_one_job(select: str, unit: Unit, grain: int, whole: tuple[str, ...]) -> None:
     """Threads, cores, sockets or nodes, by SelectTypeParameters."""
     assert parse_config(f"SelectType = {select}\n").unit is unit
-    (found,) = parse_nodes("n1|main*|idle|0/8/0/8|4000|0.1|(null)|0|2|2|up|NO".replace("|", "\x1f"), unit=unit)
+    row = "n1|main*|idle|0/8/0/8|4000|0.1|(null)|0|2|2|up|NO"
+    (found,) = parse_nodes(row.replace("|", "\x1f"), AllocationRules(unit=unit))
     assert (found.grain, found.whole_queues, found.closed_queues) == (grain, whole, ())
 
 
@@ -575,11 +584,12 @@ def test_partitions_that_give_something_else(unit: Unit, units: dict[str, Unit])
 def test_places_of_a_node_in_partitions_that_give_different_things() -> None:
     row = "n1|{}|idle|0/8/0/8|4000|0.1|(null)|0|2|2|up|NO".replace("|", "\x1f")
     text = "\n".join(row.format(name) for name in ("main*", "sockets"))
-    (found,) = parse_nodes(text, unit=Unit.CORE, units={"sockets": Unit.SOCKET})
+    rules = AllocationRules(unit=Unit.CORE, units={"sockets": Unit.SOCKET})
+    (found,) = parse_nodes(text, rules)
     assert [found.places(queue) for queue in ("main", "sockets", None)] == [4, 2, 4]
     assert [found.places_idle(queue) for queue in ("main", "sockets", None)] == [4, 2, 4]
     assert [found.gives(job(1, queue=queue), 1) for queue in ("main", "sockets", "main,sockets")] == [2, 4, 4]
-    (found,) = parse_nodes(text.replace("sockets", "sockets*"), unit=Unit.CORE, units={"sockets": Unit.SOCKET})
+    (found,) = parse_nodes(text.replace("sockets", "sockets*"), rules)
     assert found.places(None) == 2
     rooms = tuple(rooms_of([found], {}, {}).values())
     assert isinstance(allocate(job(5, queue="sockets"), rooms), Allocation)
@@ -606,7 +616,7 @@ def test_partitions_that_are_closed_or_give_whole_nodes(
     text = "\n".join("\x1f".join(row) for row in rows)
     (found,) = parse_nodes(text)
     assert (found.closed_queues, found.whole_queues) == (closed, whole)
-    (found,) = parse_nodes(text, has_default=False)
+    (found,) = parse_nodes(text, AllocationRules(has_default=False))
     assert "" not in {*found.closed_queues, *found.whole_queues}
 
 
@@ -614,7 +624,7 @@ def test_partitions_of_whole_nodes_of_which_the_listing_of_nodes_does_not_tell()
     """From 26.05 on, that of the partitions does."""
     shown = "\n".join(f"PartitionName={name} Exclusive={what} State=UP" for name, what in (("a", "NODE"), ("b", "NO")))
     text = "\n".join(f"n1|{name}|idle|0/4/0/4|4000|0.1|(null)|0|1|4|up|NO".replace("|", "\x1f") for name in ("a*", "b"))
-    (found,) = parse_nodes(text, whole=parse_whole(shown + "\nPartitionName=c State=UP"))
+    (found,) = parse_nodes(text, AllocationRules(whole=parse_whole(shown + "\nPartitionName=c State=UP")))
     assert found.whole_queues == ("a", "")
     assert (found.places("a"), found.places("b"), found.gives(job(1, queue="a"), 1)) == (1, 4, 4)
 

@@ -27,7 +27,7 @@ from koala_adapter.testing import RecordingRunner, new_context
 from koala_slurm import PLUGIN, SlurmSettings
 from koala_slurm.listing import parse_config
 from koala_slurm.lrm import SlurmLrm
-from koala_slurm.reserving import extent_on_nodes, parse_reservations, reserve_ahead_command
+from koala_slurm.reserving import extent_on_nodes, parse_reservations
 from tests.fakes.slurm import FakeSlurm
 
 RESERVATIONS = """\
@@ -37,14 +37,26 @@ ReservationName=maintenance StartTime=2026-11-26T19:05:46 Nodes=n1 CoreCnt=2 Use
 """As scontrol of 22.05.8 shows them, shortened."""
 
 
-def test_reservations_are_asked_for_and_read() -> None:
+async def test_reservations_are_asked_for_and_read(
+    fake: FakeSlurm, context: ClusterContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Sequence[str]] = []
+
+    async def change(command: Sequence[str], *, action: str) -> None:
+        assert action == "reserve"
+        asked.append(command)
+
     placeholders = Submission(key=BatchKey("koala-x-r-1-1"), count=2, script="", walltime=290, queue="main")
     request = ReservationRequest(placeholders=placeholders, starts_in=14.2)
-    command = reserve_ahead_command(request, ("CoreCnt=2",), user="ann")
+    lrm = await started(fake, replace(context, user="ann"))
+    lrm.capabilities = replace(lrm.capabilities, reserve=True)
+    monkeypatch.setattr(lrm._commands, "change", change)
+    assert await lrm.reserve(request) == placeholders.key
+    (command,) = asked
     assert {"StartTime=now+15", "Duration=5", "Users=ann", "PartitionName=main", "CoreCnt=2"} <= set(command)
     assert parse_reservations(RESERVATIONS, "ann") == {"koala-x-r-1-1": "koala-x-r-1-1"}
-    with pytest.raises(LrmRejectedError, match="cannot reserve cores for user 'a b'"):
-        reserve_ahead_command(request, ("CoreCnt=2",), user="a b")
+    with pytest.raises(LrmRejectedError, match="cannot reserve cores for user 'ann' in partition 'a b'"):
+        await lrm.reserve(replace(request, placeholders=replace(placeholders, queue="a b")))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import pytest
 from hypothesis import given
@@ -24,7 +23,6 @@ from koala_slurm.listing import (
     new_separator,
     parse_jobs,
     sacct_command,
-    squeue_command,
 )
 from koala_slurm.outside import OutsideReader
 from koala_slurm.requests import (
@@ -34,7 +32,6 @@ from koala_slurm.requests import (
     MORE_FIELDS,
     SITE_MARK,
     JobDetails,
-    details_command,
     details_id,
     parse_details,
     parse_everything,
@@ -42,7 +39,6 @@ from koala_slurm.requests import (
     with_details,
 )
 from koala_slurm.reserving import (
-    Reserved,
     make_pin,
     natural_order,
     original_text,
@@ -52,6 +48,7 @@ from koala_slurm.reserving import (
     reserved_cores,
     reserved_order,
     unpin_commands,
+    unpromised,
 )
 from koala_slurm.words import (
     array_ids,
@@ -261,8 +258,8 @@ async def test_a_comment_hides_nothing_of_another_job() -> None:
     )
     commands = Answering()
     commands.rows = (wide(), wide(JobArrayID="9", Comment="a\n\nJobId=7 JobName=x"))
-    commands.details, commands.single = record + evil, {"7": record}
-    reader = OutsideReader(cast("SlurmCommands", commands))
+    commands.shown, commands.single = record + evil, {"7": record}
+    reader = OutsideReader(commands)
     victim, _ = await reader.jobs_to_schedule()
     assert (victim.exclusive, victim.obstacle, victim.possible_nodes) == (True, "", None)
     # Every user can read a command line while the command runs.
@@ -278,9 +275,9 @@ async def test_jobs_whose_details_are_not_known_yet_are_not_offered() -> None:
     record = "".join(f"JobId={number} JobName=job\n   NumNodes=1 NumCPUs=6\n\n" for number in numbers)
     commands = Answering()
     commands.rows = tuple(wide(JobArrayID=number) for number in numbers)
-    commands.details = record + record
+    commands.shown = record + record
     commands.single = {number: f"JobId={number} JobName=job\n   NumNodes=1 NumCPUs=6\n" for number in numbers}
-    reader = OutsideReader(cast("SlurmCommands", commands))
+    reader = OutsideReader(commands)
     jobs = await reader.jobs_to_schedule()
     assert len(commands.asked) <= LISTING_REQUESTS
     assert {job.obstacle == "" for job in jobs} == {True, False}
@@ -291,8 +288,8 @@ async def test_jobs_whose_details_are_not_known_yet_are_not_offered() -> None:
 
 def test_other_clusters_of_a_federation_are_left_out() -> None:
     """With fed_display Slurm's commands show the jobs and nodes of all of its clusters."""
-    listings = (squeue_command(user="ann"), EVERY_JOB, NODE_COMMAND, PARTITION_COMMAND, GRES_COMMAND, DETAILS_COMMAND)
-    for command in (*listings, details_command("7"), show_command("7"), sacct_command(["7"])):
+    listings = (EVERY_JOB, NODE_COMMAND, PARTITION_COMMAND, GRES_COMMAND, DETAILS_COMMAND)
+    for command in (*listings, show_command("7"), sacct_command(["7"])):
         assert "--local" in command
 
 
@@ -328,22 +325,20 @@ def test_the_number_of_nodes_is_left_alone_where_it_may_be(nodes: list[str], nod
 def test_reservations() -> None:
     """A number of cores for each node, in the order of slurm.conf, or one for all; what Slurm made of it is read."""
     order = natural_order(["n10", "n2"])
-    by_node = reserve_command("x", order, [1, 3], user="ann", partition="main", walltime=601)
-    assert {"ReservationName=x", "Nodes=n2,n10", "CoreCnt=1,3", "Users=ann", "Duration=16"} <= set(by_node)
-    assert "CoreCnt=4" in reserve_command("x", order, [4], user="ann", partition="main", walltime=None)
+    extent = (f"Nodes={','.join(order)}", "CoreCnt=1,3")
+    by_node = reserve_command("x", extent, user="ann", partition="main", duration="16")
+    assert {"ReservationName=x", "StartTime=now", "Nodes=n2,n10", "CoreCnt=1,3", "Users=ann"} <= set(by_node)
     assert reserved_order("ReservationName=x Nodes=n[2,10] NodeCnt=2") == ("n2", "n10")
     shown = "ReservationName=x Nodes=n[2,10] CoreCnt=5 NodeName=n2 CoreIDs=4-6 NodeName=n10 CoreIDs=0,2 TRES=cpu=5"
     assert reserved_cores(shown) == {"n2": 3, "n10": 2}
     assert reserved_cores(" NodeName=n2 CoreIDs=4-") == {}
     with pytest.raises(LrmRejectedError):
-        reserve_command("x", ("n2",), [1], user="a b", partition="main", walltime=None)
+        reserve_command("x", extent, user="a b", partition="main", duration="infinite")
 
 
 def test_cores_promised_to_another_start_are_not_idle() -> None:
-    reserved = Reserved(promised={"5": {"n1": 3, "n2": 1}, "6": {"n1": 1}, "7": {"n2": 2}})
-    assert reserved.on(["n1", "n3"]) == ["5", "6"]
-    assert reserved.idle({"n1": 8, "n3": 2}, {"5", "6"}) == {"n1": 4, "n3": 2}
-    assert reserved.idle({"n1": 8, "n3": 2}, {"6"}) == {"n1": 7, "n3": 2}
+    assert unpromised({"n1": 8, "n3": 2}, [{"n1": 3, "n2": 1}, {"n1": 1}]) == {"n1": 4, "n3": 2}
+    assert unpromised({"n1": 8, "n3": 2}, [{"n1": 9}]) == {"n1": 0, "n3": 2}
 
 
 def test_what_a_job_asked_for_comes_back_from_its_text() -> None:
@@ -352,23 +347,23 @@ def test_what_a_job_asked_for_comes_back_from_its_text() -> None:
     assert [parse_original(text) for text in ("", "{}", "[1]", '{"requested_nodes": [], "size": 1}')] == [None] * 4
 
 
-class Answering:
+class Answering(SlurmCommands):
     """Commands that print what they are told."""
 
     def __init__(self) -> None:
         self.rows: tuple[tuple[str, ...], ...] = ()
-        self.details = ""
+        self.shown = ""
         self.single: dict[str, str] = {}
         """What is printed of a job that is asked for alone."""
         self.asked: list[Sequence[str]] = []
 
-    async def read(self, command: Sequence[str], *, action: str, environment: Mapping[str, str]) -> str:
+    async def read(self, command: Sequence[str], *, action: str, environment: Mapping[str, str] | None = None) -> str:
         """Print the listing, with its separator, or the details."""
         assert action
         assert environment
         self.asked.append(command)
         if command[0] == "scontrol":
-            return self.single.get(command[-1], self.details)
+            return self.single.get(command[-1], self.shown)
         separator = environment["SQUEUE_FORMAT2"].partition("JobArrayID:")[2].partition(",")[0]
         return listing(separator, *self.rows)
 
