@@ -18,6 +18,7 @@ from koala_adapter.model import NodeState
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from koala_adapter.lrm.startlog import Layout
     from koala_adapter.model import LrmJob, Node, Queue
 
 
@@ -105,26 +106,6 @@ class NodeRoom:
         return NodeRoom(node=self.node, processors=max(0, self.processors - processors), memory_mib=memory)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
-    """Nodes given to one job, with processors on each."""
-
-    nodes: tuple[tuple[str, int], ...]
-    """Pairs (node, processors), each node once."""
-
-    @property
-    def processors(self) -> int:
-        """Processors on all nodes together."""
-        return sum(count for _, count in self.nodes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Misfit:
-    """Reason why a job does not fit on the nodes."""
-
-    reason: str
-
-
 @dataclass(frozen=True, slots=True)
 class _Share:
     """A node that a job may use, and how many of its tasks fit there."""
@@ -171,27 +152,26 @@ def _threads_with_memory(job: LrmJob, node: Node) -> int:
     return min(job.threads_per_core or grain, grain) if node.counts_grains else 1
 
 
-def allocate(job: LrmJob, rooms: Iterable[NodeRoom]) -> Allocation | Misfit:
-    """Return nodes for a job, or the reason why it does not fit; a fit is found whenever one exists.
+def allocate(job: LrmJob, rooms: Iterable[NodeRoom]) -> Layout | str:
+    """Return nodes for a job, each once, with its processors there, or the reason why it does not fit.
 
-    Few nodes are taken, and of those that hold the whole job the one it fills best, so that large rooms stay large.
+    A fit is found whenever one exists. Few nodes are taken, and of those that hold the whole job the one it fills best,
+    so that large rooms stay large.
     """
     per_task = _per_task(job)
     tasks = max(1, job.processors // per_task)
     shares = _shares(job, rooms, per_task)
     missing = sorted(set(job.requested_nodes) - {share.name for share in shares})
     if missing:
-        return Misfit(reason=f"it insists on {', '.join(missing[:3])}, where it has no room now")
+        return f"it insists on {', '.join(missing[:3])}, where it has no room now"
     if len(job.requested_nodes) > tasks:
-        return Misfit(reason=f"it insists on {len(job.requested_nodes)} nodes, and has {tasks} tasks")
+        return f"it insists on {len(job.requested_nodes)} nodes, and has {tasks} tasks"
     if sum(share.tasks for share in shares) < tasks:
-        return Misfit(reason=_too_little(job, sum(share.tasks for share in shares) * per_task))
+        return _too_little(job, sum(share.tasks for share in shares) * per_task)
     chosen = _choose(job, shares, tasks)
     if chosen is None:
-        return Misfit(
-            reason=f"it needs {job.processors} processors on {job.nodes_asked}, and there is no such room now"
-        )
-    return Allocation(nodes=tuple((name, count * per_task) for name, count in chosen))
+        return f"it needs {job.processors} processors on {job.nodes_asked}, and there is no such room now"
+    return tuple((name, count * per_task) for name, count in chosen)
 
 
 def node_request(job: LrmJob) -> tuple[object, ...]:
@@ -420,19 +400,19 @@ def guard_for(job: LrmJob, rooms: Mapping[str, NodeRoom], releases: Sequence[Nod
     """
     low, high = 0, len(releases)
     found = allocate(job, _rooms_after(rooms, releases).values())
-    if not isinstance(found, Allocation):
+    if isinstance(found, str):
         return None
     while low < high:
         middle = (low + high) // 2
         tried = allocate(job, _rooms_after(rooms, releases[:middle]).values())
-        if isinstance(tried, Allocation):
-            high, found = middle, tried
-        else:
+        if isinstance(tried, str):
             low = middle + 1
+        else:
+            high, found = middle, tried
     at = releases[low - 1].at if low else 0.0
     # Several may end at that moment.
     then = _rooms_after(rooms, [release for release in releases if release.at <= at])
-    spare = {name: then[name].processors - then[name].node.gives(job, count) for name, count in found.nodes}
+    spare = {name: then[name].processors - then[name].node.gives(job, count) for name, count in found}
     return Guard(at, spare)
 
 

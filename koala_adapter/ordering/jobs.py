@@ -9,13 +9,12 @@ from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import OCCUPYING, WAITING, HoldOwner, LrmJobId, LrmJobState, NodeState
-from koala_adapter.ordering.allocation import Allocation, Pools, allocate, node_request, pools_of, rooms_of, serves
+from koala_adapter.ordering.allocation import Pools, allocate, node_request, pools_of, rooms_of, serves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from koala_adapter.lrm.listing import Listing
-    from koala_adapter.lrm.startlog import Pin
     from koala_adapter.model import LrmJob, Queue
     from koala_adapter.ordering.allocation import NodeRoom
     from koala_adapter.queueing.queue import LocalJob
@@ -68,15 +67,6 @@ class Entry:
     """How often it had been queued again when it was last seen to run or to wait."""
     promised: float | None = None
     """First start that was reserved for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """A job to be started, with its nodes."""
-
-    job_id: LrmJobId
-    allocation: Allocation
-    pin: Pin
 
 
 class JobEventKind(StrEnum):
@@ -245,10 +235,8 @@ class Suitability:
         self._queues: Mapping[str, Queue] = {}
         self._rooms: tuple[NodeRoom, ...] = ()
         self._seen: object = None
-        self._problems: dict[object, str] = {}
-        """By what a job asks of its nodes."""
-        self._sizes: dict[object, int] = {}
-        """Cached: the processors that each job takes of its nodes."""
+        self._fits: dict[object, int | str] = {}
+        """The processors that jobs take of their nodes, or why they do not fit there, by what they ask of them."""
         self._served: dict[str, tuple[int | None, str]] = {}
 
     def follow(self, listing: Listing) -> bool:
@@ -271,8 +259,7 @@ class Suitability:
             return True
         self._seen = (seen, listing.queues)
         self._queues = listing.queues
-        self._problems.clear()
-        self._sizes.clear()
+        self._fits.clear()
         self._served.clear()
         unused = (replace(node, processors_used=0, memory_used_mib=0) for node in listing.nodes)
         self._rooms = tuple(rooms_of(unused, {}, {}).values())
@@ -288,20 +275,25 @@ class Suitability:
 
     def processors_of(self, job: LrmJob) -> int:
         """Return how many processors a job occupies: whole cores, or whole nodes when it is exclusive."""
-        self._problem(job)
-        return self._sizes.get(node_request(job), job.processors)
+        fit = self._fit(job)
+        return job.processors if isinstance(fit, str) else fit
 
     def _problem(self, job: LrmJob) -> str:
+        fit = self._fit(job)
+        if not isinstance(fit, str):
+            return ""
+        why = fit.removesuffix(" now").removesuffix(" for it")
+        return f"even with nothing else running on the nodes that are up: {why}"
+
+    def _fit(self, job: LrmJob) -> int | str:
         wanted = node_request(job)
-        if wanted not in self._problems:
+        if wanted not in self._fits:
             found = allocate(job, self._rooms)
-            problem = "" if isinstance(found, Allocation) else found.reason
-            self._problems[wanted] = problem.removesuffix(" now").removesuffix(" for it")
-            if isinstance(found, Allocation):
-                nodes = {room.node.name: room.node for room in self._rooms}
-                self._sizes[wanted] = sum(nodes[name].gives(job, count) for name, count in found.nodes)
-        problem = self._problems[wanted]
-        return f"even with nothing else running on the nodes that are up: {problem}" if problem else ""
+            nodes = {room.node.name: room.node for room in self._rooms}
+            self._fits[wanted] = (
+                found if isinstance(found, str) else sum(nodes[name].gives(job, count) for name, count in found)
+            )
+        return self._fits[wanted]
 
     def _pool_of(self, wanted: str) -> tuple[int | None, str]:
         """Return the pool of a queue or list of queues, and why its jobs cannot start there now."""

@@ -149,6 +149,31 @@ class Mirror:
         """The pools of nodes; their numbers are those of the policies."""
         return self._suitability.pools
 
+    def tell(
+        self,
+        kind: JobEventKind,
+        entry: Entry,
+        now: float,
+        *,
+        detail: str = "",
+        at: float | None = None,
+        nodes: Layout | None = None,
+    ) -> None:
+        """Add an event of a job to those to be shown. ``nodes`` None: those of the entry."""
+        job = entry.job
+        self.happened.append(
+            JobEvent(
+                time=now,
+                kind=kind,
+                job_id=job.id,
+                user=job.user,
+                processors=job.processors,
+                detail=detail,
+                at=at,
+                nodes=entry.nodes if nodes is None else nodes,
+            )
+        )
+
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def observe(self, listing: Listing) -> None:
@@ -209,7 +234,7 @@ class Mirror:
         if entry is None:
             entry = self._new(job, pin)
             if found is not JobCategory.OCCUPYING:
-                self._tell(JobEventKind.SUBMITTED, entry, now)
+                self.tell(JobEventKind.SUBMITTED, entry, now)
         again = job.requeues > entry.requeues
         self._update(entry, job, now)
         if found is JobCategory.OCCUPYING:
@@ -248,7 +273,7 @@ class Mirror:
         if entry.local is not None and told != entry.estimate:
             self.schedulers[_pool(entry)].revise(entry.local, now, estimate=told)
             self.dirty = True
-            self._tell(JobEventKind.CHANGED, entry, now, detail=f"walltime {told} s")
+            self.tell(JobEventKind.CHANGED, entry, now, detail=f"walltime {told} s")
         entry.estimate = told
         entry.estimate_assumed = known_limit(job, self.listing.queues) is None
         same = (former.processors, former.queue, former.user) == (job.processors, job.queue, job.user)
@@ -260,16 +285,16 @@ class Mirror:
         layout = layout_of(entry.job)
         if again and entry.phase is Phase.RUNNING:
             self._leave(entry, now)
-            self._tell(
+            self.tell(
                 JobEventKind.ADOPTED, entry, now, nodes=layout, detail=f"{REQUEUED}, and the batch system started it"
             )
         if entry.phase is Phase.STARTING and entry.local is not None:
             other = difference(layout, entry.nodes) if entry.job.layout else ""
-            self._tell(JobEventKind.STARTED, entry, now, nodes=layout or entry.nodes, detail=other)
+            self.tell(JobEventKind.STARTED, entry, now, nodes=layout or entry.nodes, detail=other)
             self.dirty |= self.rules.one_by_one
         elif entry.phase is not Phase.RUNNING:
             self._withdraw(entry, now)
-            self._tell(JobEventKind.ADOPTED, entry, now, nodes=layout)
+            self.tell(JobEventKind.ADOPTED, entry, now, nodes=layout)
         self.starts.shown(entry.job, now)
         entry.nodes = layout or entry.nodes
         entry.phase, entry.reason = Phase.RUNNING, ""
@@ -284,7 +309,7 @@ class Mirror:
         self._leave(entry, now)
         pause = self.starts.failed(entry.job.id, failure)
         entry.phase, entry.reason, entry.nodes = Phase.RETURNING, failure.reason, ()
-        self._tell(JobEventKind.NOT_STARTED, entry, now, detail=f"{failure.reason}; tried again in {pause:.0f} s")
+        self.tell(JobEventKind.NOT_STARTED, entry, now, detail=f"{failure.reason}; tried again in {pause:.0f} s")
         return True
 
     def _set_aside(self, entry: Entry, reason: str, now: float) -> None:
@@ -305,7 +330,7 @@ class Mirror:
             self._withdraw(entry, now)
             entry.phase = Phase.LEFT_OUT
         if reason and reason.partition(";")[0] != entry.reason.partition(";")[0]:
-            self._tell(JobEventKind.LEFT_OUT, entry, now, detail=reason)
+            self.tell(JobEventKind.LEFT_OUT, entry, now, detail=reason)
         entry.reason = reason
 
     def _handle_requeue(self, entry: Entry, now: float) -> None:
@@ -313,7 +338,7 @@ class Mirror:
         if entry.phase is Phase.RUNNING:
             self._leave(entry, now)
         self._withdraw(entry, now)
-        self._tell(JobEventKind.REQUEUED, entry, now, nodes=())
+        self.tell(JobEventKind.REQUEUED, entry, now, nodes=())
         entry.phase, entry.nodes, entry.promised, entry.requeues = Phase.LEFT_OUT, (), None, entry.job.requeues
         if self.starts.requeued(entry.job.id, now):
             entry.phase, entry.reason = Phase.RETURNING, REQUEUED
@@ -383,7 +408,7 @@ class Mirror:
         else:
             self._withdraw(entry, now)
         del self.entries[entry.job.id]
-        self._tell(JobEventKind.ENDED if ran else kind, entry, now)
+        self.tell(JobEventKind.ENDED if ran else kind, entry, now)
 
     def _leave(self, entry: Entry, now: float) -> None:
         """Remove a job that holds processors from its policy."""
@@ -398,22 +423,6 @@ class Mirror:
             self.schedulers[_pool(entry)].withdraw(entry.local, now)
             entry.local = None
             self.dirty = True
-
-    def _tell(
-        self, kind: JobEventKind, entry: Entry, now: float, *, detail: str = "", nodes: Layout | None = None
-    ) -> None:
-        job = entry.job
-        self.happened.append(
-            JobEvent(
-                time=now,
-                kind=kind,
-                job_id=job.id,
-                user=job.user,
-                processors=job.processors,
-                detail=detail,
-                nodes=entry.nodes if nodes is None else nodes,
-            )
-        )
 
     # -- what is there -----------------------------------------------------------------------------------------------
 

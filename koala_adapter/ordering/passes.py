@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.lrm.startlog import OriginalRequest, Pin
 from koala_adapter.ordering.allocation import (
-    Allocation,
     Guard,
     NodeRelease,
     allocate,
@@ -22,12 +21,13 @@ from koala_adapter.ordering.allocation import (
     memory_on,
     node_request,
 )
-from koala_adapter.ordering.jobs import JobEvent, JobEventKind, Phase, Start
+from koala_adapter.ordering.jobs import JobEventKind, Phase
 from koala_adapter.ordering.mirror import Standings
 
 if TYPE_CHECKING:
     from typing import Self
 
+    from koala_adapter.lrm.startlog import Layout
     from koala_adapter.model import LrmJobId
     from koala_adapter.ordering.allocation import NodeRoom
     from koala_adapter.ordering.jobs import Entry
@@ -61,8 +61,8 @@ class MisfitRules:
         return cls(overtaking=policy != "fcfs", guards=min(MOST_GUARDS, wanted))
 
 
-def decide(mirror: Mirror, misfit_rules: MisfitRules, now: float) -> list[Start]:
-    """Return the jobs to start now; they count as starting. Further calls start nothing until something changes.
+def decide(mirror: Mirror, misfit_rules: MisfitRules, now: float) -> list[Pin]:
+    """Return the starts to make now; their jobs count as starting. Further calls start nothing until something changes.
 
     A pass that its bounds end leaves the mirror ``unfinished``: the next one goes on behind the jobs that were tried.
     What changes meanwhile is looked at from the head of the queue on, once all have been tried.
@@ -73,7 +73,7 @@ def decide(mirror: Mirror, misfit_rules: MisfitRules, now: float) -> list[Start]
         mirror.round += 1
     mirror.dirty = mirror.unfinished = False
     rooms = mirror.rooms
-    starts: list[Start] = []
+    starts: list[Pin] = []
     for number, scheduler in enumerate(mirror.schedulers):
         there = {name: room for name, room in rooms.items() if mirror.pools.nodes.get(name) == number}
         one = _Pass(mirror, scheduler, misfit_rules, there, now)
@@ -113,8 +113,8 @@ class _Pass:
         self.cut_short = False
         """Not all jobs were tried that may start."""
 
-    def run(self, pool: int) -> list[Start]:
-        starts: list[Start] = []
+    def run(self, pool: int) -> list[Pin]:
+        starts: list[Pin] = []
         tried_before = self._set_aside(pool)
         while not self.cut_short and (picked := self._scheduler.schedule(self._now)):
             before = len(self._passed_over)
@@ -156,7 +156,7 @@ class _Pass:
             self._scheduler.withdraw(local, self._now)
         return aside
 
-    def _nodes_for(self, entry: Entry, local: LocalJob) -> Allocation | None:
+    def _nodes_for(self, entry: Entry, local: LocalJob) -> Layout | None:
         entry.tried_in = self._mirror.round
         if self._mirror.another_starts(entry):
             self._pass_over(
@@ -173,14 +173,14 @@ class _Pass:
             self._passed_over[local] = self._next_release
             return None
         found = allocate(entry.job, guarded_rooms(self._rooms, self._guards, ends_at).values())
-        if isinstance(found, Allocation):
-            held = {name: self._rooms[name].node.gives(entry.job, count) for name, count in found.nodes}
+        if not isinstance(found, str):
+            held = {name: self._rooms[name].node.gives(entry.job, count) for name, count in found}
             for guard in self._guards:
                 guard.taken(held, ends_at)
             entry.passed_over = ""
             return found
         self._tried += 1
-        reason = found.reason + ("; other nodes are kept for jobs before it" if self._guards else "")
+        reason = found + ("; other nodes are kept for jobs before it" if self._guards else "")
         self._pass_over(entry, reason)
         self._misfits[asked] = (ends_at, reason)
         self._passed_over[local] = self._next_release
@@ -200,26 +200,26 @@ class _Pass:
 
     def _pass_over(self, entry: Entry, reason: str) -> None:
         if reason != entry.passed_over:
-            self._tell(entry, JobEventKind.PASSED_OVER, reason)
+            self._mirror.tell(JobEventKind.PASSED_OVER, entry, self._now, detail=reason)
         entry.passed_over = reason
 
-    def _start(self, entry: Entry, found: Allocation) -> Start:
-        for name, count in found.nodes:
+    def _start(self, entry: Entry, found: Layout) -> Pin:
+        for name, count in found:
             room = self._rooms[name]
             self._rooms[name] = room.without(room.node.gives(entry.job, count), memory_on(entry.job, room.node, count))
         job, former = entry.job, self._mirror.starts.pins.get(entry.job.id)
         pin = Pin(
             job_id=job.id,
             submitted_at=job.submitted_at,
-            nodes=found.nodes,
+            nodes=found,
             wishes=OriginalRequest.of(job),
             at=self._now,
             failures=former.failures if former else 0,
         )
         self._mirror.starts.begin(pin)
-        entry.phase, entry.nodes, entry.reason = Phase.STARTING, found.nodes, ""
-        self._tell(entry, JobEventKind.START, "")
-        return Start(job_id=job.id, allocation=found, pin=pin)
+        entry.phase, entry.nodes, entry.reason = Phase.STARTING, found, ""
+        self._mirror.tell(JobEventKind.START, entry, self._now)
+        return pin
 
     def _releases(self) -> list[NodeRelease]:
         """Return the resources that come free as running jobs end, in order of time."""
@@ -240,19 +240,6 @@ class _Pass:
                 ]
         return sorted(found, key=lambda release: release.at)
 
-    def _tell(self, entry: Entry, kind: JobEventKind, detail: str) -> None:
-        self._mirror.happened.append(
-            JobEvent(
-                time=self._now,
-                kind=kind,
-                job_id=entry.job.id,
-                user=entry.job.user,
-                processors=entry.job.processors,
-                detail=detail,
-                nodes=entry.nodes,
-            )
-        )
-
 
 def _id(local: LocalJob) -> LrmJobId:
     found: LrmJobId = local.id  # type: ignore[assignment] # we gave it
@@ -265,13 +252,4 @@ def _tell_reserved(mirror: Mirror, standings: Standings, now: float) -> None:
         entry = mirror.entries[_id(local)]
         if entry.promised is None:
             entry.promised = at
-            mirror.happened.append(
-                JobEvent(
-                    time=now,
-                    kind=JobEventKind.RESERVED,
-                    job_id=entry.job.id,
-                    user=entry.job.user,
-                    processors=entry.job.processors,
-                    at=at,
-                )
-            )
+            mirror.tell(JobEventKind.RESERVED, entry, now, at=at)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from koala_adapter.lrm.starts import Starter
     from koala_adapter.model import LrmJob, LrmJobId, Queue
     from koala_adapter.ordering.asking import Overview
-    from koala_adapter.ordering.jobs import JobEvent, Start
+    from koala_adapter.ordering.jobs import JobEvent
     from koala_adapter.ordering.mirror import Mirror
     from koala_adapter.ordering.passes import MisfitRules
     from koala_adapter.ordering.shadow import ShadowReport
@@ -346,7 +346,7 @@ class OutsideScheduler:
         tasks.start_soon(self._starter.give_back)
         for job_id in self._starter.to_confirm():
             tasks.start_soon(self._starter.confirm, job_id)
-        starts: list[Start] = []
+        starts: list[Pin] = []
         if deciding and (mirror.dirty or mirror.unfinished or (due is not None and due <= listing.read_at)):
             starts = decide(mirror, self._misfit_rules, listing.read_at)
         for job_id in await self._starter.put_on_record([start.job_id for start in starts]):

@@ -12,7 +12,7 @@ from koala_adapter.lrm.listing import Listing
 from koala_adapter.lrm.startlog import Pin
 from koala_adapter.lrm.starts import Patience, Stage, Starts
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
-from koala_adapter.ordering.jobs import JobEvent, JobEventKind, Rules, Start
+from koala_adapter.ordering.jobs import JobEvent, JobEventKind, Rules
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.passes import MisfitRules, decide
 from koala_adapter.queueing.backfill import make_cluster_scheduler
@@ -69,9 +69,9 @@ class Listed:
         """Have the batch system show something else of a job."""
         self.jobs[job_id] = replace(self.jobs[job_id], **values)
 
-    def run(self, start: Start) -> None:
+    def run(self, start: Pin) -> None:
         """Have a job run where it was to be started."""
-        nodes = start.allocation.nodes
+        nodes = start.nodes
         self.change(
             start.job_id,
             state=LrmJobState.RUNNING,
@@ -82,7 +82,7 @@ class Listed:
             requested_nodes=tuple(name for name, _ in nodes),
         )
 
-    def look(self, after: float = 1.0) -> list[Start]:
+    def look(self, after: float = 1.0) -> list[Pin]:
         """Let time pass, list everything, and return what is to be started."""
         self.now += after
         self.observe()
@@ -129,7 +129,7 @@ def node(name: str, processors: int = 8, **values: Any) -> Node:  # noqa: ANN401
     return Node(name=name, processors=processors, **{"state": NodeState.UP, "processors_used": 0, **values})
 
 
-def starting(processors: int, walltime: int = 100, **values: Any) -> tuple[Listed, Start]:  # noqa: ANN401 - likewise
+def starting(processors: int, walltime: int = 100, **values: Any) -> tuple[Listed, Pin]:  # noqa: ANN401 - likewise
     """Return a site where job 1 is to be started."""
     site = Listed()
     site.submit("1", processors, walltime, **values)
@@ -137,7 +137,7 @@ def starting(processors: int, walltime: int = 100, **values: Any) -> tuple[Liste
     return site, start
 
 
-def accepted(processors: int, walltime: int = 100, **values: Any) -> tuple[Listed, Start]:  # noqa: ANN401 - likewise
+def accepted(processors: int, walltime: int = 100, **values: Any) -> tuple[Listed, Pin]:  # noqa: ANN401 - likewise
     """Return a site where the batch system has accepted the start of job 1, and does not show it yet."""
     site, start = starting(processors, walltime, **values)
     site.accept(start.job_id)

@@ -204,7 +204,7 @@ def test_a_start_is_counted_before_it_shows() -> None:
     site.submit_all(("2", 20), ("3", 12))
     (other,) = site.look()
     assert other.job_id == "3"
-    assert not set(dict(start.allocation.nodes).items()) & {(n, 8) for n, _ in other.allocation.nodes}
+    assert not set(dict(start.nodes).items()) & {(n, 8) for n, _ in other.nodes}
 
 
 def test_nodes_that_we_ourselves_occupy_for_a_start_stay_in_the_plan() -> None:
@@ -212,7 +212,7 @@ def test_nodes_that_we_ourselves_occupy_for_a_start_stay_in_the_plan() -> None:
     site, start = starting(20, 100)
     site.mirror.starts.advance(start.job_id, Stage.ASKED, site.now)
     site.submit_all(("2", 32, 100), ("3", 8, 500))
-    for name, _ in start.allocation.nodes:
+    for name, _ in start.nodes:
         site.nodes[name] = node(name, state=NodeState.DRAINING)
     assert site.step() == []
     assert site.mirror.schedulers[0].processors == 32
@@ -240,9 +240,9 @@ def test_a_start_that_does_not_show_is_taken_back() -> None:
     assert site.mirror.starts_to_undo() == []
     assert "tried again in" in site.mirror.entries[start.job_id].reason
     (again,) = site.look(5.0)
-    assert again.pin.failures == 1
-    assert again.pin.wishes
-    assert again.pin.wishes.requested_nodes == ("n1",)
+    assert again.failures == 1
+    assert again.wishes
+    assert again.wishes.requested_nodes == ("n1",)
     site.run(again)
     site.look()
     assert [(pin.started, pin.failures, pin.failure) for pin in site.mirror.starts.pins.values()] == [(True, 0, "")]
@@ -329,9 +329,9 @@ def test_the_start_of_a_job_that_has_run_is_confirmed(shown_running: bool) -> No
 @pytest.mark.parametrize("shown", ["held", "queued", "running", "gone"])
 def test_a_restart_in_the_middle_of_a_start(shown: str) -> None:
     before, start = starting(4)
-    site = Listed(pins=[start.pin])
+    site = Listed(pins=[start])
     site.jobs, site.now = before.jobs, before.now
-    ours = tuple(name for name, _ in start.pin.nodes)
+    ours = tuple(name for name, _ in start.nodes)
     if shown == "running":
         site.run(start)
     elif shown == "gone":
@@ -355,17 +355,17 @@ def test_a_restart_in_the_middle_of_a_start(shown: str) -> None:
         site.change("1", state=LrmJobState.HELD, hold=HoldOwner.USER)
         site.start_undone(start.job_id)
         again = [*site.look(1.0), *site.look(6.0)]
-    assert [(one.job_id, one.pin.wishes and one.pin.wishes.requested_nodes) for one in again] == [("1", ())]
+    assert [(one.job_id, one.wishes and one.wishes.requested_nodes) for one in again] == [("1", ())]
 
 
 def test_a_number_that_is_given_again_is_another_job() -> None:
     _, start = starting(4)
-    site = Listed(pins=[start.pin])
+    site = Listed(pins=[start])
     site.now = 9000.0
     site.submit("1", 4, requested_nodes=("n3",))
     (new,) = site.look()
-    assert new.allocation.nodes == (("n3", 4),)
-    assert new.pin.failures == 0
+    assert new.nodes == (("n3", 4),)
+    assert new.failures == 0
 
 
 def test_being_killed_again_and_again_is_no_failure_of_the_job() -> None:
@@ -378,7 +378,7 @@ def test_being_killed_again_and_again_is_no_failure_of_the_job() -> None:
             assert site.look() == []
             site.start_undone(pins[0].job_id)
         (start,) = site.look()
-        pins = [start.pin]
+        pins = [start]
     site.refuse(start.job_id, LrmRejectedError("busy"))
     assert site.look(PATIENCE.refused - 2.0) == []
     assert [one.job_id for one in site.look(3.0)] == ["1"]

@@ -255,7 +255,7 @@ def test_it_is_held_and_untied_before_it_may_start_again(held: bool) -> None:  #
     site.start_undone(id_)
     site.end("2")
     (again,) = site.look()
-    assert (again.job_id, again.pin.wishes and again.pin.wishes.requested_nodes) == ("1", ("n2",))
+    assert (again.job_id, again.wishes and again.wishes.requested_nodes) == ("1", ("n2",))
     assert [one.kind for one in site.mirror.happened if one.job_id == "1"] == [
         JobEventKind.SUBMITTED,
         JobEventKind.START,
