@@ -86,8 +86,6 @@ class Explanation:
 class Overview:
     """Summary of the whole queue."""
 
-    read_at: float | None
-    """When the batch system was listed last."""
     processors: int
     free: int
     waiting: int
@@ -138,7 +136,6 @@ def overview(mirror: Mirror) -> Overview:
     """Return the summary of the whole queue."""
     phases = [entry.phase for entry in mirror.entries.values()]
     return Overview(
-        read_at=None if mirror.listing is None else mirror.listing.read_at,
         processors=sum(scheduler.processors for scheduler in mirror.schedulers),
         free=sum(max(0, scheduler.free) for scheduler in mirror.schedulers),
         waiting=phases.count(Phase.WAITING),
@@ -151,14 +148,14 @@ def overview(mirror: Mirror) -> Overview:
 # -- Times as people read them -------------------------------------------------------------------------------
 # Times of our clock become times of day, by the time of day as it is set now.
 
-_Told = TypeVar("_Told", "Explanation", "Overview", "JobEvent", "Difference")
+_Told = TypeVar("_Told", "Explanation", "JobEvent", "Difference")
 
-_TIMES = ("time", "at", "reserved_at", "promised_at", "read_at", "ours", "theirs")
+_TIMES = ("time", "at", "reserved_at", "promised_at", "ours", "theirs")
 """Fields that hold a time of our clock. When a job started is told in the words of its batch system."""
 
 
 def shifted(told: _Told, offset: float) -> _Told:
-    """Return an explanation or overview with its times shifted by ``offset`` seconds."""
+    """Return what is told of a job with its times shifted by ``offset`` seconds."""
     times = {name: getattr(told, name, None) for name in _TIMES}
     return replace(told, **{name: time + offset for name, time in times.items() if time is not None})
 
@@ -185,75 +182,63 @@ NOBODY = frozenset({errno.ECONNREFUSED, errno.ENOENT})
 """Errors of connecting to a socket whose server has gone."""
 
 
-class SocketPath:
-    """Path of a socket that other users may be allowed to use."""
+@contextmanager
+def listening(path: Path, *, mode: int) -> Iterator[socket.socket]:
+    """Listen at a path while the context lasts, without blocking. Raises ConfigurationError, ServiceRunningError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            _check(path)
+            with reachable(path) as name:
+                _clear(path, name)
+                listener.bind(name)
+            path.chmod(mode)
+            listener.listen(BACKLOG)
+            listener.settimeout(0)
+            made = path.lstat().st_ino
+        except OSError as error:
+            raise _unusable(path, error.strerror or str(error)) from error
+        try:
+            yield listener
+        finally:
+            # Another process may have replaced it meanwhile.
+            with suppress(OSError):
+                if path.lstat().st_ino == made:
+                    path.unlink()
 
-    def __init__(self, path: Path, *, mode: int) -> None:
-        """Store the path; `listening` checks and creates the socket."""
-        self._path = path
-        self._mode = mode
 
-    @contextmanager
-    def listening(self) -> Iterator[socket.socket]:
-        """Listen while the context lasts, without blocking. Raises ConfigurationError, ServiceRunningError."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            try:
-                made = self._bind(listener)
-            except OSError as error:
-                raise self._unusable(error.strerror or str(error)) from error
-            try:
-                yield listener
-            finally:
-                self._remove(made)
+def _check(path: Path) -> None:
+    """Refuse a directory in which another user could replace the socket. Raises OSError."""
+    directory = path.parent
+    found = weakness(path)
+    if found:
+        raise _unusable(path, found)
+    status = directory.stat()
+    if status.st_uid != os.geteuid():
+        raise _unusable(path, f"{directory} belongs to {user_name(status.st_uid)}, not to you")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = stat.S_IMODE(status.st_mode)
+        raise _unusable(path, f"others can write to {directory} (mode {mode:04o})")
 
-    def _bind(self, listener: socket.socket) -> int:
-        """Bind the socket and listen; return its inode number. Raises OSError."""
-        self._check()
-        with reachable(self._path) as name:
-            self._clear(name)
-            listener.bind(name)
-        self._path.chmod(self._mode)
-        listener.listen(BACKLOG)
-        listener.settimeout(0)
-        return self._path.lstat().st_ino
 
-    def _check(self) -> None:
-        """Refuse a directory in which another user could replace the socket. Raises OSError."""
-        directory = self._path.parent
-        found = weakness(self._path)
-        if found:
-            raise self._unusable(found)
-        status = directory.stat()
-        if status.st_uid != os.geteuid():
-            raise self._unusable(f"{directory} belongs to {user_name(status.st_uid)}, not to you")
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            mode = stat.S_IMODE(status.st_mode)
-            raise self._unusable(f"others can write to {directory} (mode {mode:04o})")
+def _clear(path: Path, name: str) -> None:
+    """Remove the socket of a process that was killed. Raises OSError."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise _unusable(path, "there is a file of that name that is no socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+            other.settimeout(0)
+            if other.connect_ex(name) not in NOBODY:
+                raise ServiceRunningError(
+                    f"somebody answers at {path} already", hint="give each cluster a socket of its own"
+                )
+        path.unlink()
 
-    def _clear(self, name: str) -> None:
-        """Remove the socket of a process that was killed. Raises OSError."""
-        with suppress(FileNotFoundError):
-            if not stat.S_ISSOCK(self._path.lstat().st_mode):
-                raise self._unusable("there is a file of that name that is no socket")
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
-                other.settimeout(0)
-                if other.connect_ex(name) not in NOBODY:
-                    raise ServiceRunningError(
-                        f"somebody answers at {self._path} already", hint="give each cluster a socket of its own"
-                    )
-            self._path.unlink()
 
-    def _remove(self, made: int) -> None:
-        """Remove our socket, unless another process has replaced it."""
-        with suppress(OSError):
-            if self._path.lstat().st_ino == made:
-                self._path.unlink()
-
-    def _unusable(self, why: str) -> ConfigurationError:
-        hint = f"give a path in a directory that only {user_name(os.geteuid())} can write to and others can enter"
-        return ConfigurationError(
-            f"cannot listen at {self._path}: {why}", hint=f"{hint}, such as one made by `install -d -m 0755 /run/koala`"
-        )
+def _unusable(path: Path, why: str) -> ConfigurationError:
+    hint = f"give a path in a directory that only {user_name(os.geteuid())} can write to and others can enter"
+    return ConfigurationError(
+        f"cannot listen at {path}: {why}", hint=f"{hint}, such as one made by `install -d -m 0755 /run/koala`"
+    )
 
 
 # -- The server ----------------------------------------------------------------------------------------------
@@ -302,7 +287,8 @@ class ExplainServer:
     def __init__(self, explain_job: Callable[[str], Explanation], path: Path, *, mode: int = OWNER) -> None:
         """Listen at ``path``. ``explain_job`` raises JobNotFoundError; it changes nothing."""
         self._explain_job = explain_job
-        self._path = SocketPath(path, mode=mode)
+        self._path = path
+        self._mode = mode
         self._held: Counter[int] = Counter()
         """Places by user id."""
         self._turn = anyio.Lock()
@@ -315,7 +301,7 @@ class ExplainServer:
         Raises ConfigurationError when another user could put something else in its place, and ServiceRunningError when
         another server answers there already.
         """
-        with self._path.listening() as listener:
+        with listening(self._path, mode=self._mode) as listener:
             async with anyio.create_task_group() as tasks:
                 task_status.started()
                 while True:

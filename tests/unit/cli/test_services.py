@@ -225,7 +225,7 @@ def test_explanations_in_words(phase: str, values: dict[str, object], said: str)
 
 
 def test_the_status_in_one_line() -> None:
-    found = Overview(read_at=0.0, processors=32, free=8, waiting=3, running=2, starting=1, left_out=4)
+    found = Overview(processors=32, free=8, waiting=3, running=2, starting=1, left_out=4)
     assert ordertext.status("a", found, None) == (
         "a: 24 of 32 processors used, 2 running, 1 starting, 3 waiting, 4 left out"
     )

@@ -39,11 +39,11 @@ from koala_adapter.ordering.asking import (
     QUESTION_LIMIT,
     ExplainServer,
     Explanation,
-    SocketPath,
     as_seen_by,
     ask_explanation,
     explain,
     explainer,
+    listening,
     parse_question,
 )
 from koala_adapter.ordering.jobs import Phase, Rules
@@ -93,7 +93,7 @@ print(one.makefile().readline())
 )
 
 
-public = partial(SocketPath, mode=EVERYBODY)
+public = partial(listening, mode=EVERYBODY)
 ask = partial(ask_explanation, hint="start it with --ask-socket")
 
 
@@ -357,14 +357,14 @@ def test_a_directory_of_others_is_refused(tmp_path: Path) -> None:
     """Where another user could put a socket of his own in its place, or take it away."""
     for mode in (0o775, 0o757, 0o1777):
         tmp_path.chmod(mode)
-        with pytest.raises(ConfigurationError, match="write to"), public(tmp_path / "ask.sock").listening():
+        with pytest.raises(ConfigurationError, match="write to"), public(tmp_path / "ask.sock"):
             pass
     tmp_path.chmod(0o755)
-    with pytest.raises(ConfigurationError, match="No such file"), public(tmp_path / "no" / "s").listening():
+    with pytest.raises(ConfigurationError, match="No such file"), public(tmp_path / "no" / "s"):
         pass
     if os.geteuid() == 0:
         os.chown(tmp_path, NOBODY, NOBODY)
-        with pytest.raises(ConfigurationError, match="belongs to"), public(tmp_path / "ask.sock").listening():
+        with pytest.raises(ConfigurationError, match="belongs to"), public(tmp_path / "ask.sock"):
             pass
 
 
@@ -372,18 +372,18 @@ def test_what_is_there_already(tmp_path: Path) -> None:
     """A file is kept, somebody who answers goes on, and what a killed process has left is replaced."""
     file = tmp_path / "file"
     file.write_text("mine")
-    with pytest.raises(ConfigurationError, match="no socket"), public(file).listening():
+    with pytest.raises(ConfigurationError, match="no socket"), public(file):
         pass
     assert file.read_text() == "mine"
     path = tmp_path / "ask.sock"
-    with public(path).listening():
-        with pytest.raises(ServiceRunningError, match="already"), public(path).listening():
+    with public(path):
+        with pytest.raises(ServiceRunningError, match="already"), public(path):
             pass
         assert path.exists()
     left = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     left.bind(str(path))
     left.close()
-    with public(path).listening():
+    with public(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o666
         path.unlink()
         path.write_text("another's")
@@ -393,5 +393,5 @@ def test_what_is_there_already(tmp_path: Path) -> None:
 def test_a_long_path_will_do(tmp_path: Path) -> None:
     directory = tmp_path / ("x" * 120)
     directory.mkdir(mode=0o755)
-    with public(directory / "ask.sock").listening():
+    with public(directory / "ask.sock"):
         assert (directory / "ask.sock").is_socket()
