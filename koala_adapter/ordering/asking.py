@@ -116,7 +116,8 @@ def explain(mirror: Mirror, job_id: str) -> Explanation:
         started_at=entry.job.started_at,
         nodes=entry.nodes,
     )
-    if entry.phase is not Phase.WAITING or mirror.standings is None or (noted := mirror.standings.of(entry)) is None:
+    noted = mirror.standing_of(entry)
+    if noted is None:
         return found
     passed_over = f"enough processors are free, but {entry.passed_over}" if entry.passed_over else ""
     return replace(

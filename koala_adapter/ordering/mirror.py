@@ -36,7 +36,7 @@ from koala_adapter.policies.checked import CheckedQueue
 from koala_adapter.queueing.queue import LocalJob, why_waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from koala_adapter.lrm.listing import Listing
     from koala_adapter.lrm.startlog import Layout, Pin
@@ -63,12 +63,14 @@ class Standing:
     reason: str
 
 
-class _Queue:
-    """State of one pool's queue before a pass."""
+class Standings:
+    """The queue of one pool as it was after a decision."""
 
     def __init__(self, scheduler: ClusterScheduler, now: float) -> None:
+        """``now``: by the clock of the scheduler."""
         self._order: Sequence[LocalJob] = tuple(scheduler.waiting)
         self.reserved: Mapping[LocalJob, float] = dict(scheduler.reservations(now))
+        """The reserved starts of waiting jobs."""
         self._free, self._processors = scheduler.free, scheduler.processors
         self._trouble = scheduler.trouble if isinstance(scheduler, CheckedQueue) else ""
 
@@ -76,7 +78,8 @@ class _Queue:
     def _places(self) -> Mapping[LocalJob, int]:
         return {job: place for place, job in enumerate(self._order, 1)}
 
-    def standing_of(self, job: LocalJob) -> Standing | None:
+    def of(self, job: LocalJob) -> Standing | None:
+        """Return the place of a job; None when it was not waiting."""
         place = self._places.get(job)
         if place is None:
             return None
@@ -85,25 +88,6 @@ class _Queue:
         known = why_waiting(job, position, start, free=self._free, processors=self._processors)
         reason = self._trouble or known
         return Standing(position=position, queued=len(self._order), start=start, reason=reason)
-
-
-class Standings:
-    """Snapshot of all pools' queues after a decision."""
-
-    def __init__(self, schedulers: Sequence[ClusterScheduler], now: float) -> None:
-        """``schedulers``: by pool number; ``now``: by their clock."""
-        self._queues = [_Queue(scheduler, now) for scheduler in schedulers]
-
-    def reservations(self) -> Iterator[tuple[LocalJob, float]]:
-        """Yield the waiting jobs that have a reserved start, with that start."""
-        for queue in self._queues:
-            yield from queue.reserved.items()
-
-    def of(self, entry: Entry) -> Standing | None:
-        """Return the place of a job; None when it was not waiting."""
-        if entry.local is None or entry.pool is None or entry.pool >= len(self._queues):
-            return None
-        return self._queues[entry.pool].standing_of(entry.local)
 
 
 # -- The mirror ----------------------------------------------------------------------------------------------
@@ -138,8 +122,8 @@ class Mirror:
         """Number of the passes that together try all jobs; one pass, but for very many that fit in sum only."""
         self.rooms: dict[str, NodeRoom] = {}
         """What was free on each node that is up at the last look."""
-        self.standings: Standings | None = None
-        """Where the waiting jobs stood after the last decision; None before the first."""
+        self.standings: Sequence[Standings] = ()
+        """Where the waiting jobs stood after the last decision, by pool; empty before the first."""
         self.happened: list[JobEvent] = []
         """Events to be shown; the driver of the mirror removes them."""
         self._make_scheduler = make_scheduler
@@ -395,6 +379,12 @@ class Mirror:
             other.phase in {Phase.STARTING, Phase.RETURNING} and other.job.array == array
             for other in self.entries.values()
         )
+
+    def standing_of(self, entry: Entry) -> Standing | None:
+        """Return where a waiting job stood after the last decision; None when it was not waiting then."""
+        if entry.phase is not Phase.WAITING or entry.local is None or _pool(entry) >= len(self.standings):
+            return None
+        return self.standings[_pool(entry)].of(entry.local)
 
     def starts_to_undo(self) -> list[LrmJobId]:
         """Return jobs to be held and untied: not started in time, or queued again."""

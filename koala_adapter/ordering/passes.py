@@ -81,8 +81,8 @@ def decide(mirror: Mirror, misfit_rules: MisfitRules, now: float) -> list[Pin]:
         mirror.unfinished |= one.cut_short
     if not mirror.unfinished:
         mirror.dirty, mirror.changed_meanwhile = mirror.changed_meanwhile, False
-    mirror.standings = Standings(mirror.schedulers, now)
-    _tell_reserved(mirror, mirror.standings, now)
+    mirror.standings = [Standings(scheduler, now) for scheduler in mirror.schedulers]
+    _tell_reserved(mirror, now)
     return starts
 
 
@@ -246,9 +246,9 @@ def _id(local: LocalJob) -> LrmJobId:
     return found
 
 
-def _tell_reserved(mirror: Mirror, standings: Standings, now: float) -> None:
+def _tell_reserved(mirror: Mirror, now: float) -> None:
     """Report the first reserved start of each job; later ones are earlier, or were caused by an event."""
-    for local, at in standings.reservations():
+    for local, at in (item for queue in mirror.standings for item in queue.reserved.items()):
         entry = mirror.entries[_id(local)]
         if entry.promised is None:
             entry.promised = at

@@ -530,8 +530,7 @@ def test_a_job_passed_over_keeps_its_place_before_those_behind_it() -> None:
     site.submit("last", 16, 10, submitted_at=site.now - 1)
     for _ in range(3):
         assert site.step(10) == []
-        assert site.mirror.standings is not None
-        times = {local.id: at for local, at in site.mirror.standings.reservations()}
+        times = {local.id: at for queue in site.mirror.standings for local, at in queue.reserved.items()}
         assert times == {"wide": 1101.0, "next": 1101.0, "last": 1601.0}
     assert {one.job_id: one.at for one in site.told(JobEventKind.RESERVED)} == times
     site.end("rn1", "rn2")
