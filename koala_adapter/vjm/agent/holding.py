@@ -22,12 +22,11 @@ import sys
 from koala_adapter.vjm.agent.connection import Channel
 from koala_adapter.vjm.agent.node import (
     GRACE,
+    AgentState,
     FatalError,
     Settings,
-    Timers,
     clock,
     own_output,
-    random_name,
     remove_output,
     say,
     word,
@@ -36,7 +35,7 @@ from koala_adapter.vjm.agent.node import (
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional, Tuple, Type
+    from typing import Any, Dict, Optional, Type
 
     from koala_adapter.vjm.agent.probe import Probes
     from koala_adapter.vjm.agent.task import TaskList
@@ -84,16 +83,12 @@ def for_tasks() -> "Type[TaskList]":
     return TaskList
 
 
-class Agent:
+class Agent(AgentState):
     """The agent: connection, lease, walltime and tasks."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.selector = selectors.DefaultSelector()
-        self.timers = Timers()
-        self.ending: "Optional[Tuple[str, str]]" = None  # reason and detail, once the agent must go
+        AgentState.__init__(self, settings)
         self._channel = Channel(settings, self.selector, self)
-        self._session = random_name() + random_name()
         self._tasks: "Optional[TaskList]" = None  # what they need is not even compiled before the first
         self._probes: "Optional[Probes]" = None  # likewise
         self._lease = settings.lease
@@ -157,7 +152,7 @@ class Agent:
         settings = self.settings
         self._channel.send({
             "kind": "hello", "version": VERSION, "batch": settings.batch, "index": settings.index,
-            "token": settings.token, "session": self._session, "lrm_id": settings.lrm_id,
+            "token": settings.token, "session": self.session, "lrm_id": settings.lrm_id,
             "host": word(socket.gethostname()), "address": word(self._channel.own_address()), "pid": os.getpid(),
             "ends_in": self._ends_in(), "python": ".".join(map(str, sys.version_info[:3])),
             "tasks": self._tasks.reports() if self._tasks else [], "resends": True,
@@ -258,19 +253,12 @@ class Agent:
         if self._probes is None:
             from koala_adapter.vjm.agent.probe import Probes
 
-            self._probes = Probes(self.selector, self.timers, self._channel)
+            self._probes = Probes(self, self._channel)
         return self._probes
 
     def _on_launch(self, message: "Dict[str, Any]") -> None:
         if self._tasks is None:
-            self._tasks = for_tasks()(
-                self._channel,
-                selector=self.selector,
-                timers=self.timers,
-                settings=self.settings,
-                session=self._session,
-                ending=self.ending,
-            )
+            self._tasks = for_tasks()(self, self._channel)
         self._tasks.on_launch(message)
 
     def _on_release(self, message: "Dict[str, Any]") -> None:

@@ -43,12 +43,7 @@ WAITING = True  # what the steps below yield when they cannot go on before somet
 class Inputs:
     """Gets the large input files of a task, in short steps, and puts them where it finds them."""
 
-    def __init__(
-        self,
-        workplace: Workplace,
-        message: "Dict[str, Any]",
-        directory: str,
-    ) -> None:
+    def __init__(self, workplace: Workplace, message: "Dict[str, Any]", directory: str) -> None:
         """``directory``: that in which the task starts. Raises OSError."""
         self._workplace = workplace
         self._task = message["task"]

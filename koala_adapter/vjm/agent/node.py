@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The node as the agent sees it: clock, names, settings, timers, and the file of its own messages.
 
-In order: small functions that all parts use, the settings from the job script, timers, and the file that is made for
-what the agent writes to its stderr.
+In order: small functions that all parts use, the settings from the job script, timers, what all parts share, and the
+file that is made for what the agent writes to its stderr.
 """
 
 import os
+import selectors
 import socket
 import stat
 import sys
@@ -128,6 +129,20 @@ class Timers:
     def wait(self) -> "Optional[float]":
         """Return the seconds until the next call is due."""
         return max(0.0, self._calls[0][0] - clock()) if self._calls else None
+
+
+# -- What all parts of an agent share ------------------------------------------------------------------------
+
+
+class AgentState:
+    """What all parts of an agent share: its settings, its loop, and why it ends."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.selector = selectors.DefaultSelector()
+        self.timers = Timers()
+        self.session = random_name() + random_name()  # secret of this process
+        self.ending: "Optional[Tuple[str, str]]" = None  # reason and detail, once the agent must go
 
 
 # -- The file of the agent's own messages --------------------------------------------------------------------

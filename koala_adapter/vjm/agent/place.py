@@ -11,12 +11,11 @@ import errno
 import fcntl
 import os
 import re
-import selectors
 import signal
 import socket
 import stat
 
-from koala_adapter.vjm.agent.node import Timers, clock, own_output, random_name, raw, remove_output
+from koala_adapter.vjm.agent.node import AgentState, clock, own_output, random_name, raw, remove_output
 from koala_adapter.vjm.agent.processes import NO_SESSION, kill_all, read_bytes
 from koala_adapter.vjm.agent.usage import Counts, kill_orphans, reap_orphans
 
@@ -313,13 +312,11 @@ class Share:
 class Workplace:
     """Makes directories for tasks and removes them in short steps."""
 
-    def __init__(
-        self, selector: selectors.BaseSelector, timers: Timers, batch: str, ending: "Optional[Tuple[str, str]]"
-    ) -> None:
-        self.selector = selector
-        self.timers = timers
-        self.guard = Guard(batch)
-        self.ending = ending  # reason and detail, once the placeholder must go
+    def __init__(self, agent: AgentState) -> None:
+        self.agent = agent
+        self.selector = agent.selector
+        self.timers = agent.timers
+        self.guard = Guard(agent.settings.batch)
         self.adopts = False  # what tasks leave behind becomes a child of ours
         self._orphans = Counts()  # of adopted processes that were reaped
         self._running: "Set[int]" = set()  # the first processes of tasks, which these reap themselves

@@ -9,7 +9,7 @@ import selectors
 import socket
 
 from koala_adapter.vjm.agent.connection import Channel
-from koala_adapter.vjm.agent.node import Timers
+from koala_adapter.vjm.agent.node import AgentState
 from koala_adapter.vjm.agent.sockets import connecting
 
 TYPE_CHECKING = False
@@ -26,9 +26,9 @@ MOST = 8  # connections to one port, and probes at once: further ones are droppe
 class Probes:
     """The probes of an agent that are under way."""
 
-    def __init__(self, selector: selectors.BaseSelector, timers: Timers, channel: Channel) -> None:
-        self._selector = selector
-        self._timers = timers
+    def __init__(self, agent: AgentState, channel: Channel) -> None:
+        self._selector = agent.selector
+        self._timers = agent.timers
         self._channel = channel
         self._open = 0
 

@@ -3,14 +3,12 @@
 
 import binascii
 import os
-import selectors
 import signal
 import socket
-from binascii import a2b_base64
 
 from koala_adapter.vjm.agent import setup
 from koala_adapter.vjm.agent.connection import Channel
-from koala_adapter.vjm.agent.node import GRACE, Settings, Timers, clock, raw
+from koala_adapter.vjm.agent.node import GRACE, AgentState, clock, raw
 from koala_adapter.vjm.agent.place import Workplace
 from koala_adapter.vjm.agent.processes import (
     LaunchError,
@@ -38,6 +36,8 @@ if TYPE_CHECKING:
     from koala_adapter.vjm.agent.application import ApplicationSocket
     from koala_adapter.vjm.agent.inputs import Inputs
     from koala_adapter.vjm.agent.relay import Relay
+
+    Identity = Tuple[int, int, int]
 
 
 # -- One task ------------------------------------------------------------------------------------------------
@@ -204,13 +204,7 @@ class Task:
         if self.complete and not self.keeps_files:
             self._tidy()
 
-    def _conclude(
-        self,
-        process: Usage,
-        when: float,
-        code: "Optional[int]",
-        number: "Optional[int]",
-    ) -> None:
+    def _conclude(self, process: Usage, when: float, code: "Optional[int]", number: "Optional[int]") -> None:
         since = clock() - when
         by = self._killed(code, number)
         if by and by not in self._ordered and not self._stopping and since < SETTLE:
@@ -235,8 +229,8 @@ class Task:
             reason, detail = self._stopping
         elif self._killed(code, number) == signal.SIGKILL and oom_kills() > self._oom_kills:
             reason, detail = "memory", "killed by the kernel because the memory limit of its job was reached"
-        elif self._killed(code, number) and self._workplace.ending:
-            reason, detail = self._workplace.ending
+        elif self._killed(code, number) and self._workplace.agent.ending:
+            reason, detail = self._workplace.agent.ending
         elif code is not None and code - 128 not in self._ordered:
             failed = self._setup_failure(code)
             if failed is not None:
@@ -255,57 +249,45 @@ class Task:
             os.mkdir(working_directory, 0o700)
         elif not os.path.isdir(raw(working_directory)):
             raise LaunchError(f"the working directory {working_directory} does not exist on {socket.gethostname()}")
-        inputs = {}
+        inputs: "Dict[str, Identity]" = {}
         for file in message["files"]:
             if file.get("link"):  # a control center of an earlier version says nothing of it
                 inputs[file["target"]] = link_file(working_directory, file["target"], file["link"])
             elif not file.get("digest"):  # likewise
                 content = binascii.a2b_base64(file["content"])
                 inputs[file["target"]] = write_file(working_directory, file["target"], file["mode"], content)
-        if any(file.get("digest") for file in message["files"]):
-            from koala_adapter.vjm.agent.inputs import Inputs
-
-            self.gathering = True
-            self.inputs = Inputs(self._workplace, message, working_directory)
-            self.inputs.get(
-                lambda found, fault: self._begin_late(message, working_directory, {**inputs, **found}, fault)
-            )
-        else:
+        if not any(file.get("digest") for file in message["files"]):
             self._begin(message, directory, working_directory, inputs)
-
-    def _begin_late(
-        self,
-        message: "Dict[str, Any]",
-        working_directory: str,
-        inputs: "Dict[str, Tuple[int, int, int]]",
-        fault: str,
-    ) -> None:
-        """Start the process: its large input files have come, or there is a fault."""
-        directory = self._directory
-        if fault or directory is None:
-            self.fail(fault)
             return
-        self.gathering = False
-        self._attempt(lambda: self._begin(message, directory, working_directory, inputs))
-        self.begun = self.pid is not None
+        from koala_adapter.vjm.agent.inputs import Inputs
+
+        def begin(found: "Dict[str, Identity]", fault: str) -> None:
+            """Start the process: its large input files have come, or there is a ``fault``."""
+            if fault or self._directory is None:
+                self.fail(fault)
+                return
+            self.gathering = False
+            self._attempt(lambda: self._begin(message, directory, working_directory, {**inputs, **found}))
+            self.begun = self.pid is not None
+
+        self.gathering = True
+        self.inputs = Inputs(self._workplace, message, working_directory)
+        self.inputs.get(begin)
 
     def _begin(
-        self,
-        message: "Dict[str, Any]",
-        directory: str,
-        working_directory: str,
-        inputs: "Dict[str, Tuple[int, int, int]]",
+        self, message: "Dict[str, Any]", directory: str, working_directory: str, inputs: "Dict[str, Identity]"
     ) -> None:
-        if message.get("output_files") or (
-            message.get("output_files") is not None and not message["working_directory"]
-        ):
+        """Start the process in its working directory; ``directory`` is its private one."""
+        output_files = message.get("output_files")
+        if output_files or (output_files is not None and not message["working_directory"]):
             self._collect = lambda: Results(self.name, working_directory, message, inputs)
         environment = task_environment(node_environment(), message["environment"])
         environment["PWD"] = working_directory
         library = self._serve_application(directory, message, environment)
         argv = message["argv"]
-        if message.get("setup"):  # a control center of an earlier version says nothing of it
-            argv = self._set_up(directory, message["setup"], argv, library, environment)
+        lines = message.get("setup")  # a control center of an earlier version says nothing of it
+        if lines:
+            argv = self._set_up(directory, lines, argv, library, environment)
         self.mark = raw(f"KOALA_STDOUT={directory}/out\0")
         writers = []
         try:
@@ -391,22 +373,11 @@ REPORTS = 256  # ended tasks told again in each Hello
 class TaskList:
     """All tasks of an agent, with the sending of output, files and ends."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        *,
-        selector: selectors.BaseSelector,
-        timers: Timers,
-        settings: Settings,
-        session: str,
-        ending: "Optional[Tuple[str, str]]",
-    ) -> None:
-        """``ending``: why the placeholder is about to end, if it is."""
+    def __init__(self, agent: AgentState, channel: Channel) -> None:
+        self._agent = agent
         self._channel = channel
-        self._workplace = Workplace(selector, timers, settings.batch, ending)
+        self._workplace = Workplace(agent)
         self._workplace.adopts = adopt_orphans()
-        self._settings = settings
-        self._session = session
         self._relay: "Optional[Relay]" = None  # once a task needs it
         self._tasks: "Dict[str, Task]" = {}
         self._forgotten: "Set[str]" = set()
@@ -486,8 +457,6 @@ class TaskList:
 
     def stop(self, reason: str, detail: str, grace: float) -> None:
         """Ask all processes to end, and make them end ``grace`` seconds later: the placeholder must go."""
-        if self._workplace.ending is None:
-            self._workplace.ending = (reason, detail)
         for task in self._tasks.values():
             task.stop(reason, detail, grace)
 
@@ -520,8 +489,8 @@ class TaskList:
         task = self._tasks.get(name)
         if task is None and name not in self._forgotten:
             task = self._tasks[name] = Task(self._workplace, name)
-            if self._workplace.ending:
-                task.fail(self._workplace.ending[1], reason=self._workplace.ending[0])
+            if self._agent.ending:
+                task.fail(self._agent.ending[1], reason=self._agent.ending[0])
             else:
                 self._launch(task, message)
             self._forget()
@@ -538,8 +507,8 @@ class TaskList:
         if self._relay is None:
             from koala_adapter.vjm.agent.relay import Relay
 
-            place = self._workplace
-            self._relay = Relay(self._settings, place.selector, place.timers, self._channel, self._session)
+            agent = self._agent
+            self._relay = Relay(agent.settings, agent.selector, agent.timers, self._channel, agent.session)
         self._relay.expect(task.name, forwards or [], told=bool(relayed))
         task.launch(message)
 
@@ -568,7 +537,7 @@ class TaskList:
         """Pass a frame to the process of a task, if connected."""
         task = self._tasks.get(message["task"])
         if task is not None and task.application is not None:
-            task.application.tell(a2b_base64(message["data"]))
+            task.application.tell(binascii.a2b_base64(message["data"]))
 
     def on_output_ack(self, message: "Dict[str, Any]") -> None:
         """Drop output that the center has stored."""

@@ -4,21 +4,24 @@
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from koala_adapter.vjm.agent import usage
-from koala_adapter.vjm.agent.node import Timers
+from koala_adapter.vjm.agent.node import AgentState, Timers
 from koala_adapter.vjm.agent.place import Workplace
 from koala_adapter.vjm.agent.processes import start
 from koala_adapter.vjm.agent.task import Task
 from koala_adapter.vjm.agent.usage import Counts, Usage, counts_of, reap
+
+if TYPE_CHECKING:
+    from koala_adapter.vjm.agent.node import Settings
 
 MIB = 2**20
 BURN = "import time\nwhile time.process_time() < {}: pass"
@@ -30,8 +33,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workp
     """Return the place of an agent's task, without a guard over it."""
     (tmp_path / "1").mkdir()
     monkeypatch.setattr(Workplace, "new_directory", lambda _place: str(tmp_path / "1"))
-    with selectors.DefaultSelector() as selector:
-        made = Workplace(selector, Timers(), "b", None)
+    agent = AgentState(cast("Settings", SimpleNamespace(batch="b")))
+    with agent.selector:
+        made = Workplace(agent)
         yield made
         made.finish()
 
