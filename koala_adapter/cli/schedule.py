@@ -28,7 +28,6 @@ from koala_adapter.cli.session import EXIT_FAILURE, QueuePolicy, command_body, j
 from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import ConfigurationError, JournalError, LrmUnsupportedError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
-from koala_adapter.host.metrics import watch_commands
 from koala_adapter.host.process import stop_on_signal, under_supervision
 from koala_adapter.lrm.startlog import StartLog
 from koala_adapter.lrm.starts import PATIENCE, Patience, Starter, Starts
@@ -585,7 +584,7 @@ def schedule_directory(session: Session, cluster: str) -> Path:
 async def _run(session: Session, config: ClusterConfig, plan: Plan, directory: Path) -> None:
     async with _opened(session, config) as (lrm, commands):
         meter = QueueMeter(config.name)
-        watch_commands(meter.meter, config.name, commands)
+        commands.count_in(meter.meter, config.name)
         doing = "watches" if plan.shadow else "schedules"
         session.remark(f"koala {doing} cluster {config.name}: {plan}; Ctrl-C ends it")
         screen = OrderScreen(session, config.name, meter, as_json=plan.as_json)

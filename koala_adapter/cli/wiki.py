@@ -23,7 +23,7 @@ from koala_adapter.cli.serve import metrics_port_option, tell_metrics
 from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, LrmError
 from koala_adapter.host.clock import seconds_since_boot
-from koala_adapter.host.metrics import process_meter, watch_commands
+from koala_adapter.host.metrics import process_meter
 from koala_adapter.host.process import stop_on_signal, under_supervision
 from koala_adapter.host.sockets import is_loopback
 from koala_adapter.lrm.commands import login_name
@@ -317,7 +317,7 @@ async def _serve(
             lrm, commands = make_lrm(
                 one, session.plugins, session.directory, host=hosts.at(one.site), owner=config is not None
             )
-            watch_commands(meter, one.name, commands)
+            commands.count_in(meter, one.name)
             stack.push_async_callback(close_lrm, lrm)
             await lrm.start()
             lrms.append((one.cluster_name, lrm))

@@ -11,9 +11,7 @@ import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from koala_adapter import __version__
 
@@ -266,32 +264,7 @@ def _bounded(known: Mapping[tuple[str, ...], object], labels: tuple[str, ...]) -
     return labels if labels in known or len(known) < MOST_SERIES else (OTHER,) * len(labels)
 
 
-# -- What every process counts: its version, and requests to batch systems -----------------------------------
-
-
-class CountedWindow(Protocol):
-    """Counts of requests to a batch system (protocol)."""
-
-    @property
-    def per_minute(self) -> int:
-        """Most requests a minute."""
-
-    @property
-    def total(self) -> int:
-        """Requests of this process."""
-
-    def recent(self) -> int:
-        """Requests within the last minute."""
-
-
-class Observable(Protocol):
-    """A CommandRunner, as far as it reports requests (protocol)."""
-
-    observer: Callable[[str, float, str], None]
-
-    @property
-    def window(self) -> CountedWindow:
-        """Bound of requests, with its counts."""
+# -- What every process counts -------------------------------------------------------------------------------
 
 
 def process_meter(role: str) -> Meter:
@@ -305,23 +278,3 @@ def process_meter(role: str) -> Meter:
 
     meter.read_with(who)
     return meter
-
-
-def watch_commands(meter: Meter, cluster: str, commands: Observable) -> None:
-    """Count the requests to the batch system of a cluster."""
-    commands.observer = partial(_ran, meter, cluster)
-
-    def requests(meter: Meter) -> None:
-        window = commands.window
-        meter.set(REQUESTS, cluster, value=window.total)
-        meter.set(REQUESTS_LAST_MINUTE, cluster, value=window.recent())
-        meter.set(REQUESTS_BOUND, cluster, value=window.per_minute)
-
-    meter.read_with(requests)
-
-
-def _ran(meter: Meter, cluster: str, program: str, seconds: float, failure: str) -> None:
-    command = PurePath(program).name
-    meter.observe(COMMAND_SECONDS, cluster, command, seconds=seconds)
-    if failure:
-        meter.add(COMMAND_ERRORS, cluster, command, failure)

@@ -25,12 +25,13 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmUnavailableError, LrmUnreachableError
+from koala_adapter.host import metrics as metric
 from koala_adapter.host.privatedirectory import make_directory
 from koala_adapter.lrm.lrmhost import HostFacts, HostProcess, LrmHost
 from koala_adapter.lrm.rate import KeptAnswers, Priority, SharedWindow
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from anyio.abc import ByteReceiveStream, Process
+
+    from koala_adapter.host.metrics import Meter
 
 
 # -- This host -----------------------------------------------------------------------------------------------
@@ -340,6 +343,23 @@ class CommandRunner:
         self._under_way: list[_Request] = []
         self.observer: Callable[[str, float, str], None] = _unobserved
         """Told of each request: program or name, seconds, and how it failed (empty: it did not)."""
+
+    def count_in(self, meter: Meter, cluster: str) -> None:
+        """Have requests to the batch system of a cluster counted by the meter of this process."""
+
+        def ran(program: str, seconds: float, failure: str) -> None:
+            command = PurePath(program).name
+            meter.observe(metric.COMMAND_SECONDS, cluster, command, seconds=seconds)
+            if failure:
+                meter.add(metric.COMMAND_ERRORS, cluster, command, failure)
+
+        def read(meter: Meter) -> None:
+            meter.set(metric.REQUESTS, cluster, value=self.window.total)
+            meter.set(metric.REQUESTS_LAST_MINUTE, cluster, value=self.window.recent())
+            meter.set(metric.REQUESTS_BOUND, cluster, value=self.window.per_minute)
+
+        self.observer = ran
+        meter.read_with(read)
 
     async def admit(self, *, urgent: bool = False) -> None:
         """Wait until one more request to the LRM is within the bound, and count it.

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from koala_adapter.host import metrics as metric
-from koala_adapter.host.metrics import process_meter, watch_commands
+from koala_adapter.host.metrics import process_meter
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
 
@@ -33,7 +33,7 @@ class ServiceMeter:
 
     def watch(self, cluster: str, commands: CommandRunner) -> None:
         """Count the requests to a cluster's batch system."""
-        watch_commands(self.meter, cluster, commands)
+        commands.count_in(self.meter, cluster)
 
     def handled(self, event: ev.Event) -> None:
         """Count the changes by a handled event."""

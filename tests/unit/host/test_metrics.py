@@ -22,7 +22,7 @@ from koala_adapter.errors import LrmUnreachableError, ServiceRunningError
 from koala_adapter.host import metrics as catalogue
 from koala_adapter.host import metricsport as endpoint
 from koala_adapter.host.exposition import openmetrics
-from koala_adapter.host.metrics import MOST_SERIES, Kind, Meter, process_meter, watch_commands
+from koala_adapter.host.metrics import MOST_SERIES, Kind, Meter, process_meter
 from koala_adapter.host.metricsport import LONGEST_HEAD, MetricsEndpoint
 from koala_adapter.lrm.commands import CommandRunner
 
@@ -100,7 +100,7 @@ async def test_commands_are_counted_by_program_and_failure(tmp_path: Path) -> No
     """The program without its directory, never its arguments; a status, and a program that is not there."""
     runner = CommandRunner(per_minute=600)
     meter = process_meter("serve")
-    watch_commands(meter, "a", runner)
+    runner.count_in(meter, "a")
     await runner.run(["/bin/sh", "-c", "true secret"])
     await runner.run(["/bin/sh", "-c", "exit 3"])
     with pytest.raises(LrmUnreachableError):
