@@ -15,7 +15,7 @@ from koala_adapter.gateway.files import absolute, make_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Deque, Dict, List
+    from typing import Any, Callable, Deque, Dict, Iterator, List, Tuple
 
 PART = ".part"
 BLOCK = 1024 * 1024
@@ -52,12 +52,7 @@ def make_room_in_cache(request: "Dict[str, Any]") -> "Dict[str, Any]":
     The result says what was removed, and how many bytes are lacking nevertheless.
     """
     directory, kept = absolute(request), set(request["keep"])
-    sizes = {}
-    for name in os.listdir(directory):
-        try:
-            sizes[name] = os.stat(os.path.join(directory, name)).st_size
-        except FileNotFoundError:
-            pass
+    sizes = {name: status.st_size for name, status in entries(directory)}
     over = sum(sizes.values()) + request["need"] - request["bound"]
     removed = []
     for digest in reversed(newest(directory)):
@@ -75,13 +70,17 @@ def make_room_in_cache(request: "Dict[str, Any]") -> "Dict[str, Any]":
 
 def newest(directory: str) -> "List[str]":
     """Return the digests of contents and parts in a directory, the latest ones first."""
-    times = {}
+    times = {name.replace(PART, ""): status.st_mtime for name, status in entries(directory)}
+    return sorted(times, key=lambda digest: -times[digest])
+
+
+def entries(directory: str) -> "Iterator[Tuple[str, os.stat_result]]":
+    """Yield the names in a directory with what they stand for, except what is gone by then."""
     for name in os.listdir(directory):
         try:
-            times[name.replace(PART, "")] = os.stat(os.path.join(directory, name)).st_mtime
+            yield name, os.stat(os.path.join(directory, name))
         except FileNotFoundError:
             pass
-    return sorted(times, key=lambda digest: -times[digest])
 
 
 def checked(digest: str) -> str:

@@ -154,10 +154,8 @@ class Connection:
         for descriptor in {self._inward, self._outward}:
             self._watch.stop(descriptor)
             os.close(descriptor)
-        for content in self._content.values():
-            content.close()
-        for number in list(self._arrivals):
-            self._leave_arrival(number)
+        for number in [*self._content, *self._arrivals]:
+            self._drop_request(number)
         for passage in self._passages.values():
             passage.stop()
         left = self._killed
@@ -282,11 +280,6 @@ class Connection:
             self._streams.grant(number, result["written"])
             self._write_arrival(number, self._arrivals[number])
 
-    def _leave_arrival(self, number: int) -> None:
-        arrival = self._arrivals.pop(number, None)
-        if arrival is not None:
-            self._files.ask(arrival.close, lambda _result: None, transfer=True)
-
     # -- a content from or to another site --
 
     def _pass(self, number: int, request: "Dict[str, Any]") -> None:
@@ -338,25 +331,27 @@ class Connection:
             ask(lambda: work(request), lambda result: self._end(number, result))
 
     def _end(self, number: int, result: "Dict[str, Any]") -> None:
-        self._requests.pop(number, None)
-        self._leave_arrival(number)
-        content = self._content.pop(number, None)
-        if content is not None:
-            content.close()
+        self._drop_request(number)
         try:
             self._streams.end(number, result)
         except ValueError as error:
             self._streams.end(number, failure(OSError(errno.EFBIG, str(error))))
 
-    def _abandon(self, number: int) -> None:
-        """Give up what a stream stands for."""
+    def _drop_request(self, number: int) -> None:
+        """Forget a request, and close what has come for it."""
         self._requests.pop(number, None)
-        self._leave_arrival(number)
-        if number in self._passages:
-            self._passages[number].stop()
         content = self._content.pop(number, None)
         if content is not None:
             content.close()
+        arrival = self._arrivals.pop(number, None)
+        if arrival is not None:
+            self._files.ask(arrival.close, lambda _result: None, transfer=True)
+
+    def _abandon(self, number: int) -> None:
+        """Give up what a stream stands for."""
+        self._drop_request(number)
+        if number in self._passages:
+            self._passages[number].stop()
         work = self._work.pop(number, None)
         if isinstance(work, Command):
             self._stop_watching(work)

@@ -152,10 +152,8 @@ MOST_AGENTS = 4096
 """Connections of agents at once, or fewer where this process may open fewer files: further ones are refused."""
 FILES_OF_RELAY = 2
 """Descriptors of this process for each: ours, and that of the control center."""
-MOST_SILENT = 100
-"""Connections of agents that have said nothing yet: with one more, the oldest of them has to go."""
 SILENCE = 10.0
-"""Seconds for an agent to say something."""
+"""Seconds for an agent to say something: the gateway opens a stream for one that has."""
 COMPLAINTS_KEPT = 64 * 1024
 """Bytes of what a command complains that is asked while it runs."""
 COMPLAINT_SECONDS = 1.0
@@ -265,7 +263,6 @@ class Link:
         self._streams = Streams(gateway=False, spare=SPARE)
         self._calls: dict[int, Call] = {}
         self._relays: dict[int, _Relay] = {}
-        self._silent: dict[int, _Relay] = {}
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most_agents = min(MOST_AGENTS, max(1, soft // (2 * FILES_OF_RELAY)))
         self._to_send = anyio.Event()
@@ -424,9 +421,7 @@ class Link:
             if len(self._relays) >= self._most_agents:
                 self._streams.reset(number, "there are too many")
                 return
-            if len(self._silent) >= MOST_SILENT:
-                self._silent.pop(next(iter(self._silent))).scope.cancel()
-            self._relays[number] = self._silent[number] = relay = _Relay()
+            self._relays[number] = relay = _Relay()
             tasks.start_soon(self._relay, number, relay, self.center)
         elif number in self._relays:
             self._take_of_agent(event, self._relays[number])
@@ -452,7 +447,6 @@ class Link:
 
     def _take_of_agent(self, event: Event, relay: _Relay) -> None:
         if event.kind == DATA:
-            self._silent.pop(event.stream, None)
             try:
                 relay.sender.send_nowait(event.data)
             except anyio.WouldBlock:  # no agent says so much in such small pieces
@@ -502,10 +496,7 @@ class Link:
             while call.result is None and not call.lost:
                 await call.changed.wait()
         finally:
-            del self._calls[number]
-            if call.result is None and not self._lost:
-                self._streams.reset(number, "not wanted any more")
-                self._to_send.set()
+            self.give_up(number, call)
         if call.result is None:
             raise LrmUnavailableError(f"the connection to site {self.site} was lost: {call.lost}")
         if "errno" in call.result:
@@ -534,7 +525,7 @@ class Link:
         self._to_send.set()
 
     def give_up(self, number: int, call: Call) -> None:
-        """End a command that runs, if it does."""
+        """Forget a request, and end what it asks for if that goes on."""
         self._calls.pop(number, None)
         if call.result is None and not self._lost:
             self._streams.reset(number, "not wanted any more")
@@ -583,7 +574,6 @@ class Link:
             pass
         finally:
             self._relays.pop(number, None)
-            self._silent.pop(number, None)
             relay.sender.close()
             relay.pieces.close()
             self._streams.reset(number, "it has ended")
