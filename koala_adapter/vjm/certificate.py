@@ -86,15 +86,6 @@ def load_or_create(directory: Path) -> Certificate:
     return Certificate(path=path, fingerprint=fingerprint)
 
 
-def _certificate_in(pem: str) -> bytes:
-    """Return the certificate (DER) next to a key. Raises ValueError and OSError."""
-    _, begin, rest = pem.partition(BEGIN)
-    base64, end, _ = rest.partition(END)
-    der = ssl.PEM_cert_to_DER_cert(begin + base64 + end)
-    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=der)
-    return der
-
-
 def server_context(certificate: Certificate) -> ssl.SSLContext:
     """Return the TLS settings of the control center: 1.3, or 1.2 with forward secrecy for nodes with an old OpenSSL.
 
@@ -114,4 +105,8 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
 
 def fingerprint_of(pem: str) -> str:
     """Return the SHA-256 of a certificate (DER) next to a key, in hexadecimal. Raises ValueError and OSError."""
-    return hashlib.sha256(_certificate_in(pem)).hexdigest()
+    _, begin, rest = pem.partition(BEGIN)
+    base64, end, _ = rest.partition(END)
+    der = ssl.PEM_cert_to_DER_cert(begin + base64 + end)
+    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=der)
+    return hashlib.sha256(der).hexdigest()

@@ -12,13 +12,11 @@ that. Other shells, such as dash, read ahead, but pass a here-document through a
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import resources
 
-from koala_adapter.errors import ConfigurationError
 from koala_adapter.vjm import agent
 
 # -- The agent as one file -----------------------------------------------------------------------------------
@@ -172,6 +170,7 @@ class AgentConfig:
     """Configuration of a batch's agents, as its script has it."""
 
     batch: str
+    """In printable ASCII, without blanks."""
     host: str
     """Name or address by which the nodes reach the control center."""
     port: int
@@ -182,7 +181,7 @@ class AgentConfig:
     walltime: float | None
     """Seconds that the LRM was asked for."""
     token: str | None = field(default=None, repr=False)
-    """Secret of the batch. None: it is in ``token_file``, and the script may be read by anybody."""
+    """Secret of the batch, in printable ASCII. None: it is in ``token_file``, and anybody may read the script."""
     token_file: str | None = None
     """Path on the nodes of a file of mode 0600, owned by the user, that holds the token."""
     end_margin: float = END_MARGIN
@@ -204,10 +203,8 @@ def render_job_script(
     The two names are those of the environment variables in which the LRM tells a job its index within the array
     (``SLURM_ARRAY_TASK_ID``, ``SGE_TASK_ID``; None or unset on the node: index 1) and its id (``SLURM_JOB_ID``,
     ``JOB_ID``). In ``words_directory``, where the node has it, script and agent keep what they say themselves, in
-    ``BATCH.INDEX.out``, or ``BATCH.INDEX/BATCH.INDEX.out`` when others can write there, too. Raises ConfigurationError
-    when a value is missing or cannot be right.
+    ``BATCH.INDEX.out``, or ``BATCH.INDEX/BATCH.INDEX.out`` when others can write there, too.
     """
-    _check(agent)
     configuration = asdict(agent) | {
         "array_index_variable": array_index_variable,
         "job_id_variable": job_id_variable,
@@ -230,20 +227,3 @@ def render_job_script(
 def _words(batch: str, array_index_variable: str | None, directory: str) -> str:
     index = "1" if array_index_variable is None else f"${{{array_index_variable}:-1}}"
     return _WORDS.format(index=index, batch=shlex.quote(batch), directory=shlex.quote(directory))
-
-
-def _check(agent: AgentConfig) -> None:
-    if (agent.token is None) == (agent.token_file is None):
-        raise ConfigurationError("an agent needs either a token or a token_file", hint="give exactly one of the two")
-    if not re.fullmatch(r"[!-~]{1,200}", agent.batch):
-        raise ConfigurationError(f"batch {agent.batch!r}: expected 1 to 200 printable ASCII characters, no spaces")
-    if agent.token is not None and not re.fullmatch(r"[!-~]{16,200}", agent.token):
-        raise ConfigurationError("token: expected 16 to 200 printable ASCII characters")
-    if not re.fullmatch(r"[0-9a-f]{64}", agent.fingerprint):
-        raise ConfigurationError(f"fingerprint {agent.fingerprint!r}: expected 64 hexadecimal digits in lower case")
-    if not agent.host or not 1 <= agent.port <= 65535:  # noqa: PLR2004 - TCP
-        raise ConfigurationError(
-            f"control center {agent.host!r}:{agent.port}: expected a host and a port of 1 to 65535"
-        )
-    if agent.lease <= 0 or (agent.walltime is not None and agent.walltime <= 0) or agent.end_margin < 0:
-        raise ConfigurationError("lease and walltime must be more than 0 seconds, end_margin not less than 0")

@@ -173,7 +173,7 @@ class Agent(AgentState):
             message = json.loads(line.decode())
             kind = message["kind"].replace("-", "_")
             act = getattr(self, "_on_" + kind, None) or getattr(self._tasks, "on_" + kind, None)
-            if act is not None:
+            if act is not None:  # a Pong only renews the lease, as any message does
                 act(message)
             self._in_vain.pop(kind, None)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -239,9 +239,6 @@ class Agent(AgentState):
 
     def _on_refused(self, message: "Dict[str, Any]") -> None:
         self._leave(EXIT_REFUSED, "cancelled", f"the control center refused: {message['reason']}", GRACE, mute=True)
-
-    def _on_pong(self, _message: "Dict[str, Any]") -> None:
-        """Do nothing: any message renews the lease."""
 
     def _on_probe_listen(self, message: "Dict[str, Any]") -> None:
         self._probing().listen(message)

@@ -441,8 +441,9 @@ class TaskList:
         for task in self._tasks.values():
             if task.application is not None:
                 self._send_said(task.name, task.application)
-            if task.gathering:
-                self._send_questions(task)
+            if task.gathering and task.inputs is not None:
+                for question in iter(task.inputs.next, None):
+                    self._channel.send(question)
             if task.begun:
                 task.begun = False
                 self._channel.send({"kind": "task-started", "task": task.name, "pid": task.pid})
@@ -593,12 +594,6 @@ class TaskList:
             self._relay.look()  # it may tell the others where it listens
         while application.said and self._channel.queued < QUEUED:
             self._channel.send({"kind": "application", "task": name, "data": base64(application.next())})
-
-    def _send_questions(self, task: Task) -> None:
-        question = task.inputs.next() if task.inputs is not None else None
-        while question is not None:
-            self._channel.send(question)
-            question = task.inputs.next() if task.inputs is not None else None
 
     def _send_output(self, task: Task) -> None:
         for stream, output in task.outputs.items():
