@@ -40,35 +40,23 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 def append(path: Path, offset: int, data: bytes) -> int:
     """Append ``data`` that begins at ``offset`` of a stream to its file; return the new size.
 
-    The file has mode 0600, in directories of mode 0700. What it has already is left out. Raises ProtocolError when
-    something between is missing, and OSError when the file cannot be written (no space, or not a plain file of ours).
+    The file has mode 0600, in directories of mode 0700. What it has already is left out. What is missing before
+    ``offset`` was acknowledged, so somebody has emptied or removed the file since: it is filled with NUL bytes, as any
+    program sees whose output file is emptied while it writes on. Raises OSError when the file cannot be written (no
+    space, or not a plain file of ours).
     """
     descriptor = _open(path)
     try:
         size = os.fstat(descriptor).st_size
         if offset > size:
-            raise ProtocolError(f"{path}: bytes {size} to {offset} of the stream are missing")
+            os.ftruncate(descriptor, offset)
+            size = offset
         view = memoryview(data)[size - offset :]
         while view:
             written = os.pwrite(descriptor, view, size)
             size += written
             view = view[written:]
         return size
-    finally:
-        os.close(descriptor)
-
-
-def skip(path: Path, offset: int) -> int:
-    """Fill the file up to ``offset`` with NUL bytes for lost output; return its size.
-
-    That is what any program sees whose output file is emptied while it writes on.
-    """
-    descriptor = _open(path)
-    try:
-        size = os.fstat(descriptor).st_size
-        if size < offset:
-            os.ftruncate(descriptor, offset)
-        return max(size, offset)
     finally:
         os.close(descriptor)
 
@@ -247,7 +235,7 @@ class TaskOutput:
         if path is not None:
             file = path.with_name(f"{path.name}.{piece.stream}")
             try:
-                size = _put(file, piece)
+                size = append(file, piece.offset, piece.data)
                 self._listener.on_output(piece.task, piece.stream, piece.offset, piece.data)
             except OSError as error:
                 self._tell_unwritten(piece.task, piece.stream, file, error)
@@ -322,15 +310,6 @@ class TaskOutput:
         self._connection.post(channel.FilesAck(task=files.task))
         self._listener.on_written(files.task, FILES)
         return True
-
-
-def _put(file: Path, piece: channel.Output) -> int:
-    """Write a piece of output; return the file's size. Raises OSError."""
-    try:
-        return append(file, piece.offset, piece.data)
-    except ProtocolError:  # what is missing was acknowledged: somebody has emptied or removed the file since
-        skip(file, piece.offset)
-        return append(file, piece.offset, piece.data)
 
 
 # -- Sending input files -------------------------------------------------------------------------------------

@@ -22,11 +22,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.errors import ConfigurationError, ProtocolError
+from koala_adapter.errors import ConfigurationError
 from koala_adapter.vjm.agent.connection import PIECES, STALE, Channel
 from koala_adapter.vjm.agent.node import Settings
 from koala_adapter.vjm.certificate import digest, load_or_create, matches, new_token, server_context
-from koala_adapter.vjm.output import append, skip
+from koala_adapter.vjm.output import append
 
 # The control center's certificate: made once, private, and good for what agents compare.
 
@@ -219,19 +219,16 @@ STREAM = bytes(range(256)) * 2
 
 @given(pieces=st.lists(st.tuples(st.integers(0, 511), st.integers(0, 120)), max_size=20))
 def test_any_overlap_gives_the_stream_once(pieces: list[tuple[int, int]]) -> None:
-    """Pieces that begin within what is there extend it; those beyond are refused; nothing is ever wrong or double."""
+    """What is there is never written again, and what lies before a piece reads as NUL bytes."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "rank.out"
-        size = 0
+        there = b""
         for offset, length in pieces:
             data = STREAM[offset : offset + length]
-            if offset > size:
-                with pytest.raises(ProtocolError, match="missing"):
-                    append(path, offset, data)
-            else:
-                size = max(size, offset + len(data))
-                assert append(path, offset, data) == size
-            assert path.read_bytes() == STREAM[:size]
+            there = there.ljust(offset, b"\0")
+            there += data[len(there) - offset :]
+            assert append(path, offset, data) == len(there)
+            assert path.read_bytes() == there
 
 
 def test_files_are_private(tmp_path: Path) -> None:
@@ -272,7 +269,5 @@ def test_a_file_that_was_emptied_can_go_on(tmp_path: Path) -> None:
     path = tmp_path / "x.out"
     append(path, 0, b"12345")
     path.unlink()
-    assert skip(path, 5) == 5
     assert append(path, 5, b"678") == 8
-    assert skip(path, 2) == 8
     assert path.read_bytes() == b"\0\0\0\0\x00678"
