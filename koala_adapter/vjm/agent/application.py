@@ -24,7 +24,6 @@ SAID = 256 * 1024  # bytes of frames that may wait for the control center, beyon
 UNREAD = 1024 * 1024  # bytes that may wait for the process, beyond which it is cut off
 SPELL, MOST = 10.0, 5000  # so many frames in so many seconds are a flood
 PARTING = 1.0  # seconds for the last word to somebody who is cut off
-LONGEST_PATH = 107  # bytes of a path that the kernel takes for a socket, unix(7)
 BACKLOG = 8  # connections that may wait to be taken
 NAME = "application"
 
@@ -45,14 +44,19 @@ class ApplicationSocket:
         self._peer: "Optional[Peer]" = None
         self._turned_away: "Set[Peer]" = set()  # those that still read why
         self._hears_away = False  # its library knows what AWAY means
+        place = os.open(raw(directory), os.O_RDONLY | os.O_DIRECTORY)
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.setblocking(False)  # noqa: FBT003 - the library's own way
+        mask = os.umask(0o177)
         try:
-            self._bind(directory)
+            self._listening.bind(f"/proc/self/fd/{place}/{NAME}")  # however long the directory's own name is
             self._listening.listen(BACKLOG)
         except OSError:
             self._listening.close()
             raise
+        finally:
+            os.umask(mask)
+            os.close(place)
         selector.register(self._listening, selectors.EVENT_READ, self._accept)
 
     @property
@@ -110,20 +114,6 @@ class ApplicationSocket:
         self._turned_away.discard(peer)
         if self._peer is peer:
             self._peer = None
-
-    def _bind(self, directory: str) -> None:
-        before = os.umask(0o177)
-        try:
-            if len(raw(self.path)) <= LONGEST_PATH:
-                self._listening.bind(raw(self.path))
-                return
-            place = os.open(raw(directory), os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                self._listening.bind(f"/proc/self/fd/{place}/{NAME}")
-            finally:
-                os.close(place)
-        finally:
-            os.umask(before)
 
     def _accept(self, _mask: int) -> None:
         try:

@@ -92,20 +92,7 @@ def belongs(pid: int, session: int, mark: bytes) -> bool:
 
 def environment_of(pid: int) -> bytes:
     """Return the initial environment of a process; empty when it is gone or not readable."""
-    try:
-        descriptor = os.open(f"/proc/{pid}/environ", os.O_RDONLY)
-    except OSError:
-        return b""
-    try:
-        found = piece = os.read(descriptor, PIECE)
-        while len(piece) == PIECE:  # the kernel gives less only at the end
-            piece = os.read(descriptor, PIECE)
-            found += piece
-        return found
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)
+    return read_bytes(f"/proc/{pid}/environ")
 
 
 def session_of(pid: int) -> "Optional[int]":
