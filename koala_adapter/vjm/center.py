@@ -31,6 +31,7 @@ from koala_adapter.vjm.tunnels import Tunnels
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Awaitable, Callable
     from collections.abc import Set as AbstractSet
 
     from anyio.abc import SocketStream, TaskGroup, TaskStatus
@@ -63,9 +64,6 @@ SILENT_INTERVALS = 3
 
 BACKLOG = 4096
 
-FIRST_MESSAGES = (channel.Hello, channel.TunnelAsked, channel.TunnelTaken)
-"""What a peer may say first."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Peer:
@@ -74,7 +72,7 @@ class _Peer:
     address: str
     stream: TLSStream
     decoder: Decoder[AgentMessage]
-    hello: channel.Hello | channel.TunnelAsked | channel.TunnelTaken
+    hello: channel.FirstMessage
 
     @property
     def placeholder(self) -> PlaceholderId:
@@ -189,22 +187,18 @@ class ControlCenter:
                 report_defect("the connection of an agent", error, address=address)
 
     async def _converse(self, transport: SocketStream, address: str, admission: Admission, tasks: TaskGroup) -> None:
-        agent = None
+        serve = None
         with admission.applicant() as scope:
             peer = await self._greeted(transport, address)
             if peer is not None:
                 try:
-                    agent = await self._answer(peer, tasks)
+                    serve = await self._answer(peer, tasks)
                 except JournalBlockedError as error:  # whose the placeholder is cannot be noted: it will ask again
                     self._listener.on_rejected(address, error.message)
         if scope.cancelled_caught:
             self._listener.on_rejected(address, "did not prove itself in time")
-        if isinstance(agent, _Agent):
-            await self._follow(agent)
-        elif agent is not None and isinstance(agent.hello, channel.TunnelAsked):
-            await self.tunnels.asked(agent.stream, agent.placeholder, agent.hello)
-        elif agent is not None and isinstance(agent.hello, channel.TunnelTaken):
-            await self.tunnels.taken(agent.stream, agent.placeholder, agent.hello)
+        if serve is not None:
+            await serve()
 
     async def _greeted(self, transport: SocketStream, address: str) -> _Peer | None:
         try:
@@ -216,7 +210,7 @@ class ControlCenter:
         except (*LOST, ProtocolError) as error:
             self._listener.on_rejected(address, str(error) or type(error).__name__)
             return None
-        if len(messages) > 1 or not isinstance(messages[0], FIRST_MESSAGES):
+        if len(messages) > 1 or not isinstance(messages[0], channel.FirstMessage):
             self._listener.on_rejected(address, "its first message is not a lone Hello")
             return None
         return _Peer(address=address, stream=stream, decoder=decoder, hello=messages[0])
@@ -236,18 +230,22 @@ class ControlCenter:
         finally:
             self._unproven -= sent
 
-    async def _answer(self, peer: _Peer, tasks: TaskGroup) -> _Agent | _Peer | None:
-        """Return an agent that has registered, or one that has proved itself and wants a tunnel."""
-        hello = peer.hello
+    async def _answer(self, peer: _Peer, tasks: TaskGroup) -> Callable[[], Awaitable[None]] | None:
+        """Return what serves a peer that has proved itself: as an agent, or for a tunnel."""
+        hello, placeholder = peer.hello, peer.placeholder
         if not isinstance(hello, channel.Hello):
-            bound = self._listener.bound_session(peer.placeholder)
+            bound = self._listener.bound_session(placeholder)
             if bound is None or not matches(hello.session, bound):
-                self._listener.on_rejected(peer.address, f"{peer.placeholder}: not accepted")
-                return None
-            return peer if self._listener.admits(peer.placeholder, hello.token) else None
+                self._listener.on_rejected(peer.address, f"{placeholder}: not accepted")
+            elif self._listener.admits(placeholder, hello.token):
+                if isinstance(hello, channel.TunnelAsked):
+                    return partial(self.tunnels.asked, peer.stream, placeholder, hello)
+                if isinstance(hello, channel.TunnelTaken):
+                    return partial(self.tunnels.taken, peer.stream, placeholder, hello)
+            return None
         refusal = self._refusal(hello, peer)
         if not refusal:
-            return self._admit(hello, peer, tasks)
+            return partial(self._follow, self._admit(hello, peer, tasks))
         self._listener.on_rejected(peer.address, f"{peer.placeholder} on {hello.host}: {refusal}")
         with suppress(*LOST):
             await peer.stream.send(channel.encode(channel.Refused(reason=refusal)))
@@ -339,7 +337,7 @@ class ControlCenter:
                 output.resending(task, stream)
             case channel.TaskEnded(task=task) if output.is_behind(task):
                 pass  # it will be told again, after the output that is still to come
-            case channel.Hello() | channel.TunnelAsked() | channel.TunnelTaken():
+            case channel.FirstMessage():
                 raise ProtocolError("a second Hello")
             case channel.Ending() | channel.Probing() | channel.Probed():
                 self._listener.on_report(placeholder, message)

@@ -120,8 +120,8 @@ class TaskReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
-    """First message of an agent on each connection: who it is, and the proof."""
+class FirstMessage:
+    """First message of an agent on a connection: who it is, and the proof."""
 
     batch: Name
     index: Annotated[int, Field(ge=1, le=2**31)]
@@ -129,6 +129,12 @@ class Hello:
     """Secret of the batch, from the job script."""
     session: Name = field(repr=False)
     """Random secret of this one agent process: the first one that registers for an index owns it for ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(FirstMessage):
+    """First message on the connection by which an agent is told what to do."""
+
     lrm_id: Word
     host: Word
     address: Word
@@ -154,16 +160,12 @@ class Listening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TunnelAsked:
+class TunnelAsked(FirstMessage):
     """First message on a connection of its own: a process connects to a port of another one through koala.
 
     Answered by Joined; then the connection carries the bytes of the process, in frames. Refused by its end.
     """
 
-    batch: Name
-    index: Annotated[int, Field(ge=1, le=2**31)]
-    token: Name = field(repr=False)
-    session: Name = field(repr=False)
     job: Name
     peer: Annotated[int, Field(ge=-1, le=2**31)]
     """Rank to whose port it connects; -1: koala's host."""
@@ -174,13 +176,9 @@ class TunnelAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TunnelTaken:
+class TunnelTaken(FirstMessage):
     """First message on a connection of its own: an agent does what a Tunnel has told it. Answered as TunnelAsked."""
 
-    batch: Name
-    index: Annotated[int, Field(ge=1, le=2**31)]
-    token: Name = field(repr=False)
-    session: Name = field(repr=False)
     tunnel: Name
     kind: Literal["tunnel-taken"] = "tunnel-taken"
 
