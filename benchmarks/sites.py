@@ -50,7 +50,8 @@ from benchmarks.common import (
     succeeds,
     until,
 )
-from koala_adapter.sites.remotesite import RemoteSite, SiteAddress
+from koala_adapter.sites.link import SiteAddress
+from koala_adapter.sites.remotesite import RemoteSite
 from tests.gateways import resident_gateways
 from tests.real.systems.othersite import ADDRESS, OtherSite
 

@@ -18,7 +18,8 @@ from koala_adapter.host.privatedirectory import make_private_directory
 from koala_adapter.lrm import ClusterContext
 from koala_adapter.lrm.commands import THIS_HOST, CommandRunner, login_name
 from koala_adapter.lrm.rate import ANSWERS_SUFFIX, KeptAnswers, prepare_directory, window_path
-from koala_adapter.sites.remotesite import RemoteSite, SiteAddress
+from koala_adapter.sites.link import SiteAddress
+from koala_adapter.sites.remotesite import RemoteSite
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping

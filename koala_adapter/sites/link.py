@@ -91,28 +91,40 @@ def first_words(stay: Stay | None = None) -> bytes:
     return b"exec(%a)\n" % line.decode() + text
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteAddress:
+    """How a site is reached."""
+
+    name: str
+    ssh: str
+    """What ssh is given for the host."""
+    options: tuple[str, ...] = ()
+    """Of ssh, before the host."""
+    program: str = "ssh"
+    python: str = "python3"
+    directory: str = "~/.koala"
+    """Private directory of the user there, for koala."""
+    listen: str = ""
+    """Address of the login node for agents; empty: all, and agents look for it by its name."""
+    lease: float = 3600.0
+    """Seconds without a connection for which a gateway that stays, and agents, wait."""
+
+
 NOTHING_LENT = ("-o", "ForwardAgent=no", "-o", "ForwardX11=no")
 """Without these, a login node could use the user's ssh agent and display for as long as the service runs, where
 ~/.ssh/config forwards them to it. ssh takes the first value that it is given: options of the site decide."""
 ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
 
 
-def ssh_command(
-    destination: str,
-    options: Sequence[str],
-    python: str,
-    title: str,
-    control: Path | None = None,
-    *,
-    program: str = "ssh",
-) -> tuple[str, ...]:
+def ssh_command(site: SiteAddress, title: str, control: Path | None = None) -> tuple[str, ...]:
     """Return the command line of ssh. ``title``: shown by ``ps`` at the site behind the gateway's command.
 
     ``control``: socket of a login that is used where there is one, see `login_command`.
     """
-    remote = shlex.join([python, "-I", "-S", "-c", READ_FIRST_LINE, "koala-gateway", title])
+    remote = shlex.join([site.python, "-I", "-S", "-c", READ_FIRST_LINE, "koala-gateway", title])
     master = ("-S", str(control)) if control is not None and control.exists() else ()
-    return (program, *options, *NOTHING_LENT, *master, "-T", "-o", "BatchMode=yes", *ALIVE, "--", destination, remote)
+    options = (*site.options, *NOTHING_LENT, *master, "-T", "-o", "BatchMode=yes", *ALIVE)
+    return (site.program, *options, "--", site.ssh, remote)
 
 
 def login_command(destination: str, options: Sequence[str], control: Path, program: str = "ssh") -> tuple[str, ...]:

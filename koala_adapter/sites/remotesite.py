@@ -11,7 +11,6 @@ import asyncio
 import errno
 import os
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ import structlog
 from koala_adapter.errors import LoginNeededError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.host.containment import report_defect
 from koala_adapter.lrm.lrmhost import HostFacts, HostProcess, LrmHost, Measurement
-from koala_adapter.sites.link import Call, Link, Stay, ssh_command
+from koala_adapter.sites.link import Call, Link, SiteAddress, Stay, ssh_command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -45,25 +44,6 @@ TRIPS = 2
 """Round trips of such a transfer: until the gateway lets more be sent than at first, and until its answer."""
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SiteAddress:
-    """How a site is reached."""
-
-    name: str
-    ssh: str
-    """What ssh is given for the host."""
-    options: tuple[str, ...] = ()
-    """Of ssh, before the host."""
-    program: str = "ssh"
-    python: str = "python3"
-    directory: str = "~/.koala"
-    """Private directory of the user there, for koala."""
-    listen: str = ""
-    """Address of the login node for agents; empty: all, and agents look for it by its name."""
-    lease: float = 3600.0
-    """Seconds without a connection for which a gateway that stays, and agents, wait."""
 
 
 class Conversation(HostProcess):
@@ -122,15 +102,7 @@ class RemoteSite(LrmHost):
         ``control``: socket of a login in a terminal, which is used while there is one.
         """
         self.name = address.name
-        self._command = partial(
-            ssh_command,
-            address.ssh,
-            address.options,
-            address.python,
-            title or address.name,
-            control,
-            program=address.program,
-        )
+        self._command = partial(ssh_command, address, title or address.name, control)
         self._base = address.directory
         self._listen = address.listen
         self._center: tuple[str, int] | None = None

@@ -24,8 +24,8 @@ from structlog.testing import capture_logs
 from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm.commands import THIS_HOST, CommandRunner
 from koala_adapter.lrm.lrmhost import HostProcess
-from koala_adapter.sites.link import gateway_file, login_command, ssh_command
-from koala_adapter.sites.remotesite import FIRST_SIZE, LARGEST_SIZE, RemoteSite, SiteAddress
+from koala_adapter.sites.link import SiteAddress, gateway_file, login_command, ssh_command
+from koala_adapter.sites.remotesite import FIRST_SIZE, LARGEST_SIZE, RemoteSite
 from koala_adapter.testing.trial import eventually
 from tests.gateways import gateway_processes, resident_gateways
 
@@ -309,7 +309,7 @@ async def test_a_login_in_a_terminal_is_used_while_there_is_one(place: Place) ->
 
 def test_the_agent_of_the_user_is_not_lent_to_a_site() -> None:
     """The options of the site decide, as ssh takes the first value."""
-    command = ssh_command("fs3", ("-A",), "python3", "x")
+    command = ssh_command(SiteAddress(name="delft", ssh="fs3", options=("-A",)), "x")
     assert command.index("-A") < command.index("ForwardAgent=no") < command.index("--")
 
 
