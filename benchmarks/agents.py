@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agents: how many a control center can hold, what it costs to start one, and how soon they are held on Slurm.
 
-python -m benchmarks.agents many [--agents 5000] [--clients 2] [--limit 600]
+python -m benchmarks.agents many [--agents 5000] [--clients 2]
 python -m benchmarks.agents start [--sizes 1,8,64] [--repeat 5]
 python -m benchmarks.agents held [--sizes 1,8,64] [--repeat 5]
 """
@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import selectors
-import signal
 import socket
 import sqlite3
 import ssl
@@ -22,6 +21,7 @@ import tempfile
 import time
 from contextlib import AbstractContextManager, ExitStack, closing
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -105,13 +105,10 @@ def control_center(directory: Path, hear: Callable[[AgentEvent | AgentReport], N
 # server written straight upon the standard library's sockets; the ratios to that say what the control center adds.
 
 
-def many(*, agents: int = 5000, clients: int = 2, limit: int = 600) -> list[Row]:
-    """Time, processor time and memory of a control center for N agents over real TLS sockets.
-
-    Each process ends after the limit, in seconds, and says how far it was.
-    """
+def many(*, agents: int = 5000, clients: int = 2) -> list[Row]:
+    """Time, processor time and memory of a control center for N agents over real TLS sockets."""
     raise_files(agents)
-    bare, center = (measure(role, agents, clients, limit) for role in ("bare", "center"))
+    bare, center = (measure(role, agents, clients) for role in ("bare", "center"))
     center["total, s"] = center["register, s"] + center["launch into all, s"]
     bare["total, s"] = bare["register, s"]
     rows: list[Row] = [
@@ -129,17 +126,13 @@ def raise_files(agents: int) -> None:
         raise SystemExit(f"{agents} agents need as many descriptors, the limit is {hard}: see ulimit -Hn")
 
 
-def measure(role: str, agents: int, clients: int, limit: int) -> dict[str, float]:
+def measure(role: str, agents: int, clients: int) -> dict[str, float]:
     """Run one server against N simulated agents."""
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
-        limited = ("--limit", str(limit))
-        server = stack.enter_context(started(role, "--agents", str(agents), "--directory", directory, *limited))
-        port = int(heard(server.stdout)["port"])
+        server = stack.enter_context(started(role, "--agents", str(agents), "--directory", directory))
+        port = str(int(heard(server.stdout)["port"]))
         shares = [f"{1 + agents * i // clients}:{1 + agents * (i + 1) // clients}" for i in range(clients)]
-        processes = [
-            stack.enter_context(started("client", "--port", str(port), "--indices", share, *limited))
-            for share in shares
-        ]
+        processes = [stack.enter_context(started("client", "--port", port, "--indices", share)) for share in shares]
         for one in processes:
             heard(one.stdout)
         begin = time.monotonic()
@@ -172,29 +165,17 @@ def heard(output: IO[str] | None) -> dict[str, float]:
     return values
 
 
-def limit_to(seconds: int, progress: Callable[[], str]) -> None:
-    """End this process after so many seconds, and say on standard error how far it was."""
-
-    def end(_number: int, _frame: object) -> None:
-        sys.stderr.write(f"benchmarks/agents.py: not done after {seconds} s: {progress()}\n")
-        sys.stderr.flush()
-        os._exit(1)
-
-    signal.signal(signal.SIGALRM, end)
-    signal.alarm(seconds)
-
-
 def tell(**values: float) -> None:
     """Report to the process that started us."""
     print(json.dumps(values), flush=True)
 
 
-def center(*, directory: str = "", agents: int = 1, limit: int = 600) -> None:
+def center(*, directory: str = "", agents: int = 1) -> None:
     """Be the control center: tell the port, then what it took."""
-    anyio.run(_serve, Path(directory), agents, limit)
+    anyio.run(_serve, Path(directory), agents)
 
 
-async def _serve(directory: Path, agents: int, limit: int) -> None:
+async def _serve(directory: Path, agents: int) -> None:
     counts = dict.fromkeys((AgentRegistered, channel.TaskStarted), 0)
     news = anyio.Event()
 
@@ -206,11 +187,6 @@ async def _serve(directory: Path, agents: int, limit: int) -> None:
                 news.set()
                 news = anyio.Event()
 
-    def progress() -> str:
-        registered, begun = counts.values()
-        return f"center: {registered} of {agents} agents registered, {begun} started"
-
-    limit_to(limit, progress)
     controls = control_center(directory, count, 600)
     async with anyio.create_task_group() as tasks:
         port = await tasks.start(controls.serve, "127.0.0.1", 0)
@@ -230,12 +206,11 @@ async def _serve(directory: Path, agents: int, limit: int) -> None:
         tasks.cancel_scope.cancel()
 
 
-def bare(*, directory: str = "", agents: int = 1, limit: int = 600) -> None:
+def bare(*, directory: str = "", agents: int = 1) -> None:
     """Shake hands, take one line, give one back, keep the connection: the least that any such server does."""
     context = server_context(load_or_create(Path(directory)))
     kept: list[ssl.SSLSocket] = []
     answered = 0
-    limit_to(limit, lambda: f"bare server: {answered} of {agents} agents answered")
     with selectors.DefaultSelector() as selector, socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
         listener.settimeout(0)
         selector.register(listener, selectors.EVENT_READ)
@@ -267,113 +242,96 @@ def answer(connection: ssl.SSLSocket) -> bool:
     return True
 
 
-def client(*, port: int = 0, indices: str = "1:2", limit: int = 600) -> None:
+def client(*, port: int = 0, indices: str = "1:2") -> None:
     """Be some of the agents."""
     raise_files(0)
-    SimulatedAgents(port, range(*map(int, indices.split(":"))), limit).run()
+    SimulatedAgents(port, range(*map(int, indices.split(":")))).run()
 
 
 class SimulatedAgents:
     """Many agents in one process, with no more than the channel needs."""
 
-    def __init__(self, port: int, indices: range, limit: int) -> None:
+    def __init__(self, port: int, indices: range) -> None:
         self._port = port
-        self._agents = len(indices)
-        self._limit = limit
         self._indices = iter(indices)
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._context.check_hostname = False
         self._context.verify_mode = ssl.CERT_NONE
         self._selector = selectors.DefaultSelector()
-        self._greeted: set[ssl.SSLSocket] = set()
         self._decoders: dict[ssl.SSLSocket, channel.Decoder[channel.CenterMessage]] = {}
+        """Of those that have shaken hands."""
         self._welcomed: set[ssl.SSLSocket] = set()
 
     def run(self) -> None:
         """Connect all when told to begin, answer every Launch, and go when the server goes."""
-        limit_to(self._limit, lambda: f"client: {len(self._welcomed)} of {self._agents} agents welcomed")
         tell(ready=1)
         sys.stdin.read()
-        for _ in range(HANDSHAKES_AT_ONCE):
-            self._dial()
+        for index in islice(self._indices, HANDSHAKES_AT_ONCE):
+            self._connect(index)
         while self._selector.get_map():
             for key, _ in self._selector.select():
                 if isinstance(key.fileobj, ssl.SSLSocket):
                     self._advance(key.fileobj, key.data)
 
-    def _dial(self) -> None:
-        index = next(self._indices, None)
-        if index is not None:
-            self._connect(index)
-
     def _connect(self, index: int) -> None:
-        try:
-            connection = socket.create_connection(("127.0.0.1", self._port), timeout=self._limit)
-        except ConnectionRefusedError as error:
-            raise SystemExit(f"client: the server is gone, and agent {index} was never welcomed") from error
+        connection = socket.create_connection(("127.0.0.1", self._port))
         connection.settimeout(0)
         tls = self._context.wrap_socket(connection, do_handshake_on_connect=False)
-        self._decoders[tls] = channel.center_decoder()
         self._selector.register(tls, selectors.EVENT_READ, index)
         self._advance(tls, index)
 
     def _advance(self, connection: ssl.SSLSocket, index: int) -> None:
         try:
-            if connection not in self._greeted:
+            if connection not in self._decoders:
                 connection.do_handshake()
                 connection.getpeercert(binary_form=True)
-                self._greeted.add(connection)
-                connection.send(channel.encode(self._hello(index)))
+                self._decoders[connection] = channel.center_decoder()
+                connection.send(channel.encode(_hello(index)))
             data = connection.recv(65536)
         except ssl.SSLWantReadError:
             return
         except OSError:
             data = b""
+        if not data:
+            self._selector.unregister(connection)
+            connection.close()
+            self._decoders.pop(connection, None)
+            if connection not in self._welcomed:  # lost before it was registered: the server waits for it
+                self._connect(index)
+            return
         for message in self._decoders[connection].feed(data):
             if isinstance(message, channel.Launch):
                 connection.send(channel.encode(channel.TaskStarted(task=message.task, pid=index)))
             elif isinstance(message, channel.Welcome):
                 self._welcomed.add(connection)
-                self._dial()
-        if not data:
-            self._selector.unregister(connection)
-            connection.close()
-            del self._decoders[connection]
-            if connection not in self._welcomed:  # lost before it was registered: the server waits for it
-                self._connect(index)
+                for another in islice(self._indices, 1):
+                    self._connect(another)
 
-    @staticmethod
-    def _hello(index: int) -> channel.Hello:
-        return channel.Hello(
-            batch=BATCH, index=index, token=TOKEN, session=f"session-{index}", lrm_id=str(index), host="node",
-            address="127.0.0.1", pid=index, ends_in=3600.0, python="3.6.8",
-        )  # fmt: skip
+
+def _hello(index: int) -> channel.Hello:
+    return channel.Hello(
+        batch=BATCH, index=index, token=TOKEN, session=f"session-{index}", lrm_id=str(index), host="node",
+        address="127.0.0.1", pid=index, ends_in=3600.0, python="3.6.8",
+    )  # fmt: skip
 
 
 # -- Starting agents -----------------------------------------------------------------------------------------
 # Real job scripts on this machine, all at once, with a real control center; no batch system. The baseline, in turns
-# with them, are as many bare shell scripts that only say that they have begun. Once more with a shell script named
-# ``python3`` first in the PATH, as pyenv, conda and modules have one.
+# with them, are as many bare shell scripts that only say that they have begun.
 
-SHIM = f'#!/bin/sh\nname=$(basename "$0")\nexec {sys.executable} "$@"\n'
 PATIENCE = 120.0
 
 
 def start(*, sizes: tuple[int, ...] = (1, 8, 64), repeat: int = 5) -> list[Row]:
     """Seconds until N agents are held, and milliseconds of processor time of each, held and to its end."""
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as shims:
-        shim = Path(shims) / "python3"
-        shim.write_text(SHIM)
-        shim.chmod(0o755)
-        for size in sizes:
-            ways: dict[str, Callable[[], dict[str, float]]] = {
-                "bare": partial(bare_scripts, size),
-                "agents": partial(anyio.run, agents_held, size, os.defpath),
-                "shim": partial(anyio.run, agents_held, size, f"{shims}:{os.defpath}"),
-            }
-            found = {way: medians(turns) for way, turns in in_turns(ways, repeat).items()}
-            rows += [{"N": size, **row} for row in beside(found, "all held, s")]
+    for size in sizes:
+        ways: dict[str, Callable[[], dict[str, float]]] = {
+            "bare": partial(bare_scripts, size),
+            "agents": partial(anyio.run, agents_held, size),
+        }
+        found = {way: medians(turns) for way, turns in in_turns(ways, repeat).items()}
+        rows += [{"N": size, **row} for row in beside(found, "all held, s")]
     return rows
 
 
@@ -382,12 +340,12 @@ def used_by(pid: int) -> float:
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
-def begin(script: Path, count: int, path: str, output: int | None = None) -> list[subprocess.Popen[bytes]]:
+def begin(script: Path, count: int, output: int | None = None) -> list[subprocess.Popen[bytes]]:
     """Start a script so many times, each with its index."""
     return [
         subprocess.Popen(
             ["/bin/sh", str(script)],
-            env={"PATH": path, "INDEX": str(index)},
+            env={"PATH": os.defpath, "INDEX": str(index)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             cwd="/",
@@ -414,7 +372,7 @@ def bare_scripts(count: int) -> dict[str, float]:
         script = Path(directory) / "script"
         script.write_text("#!/bin/sh\necho begun\n")
         begun = time.monotonic()
-        processes = begin(script, count, os.defpath, writer)
+        processes = begin(script, count, writer)
         os.close(writer)
         for _ in range(count):
             words.readline()
@@ -423,7 +381,7 @@ def bare_scripts(count: int) -> dict[str, float]:
     return {"all held, s": seconds, "held, ms": used, "to the end, ms": used}
 
 
-async def agents_held(count: int, path: str) -> dict[str, float]:
+async def agents_held(count: int) -> dict[str, float]:
     """Start agents, release them when all are held."""
     processes: list[subprocess.Popen[bytes]] = []
     used: list[float] = []
@@ -448,7 +406,7 @@ async def agents_held(count: int, path: str) -> dict[str, float]:
             script = directory / "script"
             script.write_text(render_job_script(agent=config, array_index_variable="INDEX", job_id_variable=None))
             begun = time.monotonic()
-            processes += begin(script, count, path)
+            processes += begin(script, count)
             with anyio.fail_after(PATIENCE):
                 await all_here.wait()
             seconds = time.monotonic() - begun

@@ -237,7 +237,7 @@ def test_nothing_is_left_of_a_benchmark_that_is_cut_off(
 
 SMALL = """
 commands history --jobs 20 --repeat 1
-agents many --agents 10 --clients 1 --limit 100
+agents many --agents 10 --clients 1
 agents start --sizes 1 --repeat 1
 scheduler decisions --clusters 2 --jobs 10,20 --repeat 1 --poll-clusters 2
 scheduler snapshots --placeholders 1000 --repeat 1

@@ -138,7 +138,7 @@ ROOT = Path(__file__).parents[3]
 def test_an_agent_that_was_dropped_comes_again(tmp_path: Path) -> None:
     """A server that closes a connection before its welcome is asked again: it waits for all agents."""
     context = server_context(load_or_create(tmp_path))
-    command = [sys.executable, "-m", "benchmarks.agents", "client", "--indices", "1:2", "--limit", "60", "--port"]
+    command = [sys.executable, "-m", "benchmarks.agents", "client", "--indices", "1:2", "--port"]
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         subprocess.Popen([*command, str(listener.getsockname()[1])], cwd=ROOT, stdin=subprocess.DEVNULL) as process,
