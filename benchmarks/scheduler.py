@@ -27,9 +27,6 @@ from koala_adapter.model import (
     Job,
     JobId,
     JobKind,
-    LrmJob,
-    LrmJobId,
-    LrmJobState,
     PlaceholderId,
     TaskEnd,
 )
@@ -41,7 +38,6 @@ from koala_adapter.scheduler.claiming.waiting import place
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.parameters import Approach, ClusterParameters, Parameters
 from koala_adapter.service.journal import Journal
-from koala_adapter.service.listings import ListingJudge
 from koala_adapter.simulation.applications import Application, Interpolated, SimulatedJob
 from koala_adapter.simulation.multicluster import Multicluster, Settings
 from koala_adapter.simulation.platform import ClusterModel, Platform
@@ -65,8 +61,6 @@ FEW = 4
 """Processors that come free when there is room."""
 NAIVE_MOST = 2000
 """More jobs than these are not asked about one by one; the time is taken to be proportional."""
-ON_EACH = 100
-"""Placeholders on each cluster while the poll of one is measured."""
 WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
 OPERATIONS = ("submit", "poll_full", "poll_room", "completion", "release", "interval")
 """A job comes in, or a poll shows nothing new, while nothing is free; a poll shows room for a few processors, which
@@ -78,14 +72,11 @@ def decisions(
     clusters: tuple[int, ...] = (10, 1000),
     jobs: tuple[int, ...] = (100, 1000, 10_000, 100_000),
     repeat: int = 15,
-    poll_clusters: int = 1000,
 ) -> list[Row]:
     """Milliseconds of one event by clusters and waiting jobs, ratio to the first line, and growth with the jobs.
 
     The growth is the slope of log(time) over log(jobs): 0 is none, 1 is linear. A naive scan, which asks the placement
-    policy about every waiting job, is what a poll with room is compared with. Last, one poll of a cluster with 100
-    placeholders, from its listing to the scheduler's answer: alone, and as one of many clusters with as many
-    placeholders each. The ratio should be 1.
+    policy about every waiting job, is what a poll with room is compared with.
     """
     rows: list[Row] = []
     sizes = [(many, waiting) for many in clusters for waiting in jobs]
@@ -99,8 +90,7 @@ def decisions(
                 {"": name, "clusters": many, "jobs": waiting, "ms": 1000 * t, "ratio": t / base, "growth": slope}
                 for waiting, t in times
             ]
-    alone, among = poll_of_one(1, 51), poll_of_one(poll_clusters, 51)
-    return [*rows, {"": "poll", "alone, ms": 1000 * alone, "among many, ms": 1000 * among, "ratio": among / alone}]
+    return rows
 
 
 class FullSite:
@@ -229,61 +219,10 @@ def _naive(site: FullSite, jobs: int) -> float:
     return (time.perf_counter() - begin) * max(1.0, jobs / max(1, len(asked)))
 
 
-def poll_of_one(clusters: int, repeat: int) -> float:
-    """Return the median seconds for all that one poll costs, while so many clusters have placeholders in their queues.
-
-    The collector of garbage, whose work grows with the objects that there are, is switched off.
-    """
-    site = FullSite(0, 0)
-    names = [ClusterName(f"cluster{number}") for number in range(clusters)]
-    parameters = tuple(ClusterParameters(name=name, placeholders_in_flight=ON_EACH) for name in names)
-    site.post(ev.Configured(time=site.now, parameters=Parameters(), clusters=parameters))
-    for name in names:
-        site.post(ev.ClusterPolled(time=site.now, cluster=name, processors=ON_EACH, idle=0, ours=0))
-    for name in names:
-        claimed = site.make(Component(name="c", command=("x",), minimum=ON_EACH, maximum=ON_EACH, cluster=name))
-        (submission,) = site.post(ev.JobSubmitted(time=site.now, job=claimed))
-        assert isinstance(submission, SubmitPlaceholders)
-        ids = tuple(LrmJobId(f"{submission.batch}_{index}") for index in range(1, ON_EACH + 1))
-        site.post(ev.BatchSubmitted(time=site.now, batch=submission.batch, lrm_ids=ids))
-    site.now += 1.0
-    gc.collect()
-    gc.disable()
-    try:
-        return statistics.median(_poll(site, names[number % clusters]) for number in range(repeat))
-    finally:
-        gc.enable()
-
-
-def _poll(site: FullSite, name: ClusterName) -> float:
-    """Return the seconds for judging a listing that shows nothing new, and for telling the scheduler of it."""
-    state, judge = site.scheduler.state, ListingJudge(name, user="alice", begun_at=0.0)
-    listing = tuple(
-        LrmJob(
-            id=one.lrm_id or LrmJobId(""),
-            name=one.id.batch,
-            state=LrmJobState.QUEUED,
-            user="alice",
-            processors=1,
-            array_index=one.id.index,
-        )
-        for one in state.placeholders.values()
-        if one.cluster == name
-    )
-    polled = ev.ClusterPolled(time=site.now, cluster=name, processors=ON_EACH, idle=0, ours=0)
-    begin = time.perf_counter()
-    judge.judge(state, polled, listing, read_at=site.now, in_contact=lambda _: False, tells_holders=True)
-    site.post(polled)
-    return time.perf_counter() - begin
-
-
 # -- Snapshots -----------------------------------------------------------------------------------------------
 # Measured are the pauses between two moments at which another client could be answered: with the whole snapshot written
 # at once, and with one group of records after the other, as the service does it. Events wait until the last one.
 
-EACH = 100
-"""Processors of each job."""
-CLUSTERS = 10
 EVENTS = 5000
 """In the journal since the snapshot before."""
 OVER = object()
@@ -296,11 +235,11 @@ def snapshots(*, placeholders: tuple[int, ...] = (1000, 10_000, 100_000), repeat
     """
     rows: list[Row] = []
     for size in placeholders:
-        scheduler = scheduler_with(size)
+        scheduler = FullSite(size // PROCESSORS, 0).scheduler
         with tempfile.TemporaryDirectory() as directory, Journal(Path(directory) / "journal.sqlite") as journal:
             runs = [pauses(journal, scheduler) for _ in range(repeat + 1)][1:]
         rows.append({
-            "placeholders": size,
+            "placeholders": len(scheduler.state.placeholders),
             "at once, ms": 1000 * statistics.median(sum(run) for run in runs),
             "longest pause, ms": 1000 * statistics.median(max(run) for run in runs),
             "steps": len(runs[0]),
@@ -308,48 +247,12 @@ def snapshots(*, placeholders: tuple[int, ...] = (1000, 10_000, 100_000), repeat
     return rows
 
 
-def scheduler_with(placeholders: int) -> Scheduler:
-    """Return a scheduler that has submitted so many placeholders."""
-    scheduler = Scheduler()
-    each = -(-placeholders // CLUSTERS // EACH) * EACH
-    names = [ClusterName(f"c{number}") for number in range(CLUSTERS)]
-    clusters = tuple(ClusterParameters(name=name, placeholders_in_flight=each) for name in names)
-    scheduler.handle(ev.Configured(time=0.0, parameters=Parameters(), clusters=clusters))
-    for name in names:
-        scheduler.handle(ev.ClusterPolled(time=1.0, cluster=name, processors=each, idle=each, ours=0))
-    for number in range(placeholders // EACH):
-        where = names[number % CLUSTERS]
-        component = Component(name="x", command=("program",), minimum=EACH, maximum=EACH, cluster=where)
-        job = Job(
-            id=JobId(str(number)),
-            name="job",
-            kind=JobKind.RIGID,
-            user="user",
-            components=(component,),
-            walltime=3600,
-            submitted_at=2.0,
-        )
-        for action in scheduler.handle(ev.JobSubmitted(time=2.0, job=job)):
-            if isinstance(action, SubmitPlaceholders):
-                ids = tuple(LrmJobId(f"{number}_{index}") for index in range(action.count))
-                scheduler.handle(ev.BatchSubmitted(time=3.0, batch=action.batch, lrm_ids=ids))
-    if len(scheduler.state.placeholders) != placeholders:
-        raise SystemExit(f"{len(scheduler.state.placeholders)} placeholders instead of {placeholders}")
-    return scheduler
-
-
-def fill(journal: Journal) -> int:
-    """Append events; return the number of the last."""
-    return [
-        journal.append(ev.ClusterUnavailable(time=4.0, cluster=ClusterName("c0"), reason="no answer"))
-        for _ in range(EVENTS)
-    ][-1]
-
-
 def pauses(journal: Journal, scheduler: Scheduler) -> list[float]:
     """Write a snapshot; return the seconds that each step of it took."""
+    event = ev.ClusterUnavailable(time=4.0, cluster=ClusterName("c0"), reason="no answer")
+    last = [journal.append(event) for _ in range(EVENTS)][-1]
     found = []
-    writing = journal.snapshot_in_groups(scheduler.state, fill(journal))
+    writing = journal.snapshot_in_groups(scheduler.state, last)
     while True:
         begun = time.perf_counter()
         over = next(writing, OVER) is OVER

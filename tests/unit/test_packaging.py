@@ -239,7 +239,7 @@ SMALL = """
 commands history --jobs 20 --repeat 1
 agents many --agents 10 --clients 1
 agents start --sizes 1 --repeat 1
-scheduler decisions --clusters 2 --jobs 10,20 --repeat 1 --poll-clusters 2
+scheduler decisions --clusters 2 --jobs 10,20 --repeat 1
 scheduler snapshots --placeholders 1000 --repeat 1
 scheduler month --jobs 200 --clusters 2 --processors 64
 queues easy TRACE --repeat 1
