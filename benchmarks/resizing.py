@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes of size: how soon workers come and go, and how long MPI programs stand still.
 
-python -m benchmarks.resizing latency [--sizes 1,16] [--repeat 3] [--ways sbatch,dask,parsl] [--poll 15]
+python -m benchmarks.resizing latency [--sizes 1,16] [--repeat 3] [--ways dask,parsl]
 python -m benchmarks.resizing standstill [--changes 5] [--bodies 2000] [--rest 2]
 """
 
@@ -11,9 +11,7 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,12 +19,13 @@ from abc import ABC, abstractmethod
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import (
     DEADLINE,
     MEMORY,
     PYTHONPATH,
+    ROOT,
     Row,
     dask_on_slurm,
     in_turns,
@@ -47,24 +46,38 @@ from tests.mpi_by_hand import Mpich, of_system, of_wheel
 from tests.real.systems import SlurmCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+
+@contextlib.contextmanager
+def service(site: Path) -> Iterator[Client]:
+    """Run a service of koala, with its state beside its site file."""
+    client = Client(site.parent / "state")
+    os.environ["PYTHONPATH"] = PYTHONPATH
+    start_in_background(site, client.directory)
+    try:
+        client.wait_until_seen(DEADLINE)
+        yield client
+    finally:
+        client.stop()
+
+
+def submitted(client: Client, text: str, directory: Path = ROOT) -> str:
+    """Submit a job, as it stands in a job file of a directory; return its id."""
+    job = load_job_text(text, directory=directory, job_id=JobId("0"), user=login_name(), submitted_at=time.time())
+    return client.submit(job)
+
 
 # -- How soon workers come and go ----------------------------------------------------------------------------
-# The other ways are arrays by sbatch and scancel, dask-jobqueue's SLURMCluster, and Parsl's SlurmProvider; koala runs
-# the same worker programs each time, as a job with ``runner = "workers"`` that its owner resizes.
+# The other ways are dask-jobqueue's SLURMCluster, and Parsl's SlurmProvider; koala runs the same worker programs each
+# time, as a job with ``runner = "workers"`` that its owner resizes.
 
 LARGEST = 32
 """Processors of the cluster."""
-Pools: TypeAlias = "Mapping[str, Callable[[], Pool]]"
 
 
 def latency(
-    *,
-    sizes: tuple[int, ...] = (1, 16),
-    repeat: int = 3,
-    ways: tuple[str, ...] = ("sbatch", "dask", "parsl"),
-    poll: float = 15.0,
-    requests: int = 60,
+    *, sizes: tuple[int, ...] = (1, 16), repeat: int = 3, ways: tuple[str, ...] = ("dask", "parsl")
 ) -> list[Row]:
     """How soon workers come and go under koala, and by other ways on the same Slurm: seconds, and koala's over theirs.
 
@@ -74,22 +87,28 @@ def latency(
 
     Needs the Debian packages slurmctld, slurmd and slurm-client, root, and dask-jobqueue and parsl from PyPI.
     """
-    rows: list[Row] = []
-    with SlurmCluster("bench", nodes=4, cpus=8) as cluster, tempfile.TemporaryDirectory() as directory:
+    with SlurmCluster("bench", nodes=4, cpus=8) as cluster, tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
         os.environ["SLURM_CONF"] = str(cluster.conf)
-        with Service(Path(directory), cluster.conf, poll=poll, requests=requests) as service:
-            for name in ways:
-                with WAYS[name](Path(directory)) as way:
-                    pools: Pools = {"theirs": way.theirs, "koala": partial(KoalaPool, service, way)}
-                    rows += [compared(cluster, name, way, pools, size, repeat) for size in sizes]
-    return rows
+        site = slurm_site(directory, cluster.conf, head='[scheduler]\napproach = "none"\n')
+        with service(site) as client:
+            return [compared(cluster, client, way, size, repeat, directory) for way in ways for size in sizes]
 
 
 def compared(  # noqa: PLR0917 - what is measured, with what
-    cluster: SlurmCluster, name: str, way: Way, pools: Pools, size: int, repeat: int
+    cluster: SlurmCluster, client: Client, name: str, size: int, repeat: int, directory: Path
 ) -> Row:
     """Return the row of one way: the medians of its own pools and of koala's, in turns."""
-    kinds = {kind: partial(times_of, cluster, make, way, size) for kind, make in pools.items()}
+
+    def times(*, by_koala: bool) -> dict[str, float]:
+        with WAYS[name](directory) as way:
+            if by_koala:
+                with KoalaPool(client, way.command()) as pool:
+                    return times_of(cluster, pool, way, size)
+            way.begin()
+            return times_of(cluster, way, way, size)
+
+    kinds = {"theirs": partial(times, by_koala=False), "koala": partial(times, by_koala=True)}
     theirs, ours = (medians(turns) for turns in in_turns(kinds, repeat).values())
     row: dict[str, str | float] = {"way": name, "N": size}
     for phase in theirs:
@@ -98,31 +117,30 @@ def compared(  # noqa: PLR0917 - what is measured, with what
     return row
 
 
-def times_of(cluster: SlurmCluster, make: Callable[[], Pool], way: Way, size: int) -> dict[str, float]:
-    """Return the times of one pool of its own."""
-    with make() as pool:
-        pool.scale(1)
-        way.wait(1)
-        pool.wait_until_idle(size)
-        begun = time.monotonic()
-        pool.scale(1 + size)
-        way.wait(1 + size)
-        grow = time.monotonic() - begun
-        begun = time.monotonic()
-        pool.scale(1)
-        until("one worker", lambda: running(cluster) <= 1)
-        shrink = time.monotonic() - begun
-        way.wait(1)
-        local = cluster.submit("#!/bin/sh\nexec sleep 900\n", f"--array=1-{LARGEST - 1}", "--output=/dev/null")
-        until("a full cluster", lambda: running(cluster) >= LARGEST)
-        pool.wait_until_busy()
-        pool.scale(1 + size)
-        time.sleep(1.0)  # the wish is known everywhere
-        begun = time.monotonic()
-        cluster.run("scancel", local)
-        way.wait(1 + size)
-        freed = time.monotonic() - begun
+def times_of(cluster: SlurmCluster, pool: Pool, way: Way, size: int) -> dict[str, float]:
+    """Return the times of an idle cluster's one pool, whose workers are those of a framework."""
     until("an idle cluster", lambda: running(cluster) == 0)
+    pool.scale(1)
+    way.wait(1)
+    pool.wait_until_idle(size)
+    begun = time.monotonic()
+    pool.scale(1 + size)
+    way.wait(1 + size)
+    grow = time.monotonic() - begun
+    begun = time.monotonic()
+    pool.scale(1)
+    until("one worker", lambda: running(cluster) <= 1)
+    shrink = time.monotonic() - begun
+    way.wait(1)
+    local = cluster.submit("#!/bin/sh\nexec sleep 900\n", f"--array=1-{LARGEST - 1}", "--output=/dev/null")
+    until("a full cluster", lambda: running(cluster) >= LARGEST)
+    pool.wait_until_busy()
+    pool.scale(1 + size)
+    time.sleep(1.0)  # the wish is known everywhere
+    begun = time.monotonic()
+    cluster.run("scancel", local)
+    way.wait(1 + size)
+    freed = time.monotonic() - begun
     return {"grow": grow, "freed": freed, "shrink": shrink}
 
 
@@ -149,8 +167,8 @@ class Pool(contextlib.ExitStack, ABC):
         """Wait until who decides knows that no processor is idle."""
 
 
-class Way(contextlib.ExitStack, ABC):
-    """A kind of worker, and how its framework gets them from Slurm."""
+class Way(Pool):
+    """A framework that gets its workers from Slurm, or with ``command`` from koala."""
 
     def __init__(self, directory: Path) -> None:
         """``directory``: for whatever is written."""
@@ -158,86 +176,38 @@ class Way(contextlib.ExitStack, ABC):
         self.directory = directory
 
     @abstractmethod
-    def theirs(self) -> Pool:
-        """Return an empty pool of the framework's own."""
+    def begin(self) -> None:
+        """Begin the framework's own pool, without workers yet."""
 
     @abstractmethod
     def command(self) -> Sequence[str]:
-        """Return the command of a worker, for koala."""
+        """Begin the framework without workers of its own; return the command of one."""
 
     @abstractmethod
     def wait(self, workers: int) -> None:
         """Wait until so many workers compute, no more and no fewer."""
 
 
-class Bare(Way):
-    """Shell scripts that say that they have begun, by sbatch and scancel."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self._begun = directory / "begun"
-        self._begun.mkdir(exist_ok=True)
-
-    @property
-    def script(self) -> str:
-        """What a worker does: its file is there while it computes."""
-        return f'f={self._begun}/$$; trap "rm $f; exit 0" TERM; : > $f; while :; do sleep 1 & wait; done'
-
-    def theirs(self) -> Pool:
-        return BarePool(self.script, self._begun)
-
-    def command(self) -> Sequence[str]:
-        return ["sh", "-c", self.script]
-
-    def wait(self, workers: int) -> None:
-        until(f"{workers} scripts", lambda: sum(1 for _ in os.scandir(self._begun)) == workers)
-
-
-class BarePool(Pool):
-    """Array jobs: one task, and all further ones."""
-
-    def __init__(self, script: str, begun: Path) -> None:
-        """``script``: of a worker; ``begun``: where workers leave files, which those that are killed leave for good."""
-        super().__init__()
-        self._script = script
-        self._begun = begun
-        self._sbatch, self._scancel = (shutil.which(name) or name for name in ("sbatch", "scancel"))
-        self._jobs: list[str] = []
-        self.callback(self._end)
-
-    def scale(self, workers: int) -> None:
-        if workers == 1 and self._jobs:
-            subprocess.run([self._scancel, self._jobs.pop()], check=True)
-            return
-        count = workers - len(self._jobs)
-        script = f"#!/bin/sh\n{self._script}\n"
-        command = [self._sbatch, "--parsable", f"--array=1-{count}", "--output=/dev/null", "--chdir=/tmp", "--time=30"]
-        done = subprocess.run(command, input=script, capture_output=True, text=True, check=True)
-        self._jobs.append(done.stdout.strip())
-
-    def _end(self) -> None:
-        subprocess.run([self._scancel, *self._jobs], check=True)
-
-
 class Dask(Way):
     """Workers of Dask, by dask-jobqueue."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self._cluster: Any = None
-
-    def theirs(self) -> Pool:
-        cluster = dask_on_slurm(self.directory / "dask", walltime="00:30:00")
-        self._cluster = cluster
-        return DaskPool(cluster)
+    def begin(self) -> None:
+        self._cluster = self._kept(dask_on_slurm(self.directory / "dask", walltime="00:30:00"))
 
     def command(self) -> Sequence[str]:
-        self._cluster = untyped("distributed").LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=":0")
-        self.callback(self._cluster.close)
-        worker = ["-m", "distributed.cli.dask_worker", self._cluster.scheduler_address, "--nthreads", "1"]
+        local = untyped("distributed").LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=":0")
+        self._cluster = self._kept(local)
+        worker = ["-m", "distributed.cli.dask_worker", local.scheduler_address, "--nthreads", "1"]
         options = ["--memory-limit", MEMORY, "--death-timeout", str(DEADLINE), "--interface", "lo", "--no-dashboard"]
         options += ["--no-nanny", "--preload", untyped("koala_adapter.dask.leave").__file__]
         return [sys.executable, *worker, *options, "--local-directory", str(self.directory / "dask")]
+
+    def _kept(self, cluster: Any) -> Any:  # noqa: ANN401 - it has no types
+        self.callback(cluster.close)
+        return cluster
+
+    def scale(self, workers: int) -> None:
+        self._cluster.scale(workers)
 
     def wait(self, workers: int) -> None:
         with untyped("distributed").Client(self._cluster, set_as_default=False) as client:
@@ -246,43 +216,33 @@ class Dask(Way):
                 raise SystemExit("a worker does not compute")
 
 
-class DaskPool(Pool):
-    """A cluster of dask-jobqueue."""
-
-    def __init__(self, cluster: Any) -> None:  # noqa: ANN401 - it has no types
-        """``cluster``: without workers yet."""
-        super().__init__()
-        self._cluster = cluster
-        self.callback(cluster.close)
-
-    def scale(self, workers: int) -> None:
-        self._cluster.scale(workers)
-
-
 class Parsl(Way):
     """Workers of a HighThroughputExecutor, each a block of SlurmProvider."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self._executor: Any = None
+    _blocks = 0
 
-    def _begin(self, provider: Any) -> Any:  # noqa: ANN401 - Parsl's, of several classes
-        # A killed process is noticed within a few seconds.
-        self._executor = parsl_executor(provider, 1, heartbeat_period=2, heartbeat_threshold=8)
-        return parsl_loaded(self._executor, self.directory / "runinfo")
-
-    def theirs(self) -> Pool:
+    def begin(self) -> None:
         launcher = untyped("parsl.launchers").SimpleLauncher()
         provider = untyped("parsl.providers").SlurmProvider(
             init_blocks=0, max_blocks=LARGEST, exclusive=False, walltime="00:30:00", launcher=launcher
         )
-        kernel = self._begin(provider)
-        return ParslPool(self._executor, kernel)
+        self._begin(provider)
 
     def command(self) -> Sequence[str]:
-        kernel = self._begin(untyped("parsl.providers").LocalProvider(init_blocks=0, max_blocks=0))
-        self.callback(kernel.cleanup)
+        self._begin(untyped("parsl.providers").LocalProvider(init_blocks=0, max_blocks=0))
         return ["/bin/bash", "-c", f"exec {self._executor.launch_cmd.format(block_id='koala')}"]
+
+    def _begin(self, provider: Any) -> None:  # noqa: ANN401 - Parsl's, of several classes
+        # A killed process is noticed within a few seconds.
+        self._executor = parsl_executor(provider, 1, heartbeat_period=2, heartbeat_threshold=8)
+        self.callback(parsl_loaded(self._executor, self.directory / "runinfo").cleanup)
+
+    def scale(self, workers: int) -> None:
+        if workers > self._blocks:
+            self._executor.scale_out_facade(workers - self._blocks)
+        else:
+            self._executor.scale_in_facade(self._blocks - workers)
+        self._blocks = workers
 
     def wait(self, workers: int) -> None:
 
@@ -295,47 +255,14 @@ class Parsl(Way):
             one.result(DEADLINE)
 
 
-class ParslPool(Pool):
-    """The blocks of an executor."""
-
-    def __init__(self, executor: Any, kernel: Any) -> None:  # noqa: ANN401 - Parsl's
-        """``executor``: without blocks yet."""
-        super().__init__()
-        self._executor = executor
-        self._blocks = 0
-        self.callback(kernel.cleanup)
-
-    def scale(self, workers: int) -> None:
-        if workers > self._blocks:
-            self._executor.scale_out_facade(workers - self._blocks)
-        else:
-            self._executor.scale_in_facade(self._blocks - workers)
-        self._blocks = workers
-
-
-class Service(contextlib.ExitStack):
-    """A service of koala on the cluster, with what a site file has when it says nothing."""
-
-    def __init__(self, directory: Path, conf: Path, *, poll: float, requests: int) -> None:
-        """``poll``: seconds between two looks at the cluster. ``requests``: the bound on requests per minute."""
-        super().__init__()
-        head = '[scheduler]\napproach = "none"\n'
-        site = slurm_site(directory, conf, head=head, poll_interval=poll, requests_per_minute=requests)
-        self.client = Client(directory / "state")
-        os.environ["PYTHONPATH"] = PYTHONPATH
-        start_in_background(site, directory / "state")
-        self.callback(self.client.stop)
-        self.client.wait_until_seen(DEADLINE)
-
-
 class KoalaPool(Pool):
     """A malleable job of workers alone, resized by its owner."""
 
-    def __init__(self, service: Service, way: Way) -> None:
+    def __init__(self, client: Client, command: Sequence[str]) -> None:
         """Nothing is submitted before the first worker is wished for."""
         super().__init__()
-        self._client = service.client
-        self._way = way
+        self._client = client
+        self._command = command
         self._job = ""
         self.callback(self._end)
 
@@ -345,10 +272,9 @@ class KoalaPool(Pool):
             return
         text = (
             'kind = "malleable"\nrunner = "workers"\nwalltime = "30m"\n[[components]]\n'
-            f"command = {json.dumps(list(self._way.command()))}\nminimum = 1\nmaximum = {LARGEST}\n"
+            f"command = {json.dumps(list(self._command))}\nminimum = 1\nmaximum = {LARGEST}\n"
         )
-        job = load_job_text(text, directory=Path("/"), job_id=JobId("0"), user=login_name(), submitted_at=0.0)
-        self._job = self._client.submit(job)
+        self._job = submitted(self._client, text)
 
     def wait_until_idle(self, processors: int) -> None:
         until("idle processors", lambda: (self._client.clusters()[0].available or 0) >= processors)
@@ -361,7 +287,7 @@ class KoalaPool(Pool):
         until("the end of the job", lambda: self._client.job(self._job).over)
 
 
-WAYS: Mapping[str, type[Way]] = {"sbatch": Bare, "dask": Dask, "parsl": Parsl}
+WAYS: Mapping[str, type[Way]] = {"dask": Dask, "parsl": Parsl}
 
 
 # -- MPI programs --------------------------------------------------------------------------------------------
@@ -392,21 +318,20 @@ def standstill(*, changes: int = 5, bodies: int = 2000, rest: float = 2.0) -> li
 
 def programs_with(directory: Path, mpich: Mpich, changes: int, bodies: int, rest: float) -> list[Row]:
     """Return the rows of one MPICH."""
-    method = "spawn" if mpich.spawns else "restart"
     site = directory / "site.toml"
     site.write_text(
         '[control_center]\nlisten = "127.0.0.1"\n[scheduler]\napproach = "none"\n'
-        f'[[clusters]]\nname = "bench"\nplugin = "local"\nmpi_resize = "{method}"\n'
+        f'[[clusters]]\nname = "bench"\nplugin = "local"\nmpi_resize = "{method_of(mpich)}"\n'
         f"[clusters.settings]\nprocessors = {LARGE}\n"
     )
-    client = Client(directory / "state")
-    start_in_background(site, directory / "state")
     programs = {"nbody": [str(bodies), STEPS, "0"], "ft": ["W", STEPS, "0"]}
-    try:
-        client.wait_until_seen(DEADLINE)
+    with service(site) as client:
         return [changed(directory, client, mpich, name, words, changes, rest) for name, words in programs.items()]
-    finally:
-        client.stop()
+
+
+def method_of(mpich: Mpich) -> str:
+    """Return by which method programs of an MPICH change their sizes."""
+    return "spawn" if mpich.spawns else "restart"
 
 
 def changed(  # noqa: PLR0917 - what is measured, with what
@@ -422,9 +347,7 @@ def changed(  # noqa: PLR0917 - what is measured, with what
         + "".join(f"{key} = {json.dumps(value)}\n" for key, value in environment.items())
         + f'[[components]]\nname = "program"\ncommand = {json.dumps(command)}\nminimum = {SMALL}\nmaximum = {LARGE}\n'
     )
-    job = client.submit(
-        load_job_text(text, directory=directory, job_id=JobId("0"), user=login_name(), submitted_at=time.time())
-    )
+    job = submitted(client, text, directory)
     told = directory / "state" / "jobs" / job / "program" / "0.err"
     until("the launch", lambda: client.job(job).launched_at is not None)
     for number in range(2 * changes):
@@ -442,7 +365,7 @@ def changed(  # noqa: PLR0917 - what is measured, with what
     whole = stood[-1][1] - stood[0][0]
     return {
         "program": name,
-        "method": "spawn" if mpich.spawns else "restart",
+        "method": method_of(mpich),
         "2 to 4, s": statistics.median(lengths[::2]),
         "4 to 2, s": statistics.median(lengths[1::2]),
         "changes": len(stood),
