@@ -3,7 +3,7 @@
 
 On a real Slurm with so many held jobs, of which a few change before each listing. Processor time of this process with
 the commands or the helper, and of slurmctld; requests; and what the first listing takes. The ways take turns, and
-medians are shown with their ratio. Then 500 short jobs are listed until all have ended.
+medians are shown with their ratio.
 
     KOALA_TEST_SLURM=/opt/slurm python -m benchmarks.slurmlisting listings [--jobs 1000,20000] [--repeat 9]
 
@@ -12,21 +12,19 @@ Needs a Slurm, root, and pyslurm of its release.
 
 from __future__ import annotations
 
+import math
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
-from benchmarks.common import Row, main, processor_time
+from benchmarks.common import Row, main, medians, processor_time
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.testing import new_context
 from koala_adapter.testing.trial import begin_start
@@ -38,18 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
 WAYS = ("commands", "pyslurm")
-SHORT_JOBS = 500
+Costs: TypeAlias = "dict[str, list[dict[str, float]]]"
+"""By way."""
 CHANGED = 10
 """Jobs that change before each listing."""
-
-
-@dataclass(slots=True)
-class Cost:
-    """Processor time here with all children, at slurmctld, and requests."""
-
-    here: float
-    controller: float
-    requests: int
 
 
 class Side:
@@ -68,77 +58,63 @@ class Side:
     def _count(self, _name: str, _seconds: float, _failure: str) -> None:
         self._requests += 1
 
-    async def measured(self, what: Callable[[], Awaitable[object]]) -> Cost:
-        """Do something, and return what it cost."""
-        before = (self._here(), processor_time(self._controller()), self._requests)
+    async def measured(self, what: Callable[[], Awaitable[object]]) -> dict[str, float]:
+        """Do something; return the processor time here with all children, that of slurmctld, and the requests."""
+        before = self._used()
         await what()
-        after = (self._here(), processor_time(self._controller()), self._requests)
-        return Cost(after[0] - before[0], after[1] - before[1], after[2] - before[2])
+        return {name: value - before[name] for name, value in self._used().items()}
 
-    def _here(self) -> float:
+    def _used(self) -> dict[str, float]:
         own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
         library = self.lrm.library
         helper = processor_time(library.client.helper_pid) if library and library.client.helper_pid else 0.0
-        return own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime + helper
-
-    def _controller(self) -> int:
-        return int((self._cluster.directory / "slurmctld.pid").read_text())
-
-
-async def few_changes(cluster: SlurmCluster, sides: Sequence[Side], jobs: int, repeat: int) -> list[Row]:
-    """Return what the first listing costs, and one with a few changes."""
-    ids = [job.id for job in await sides[0].lrm.jobs_to_schedule() if job.state is LrmJobState.HELD][:CHANGED]
-    costs: dict[str, list[Cost]] = {side.access: [] for side in sides}
-    for turn in range(repeat):
-        cluster.run("scontrol", "update", f"JobId={','.join(ids)}", f"TimeLimit={turn + 20}")
-        for side in sides:
-            costs[side.access].append(await side.measured(side.lrm.jobs_to_schedule))
-    return [_row(f"{jobs:,} jobs: {name}", costs, name) for name in ("here", "controller", "requests")]
-
-
-def _row(what: str, costs: dict[str, list[Cost]], name: str) -> Row:
-    found = {way: statistics.median(getattr(cost, name) for cost in all_) for way, all_ in costs.items()}
-    ratio = found["pyslurm"] / found["commands"] if found["commands"] else float("nan")
-    return {"": what, **found, "ratio": ratio}
+        controller = int((self._cluster.directory / "slurmctld.pid").read_text())
+        return {
+            "here": own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime + helper,
+            "controller": processor_time(controller),
+            "requests": self._requests,
+        }
 
 
 async def first_listings(sides: Sequence[Side], jobs: int) -> list[Row]:
     """Return what the first listing costs: of pyslurm with the start of its helper."""
     costs = {side.access: [await side.measured(side.lrm.jobs_to_schedule)] for side in sides}
-    return [_row(f"{jobs:,} jobs, first listing: {name}", costs, name) for name in ("here", "controller", "requests")]
+    return rows_of(f"{jobs:,} jobs, first listing", costs)
+
+
+async def few_changes(cluster: SlurmCluster, sides: Sequence[Side], jobs: int, repeat: int) -> list[Row]:
+    """Return what a listing costs before which a few jobs have changed."""
+    ids = [job.id for job in await sides[0].lrm.jobs_to_schedule() if job.state is LrmJobState.HELD][:CHANGED]
+    costs: Costs = {side.access: [] for side in sides}
+    for turn in range(repeat):
+        cluster.run("scontrol", "update", f"JobId={','.join(ids)}", f"TimeLimit={turn + 20}")
+        for side in sides:
+            costs[side.access].append(await side.measured(side.lrm.jobs_to_schedule))
+    return rows_of(f"{jobs:,} jobs", costs)
 
 
 async def starts(cluster: SlurmCluster, sides: Sequence[Side], repeat: int) -> list[Row]:
     """Return what a start of a held job of one processor costs."""
-    costs: dict[str, list[Cost]] = {side.access: [] for side in sides}
+    costs: Costs = {side.access: [] for side in sides}
     for _ in range(repeat):
         for side in sides:
             job = LrmJobId(cluster.submit("#!/bin/sh\n", "--hold", "-n1", "--output=/dev/null"))
             await side.lrm.jobs_to_schedule()
             costs[side.access].append(await side.measured(partial(begin_start, side.lrm, job, ["n1"])))
-    return [_row(f"a start: {name}", costs, name) for name in ("here", "controller", "requests")]
+    return rows_of("a start", costs)
 
 
-async def short_jobs(cluster: SlurmCluster, sides: Sequence[Side]) -> list[Row]:
-    """Return what listing so many short jobs costs, every half second until all have ended."""
-    costs: dict[str, list[Cost]] = {}
-    for side in sides:
-        array = cluster.submit("#!/bin/sh\n", "-n1", "--output=/dev/null", f"--array=1-{SHORT_JOBS}")
-
-        async def until_all_have_ended(side: Side = side, array: str = array) -> None:
-            while any(  # noqa: ASYNC110 - Slurm has no event for it
-                job.id.startswith(f"{array}_") and job.state is not LrmJobState.ENDED
-                for job in await side.lrm.jobs_to_schedule()
-            ):
-                await anyio.sleep(0.5)
-
-        begun = time.monotonic()
-        cost = await side.measured(until_all_have_ended)
-        # How long the jobs take is not the listing's affair.
-        seconds = time.monotonic() - begun
-        costs[side.access] = [Cost(cost.here / seconds, cost.controller / seconds, cost.requests)]
-    names = ("here", "controller")
-    return [_row(f"{SHORT_JOBS} short jobs, each second: {name}", costs, name) for name in names]
+def rows_of(what: str, costs: Costs) -> list[Row]:
+    """Return a row for each quantity, with its median by each way."""
+    found = {way: medians(turns) for way, turns in costs.items()}
+    return [
+        {
+            "": f"{what}: {name}",
+            **{way: values[name] for way, values in found.items()},
+            "ratio": found["pyslurm"][name] / commands if commands else math.nan,
+        }
+        for name, commands in found["commands"].items()
+    ]
 
 
 FILL = """
@@ -174,7 +150,6 @@ async def measure(numbers: Sequence[int], repeat: int) -> list[Row]:
             rows += await few_changes(cluster, sides, number, repeat)
             if number == numbers[0]:
                 rows += await starts(cluster, sides, repeat)
-                rows += await short_jobs(cluster, sides)
             for side in sides:
                 await side.lrm.close()
     return rows
