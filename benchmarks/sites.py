@@ -4,19 +4,18 @@
 python -m benchmarks.sites connection [--repeat 5] [--megabytes 100]
 python -m benchmarks.sites short-job [--repeat 5]
 python -m benchmarks.sites there-and-back [--repeat 3] [--megabytes 300]
-python -m benchmarks.sites relayed [--repeat 5] [--mib 64] [--pings 200] [--delay 0.02]
-python -m benchmarks.sites measured [--repeat 5] [--mib 64] [--delay 0]
+python -m benchmarks.sites relayed [--repeat 5] [--mib 64] [--pings 200]
+python -m benchmarks.sites measured [--repeat 5] [--mib 64]
 python -m benchmarks.sites many [--agents 1000]
 python -m benchmarks.sites idle [--agents 100] [--seconds 60]
 
 Those up to ``measured`` need root: the site is a network namespace with real sshd, reached at once and with 40 ms for a
-way there and back, or with the delay that is given. ``many`` and ``idle`` have the gateway on this host, with no ssh
+way there and back. ``many`` and ``idle`` have the gateway on this host, with no ssh
 before it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import logging
@@ -38,12 +37,10 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from benchmarks.agents import heard, raise_files, started
 from benchmarks.common import (
-    PYTHONPATH,
     Row,
     command_cost,
     in_turns,
     main,
-    medians,
     process,
     processor_time,
     resident_mib,
@@ -56,9 +53,9 @@ from tests.gateways import resident_gateways
 from tests.real.systems.othersite import ADDRESS, OtherSite
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
-MIB = 1024**2
+MEGABYTE, MIB = 1_000_000, 1024**2
 DELAYS = {0.0: "0 ms", 0.02: "40 ms"}
 HEARTBEAT = 20.0
 """Seconds between two signs of life of an agent, as a site file has it by default."""
@@ -66,64 +63,90 @@ SIGN = bytes(120)
 """Of the size of a heartbeat within TLS."""
 
 
+# -- What all have in common ---------------------------------------------------------------------------------
+
+
+def at_both_delays(measured: Callable[[OtherSite, Path], Sequence[Row]]) -> list[Row]:
+    """Return the rows of a site that is reached at once, and of one that takes 40 ms for a way there and back."""
+    rows: list[Row] = []
+    for one_way, delay in DELAYS.items():
+        with OtherSite(delay=one_way) as there, tempfile.TemporaryDirectory(prefix="koala-") as directory:
+            rows += [{**row, "there and back": delay} for row in measured(there, Path(directory))]
+    return rows
+
+
+def row_of(what: str, turns: Mapping[str, Sequence[float]], base: str) -> Row:
+    """Return the medians of all ways, and koala's over that of one."""
+    found = {way: statistics.median(values) for way, values in turns.items()}
+    return {"": what, **found, "ratio": found["koala"] / found[base]}
+
+
+def ssh_to(there: OtherSite, *options: str) -> list[str]:
+    """Return how ssh is called for a site."""
+    return ["ssh", "-F", str(there.ssh_config), *options, there.name]
+
+
+@contextmanager
+def kept_ssh(there: OtherSite, directory: Path) -> Iterator[list[str]]:
+    """Keep an ssh connection to a site during the block; yield how ssh is called that uses it."""
+    by_socket = ("-S", str(directory / "ssh"))
+    master = ssh_to(there, *by_socket, "-o", "ControlMaster=auto", "-o", "ControlPersist=600")
+    subprocess.run([*master, "true"], check=True)
+    try:
+        yield ssh_to(there, *by_socket)
+    finally:
+        subprocess.run(ssh_to(there, *by_socket, "-O", "exit"), stderr=subprocess.DEVNULL, check=False)
+
+
+def koala_for(there: OtherSite, directory: Path) -> list[str]:
+    """Write the site file of a control center on this host with the clusters of a site; return how koala is called."""
+    site = directory / "site.toml"
+    site.write_text('[control_center]\nlisten = "127.0.0.1"\n' + there.tables(directory))
+    return [str(Path(sys.executable).with_name("koala")), "--site", str(site), "--state", str(directory / "state")]
+
+
+@contextmanager
+def service_for(there: OtherSite, directory: Path) -> Iterator[list[str]]:
+    """Run a service for another site, which has run a job; yield how ``koala`` is called."""
+    koala = koala_for(there, directory)
+    with (directory / "log").open("wb") as log, process([*koala, "serve"], stderr=log):
+        until("an answer of the service", lambda: succeeds([*koala, "metrics"]))
+        succeeds([*koala, "run", "-n", "1", "--", "true"])
+        yield koala
+
+
 # -- The connection beside plain ssh -------------------------------------------------------------------------
 
 
 def connection(*, repeat: int = 5, megabytes: int = 100) -> list[Row]:
     """Time to connect, to run a command and to move bytes, beside ssh with a connection that is kept for it."""
-    rows: list[Row] = []
-    for one_way, delay in DELAYS.items():
-        with OtherSite(delay=one_way) as there, tempfile.TemporaryDirectory() as directory:
-            found = anyio.run(_connection, there, Path(directory), repeat, megabytes)
-        rows += [{"": one.pop(""), "a way there and back": delay, **one} for one in found]
-    return rows
+    return at_both_delays(lambda there, directory: anyio.run(_connection, there, directory, repeat, megabytes))
 
 
-async def _connection(there: OtherSite, directory: Path, repeat: int, megabytes: int) -> list[dict[str, str | float]]:
-    host, options = there.name, ("-F", str(there.ssh_config))
-    kept = (
-        "ssh",
-        *options,
-        "-S",
-        str(directory / f"{host}.ssh"),
-        "-o",
-        "ControlMaster=auto",
-        "-o",
-        "ControlPersist=60",
+async def _connection(there: OtherSite, directory: Path, repeat: int, megabytes: int) -> list[Row]:
+    much = ["head", "-c", str(megabytes * MEGABYTE), "/dev/zero"]
+    taken: dict[str, dict[str, list[float]]] = {}
+    options = ("-F", str(there.ssh_config))
+    address = SiteAddress(
+        name=there.name, ssh=there.name, options=options, directory=str(directory / "there"), listen=ADDRESS
     )
-    much = ["head", "-c", str(megabytes * 1_000_000), "/dev/zero"]
-    taken: dict[str, tuple[list[float], list[float]]] = {}
-    address = SiteAddress(name=host, ssh=host, options=options, directory=str(directory / "there"), listen=ADDRESS)
 
-    async def compare(what: str, ours: Callable[[], Awaitable[object]], plain: tuple[str, ...]) -> None:
-        times = taken.setdefault(what, ([], []))
-        times[0].append(await _seconds(ours))
-        times[1].append(await _seconds(partial(anyio.run_process, plain)))
+    async def compare(what: str, ours: Callable[[], Awaitable[object]], plain: Sequence[str]) -> None:
+        times = taken.setdefault(what, {"koala": [], "ssh": []})
+        for way, action in (("koala", ours), ("ssh", partial(anyio.run_process, plain))):
+            began = time.monotonic()
+            await action()
+            times[way].append(time.monotonic() - began)
 
-    for _ in range(repeat):
-        site = RemoteSite(address, title=f"of a benchmark for {host}", port_file=directory / f"{host}.port")
-        await compare("connect, s", site.facts, ("ssh", *options, host, "true"))
-        await anyio.run_process([*kept, host, "true"])  # so that both connections are there
-        await site.run(["true"])
-        await compare("run a command, s", partial(site.run, ["true"]), (*kept, host, "true"))
-        await compare(f"{megabytes} MB from there, s", partial(site.run, much), (*kept, host, *much))
-        await site.close()
-    await anyio.run_process([*kept, "-O", "exit", host], check=False)
-    return [
-        {
-            "": what,
-            "koala": statistics.median(ours),
-            "ssh": statistics.median(plain),
-            "ratio": statistics.median(ours) / statistics.median(plain),
-        }
-        for what, (ours, plain) in taken.items()
-    ]
-
-
-async def _seconds(action: Callable[[], Awaitable[object]]) -> float:
-    began = time.monotonic()
-    await action()
-    return time.monotonic() - began
+    with kept_ssh(there, directory) as ssh:
+        for _ in range(repeat):
+            site = RemoteSite(address, title=f"of a benchmark for {there.name}", port_file=directory / "port")
+            await compare("connect, s", site.facts, [*ssh_to(there), "true"])
+            await site.run(["true"])
+            await compare("run a command, s", partial(site.run, ["true"]), [*ssh, "true"])
+            await compare(f"{megabytes} MB from there, s", partial(site.run, much), [*ssh, *much])
+            await site.close()
+    return [row_of(what, turns, "ssh") for what, turns in taken.items()]
 
 
 # -- A short job ---------------------------------------------------------------------------------------------
@@ -131,56 +154,25 @@ async def _seconds(action: Callable[[], Awaitable[object]]) -> float:
 
 def short_job(*, repeat: int = 5) -> list[Row]:
     """Time of ``koala run -n 1 -- true`` with a service, beside ``ssh HOST srun true`` and ``sbatch --wait``."""
-    rows = []
-    for one_way, delay in DELAYS.items():
-        with OtherSite(delay=one_way) as there:
-            rows.append(_short_job(there, delay, repeat))
-    return rows
 
+    def measured(there: OtherSite, directory: Path) -> list[Row]:
+        ssh = [*ssh_to(there), f"SLURM_CONF={there.conf}"]
+        with service_for(there, directory) as koala:
+            commands = {
+                "koala": [*koala, "run", "-n", "1", "--", "true"],
+                "ssh sbatch --wait": [*ssh, "sbatch --wait --output=/dev/null --wrap=true"],
+                "ssh srun": [*ssh, "srun", "true"],
+            }
+            ways = {name: partial(command_cost, command, os.environ) for name, command in commands.items()}
+            turns = in_turns(ways, repeat)
+        times = {name: [one["elapsed, s"] for one in costs] for name, costs in turns.items()}
+        return [row_of("a short job, s", times, "ssh sbatch --wait")]
 
-def _short_job(there: OtherSite, delay: str, repeat: int) -> Row:
-    ssh = ("ssh", "-F", str(there.ssh_config), there.name, f"SLURM_CONF={there.conf}")
-    with tempfile.TemporaryDirectory() as directory, service_for(there, Path(directory)) as koala:
-        commands: dict[str, tuple[str, ...]] = {
-            "koala run": (*koala, "run", "-n", "1", "--", "true"),
-            "srun": (*ssh, "srun", "true"),
-            "sbatch": (*ssh, "sbatch --wait --output=/dev/null --wrap=true"),
-        }
-        ways = {name: partial(command_cost, command, os.environ) for name, command in commands.items()}
-        times = {name: medians(turns)["elapsed, s"] for name, turns in in_turns(ways, repeat).items()}
-    return {
-        "a way there and back": delay,
-        "koala run, s": times["koala run"],
-        "ssh sbatch --wait, s": times["sbatch"],
-        "ratio": times["koala run"] / times["sbatch"],
-        "ssh srun, s": times["srun"],
-    }
-
-
-def site_file(there: OtherSite, directory: Path) -> Path:
-    """Write the site file of a control center on this host with the clusters of another site."""
-    path = directory / "site.toml"
-    path.write_text('[control_center]\nlisten = "127.0.0.1"\n' + there.tables(directory))
-    return path
-
-
-@contextmanager
-def service_for(there: OtherSite, directory: Path) -> Iterator[tuple[str, ...]]:
-    """Run a service for another site, which has run a job; yield how ``koala`` is called."""
-    program = str(Path(sys.executable).with_name("koala"))
-    koala = (program, "--site", str(site_file(there, directory)), "--state", f"{directory}/state")
-    with (directory / "log").open("wb") as log, subprocess.Popen([*koala, "serve"], stderr=log) as service:
-        try:
-            until("an answer of the service", lambda: succeeds((*koala, "metrics")))
-            succeeds((*koala, "run", "-n", "1", "--", "true"))
-            yield koala
-        finally:
-            service.terminate()
+    return at_both_delays(measured)
 
 
 # -- Files ---------------------------------------------------------------------------------------------------
 
-MEGABYTE = 1_000_000
 COPYING = """
 walltime = 600
 [[components]]
@@ -199,78 +191,57 @@ def there_and_back(*, repeat: int = 3, megabytes: int = 300) -> list[Row]:
     Koala's begin with ``koala submit``, which copies the file first, and with the end of the process that has written
     it. rsync and cat use an ssh connection that is there already, as koala does.
     """
-    rows: list[Row] = []
-    for one_way, delay in DELAYS.items():
-        with (
-            OtherSite(delay=one_way) as there,
-            tempfile.TemporaryDirectory() as name,
-            serving(there, Path(name)) as koala,
-        ):
-            turns = [_there_and_back(there, Path(name), koala, megabytes) for _ in range(repeat)]
-        for way in turns[0]:
-            found = {by: statistics.median(turn[way][by] for turn in turns) for by in turns[0][way]}
-            ratio = found["rsync, s"] / found["koala, s"]
-            rows.append({"": way, "a way there and back": delay, **found, "speed, by that of rsync": ratio})
-    return rows
 
+    def measured(there: OtherSite, directory: Path) -> list[Row]:
+        with service_for(there, directory) as koala, kept_ssh(there, directory) as ssh:
+            turns = [_there_and_back(there, directory, koala, ssh, megabytes) for _ in range(repeat)]
+        return [
+            row_of(f"{way}, s", {by: [turn[way][by] for turn in turns] for by in turns[0][way]}, "rsync")
+            for way in turns[0]
+        ]
 
-@contextmanager
-def serving(there: OtherSite, directory: Path) -> Iterator[tuple[str, ...]]:
-    """Run a service for a site, and an ssh connection beside it; yield how ``koala`` is called."""
-    master = _ssh(there, directory)
-    with service_for(there, directory) as koala:
-        kept = [*master, "-o", "ControlMaster=auto", "-o", "ControlPersist=600"]
-        subprocess.run([*kept, there.name, "true"], check=True)
-        try:
-            yield koala
-        finally:
-            subprocess.run([*master, "-O", "exit", there.name], stderr=subprocess.DEVNULL, check=False)
-
-
-def _ssh(there: OtherSite, directory: Path) -> list[str]:
-    return ["ssh", "-F", str(there.ssh_config), "-S", str(directory / "ssh")]
+    return at_both_delays(measured)
 
 
 def _there_and_back(
-    there: OtherSite, directory: Path, koala: tuple[str, ...], megabytes: int
+    there: OtherSite, directory: Path, koala: Sequence[str], ssh: Sequence[str], megabytes: int
 ) -> dict[str, dict[str, float]]:
     """Return seconds, by way and program."""
     source, copy, back = directory / "source", directory / "copy", directory / "back"
     source.write_bytes(os.urandom(megabytes * MEGABYTE))
     digest = hashlib.sha256(source.read_bytes()).hexdigest()
-    ssh = _ssh(there, directory)
-    rsync = ["rsync", "--whole-file", "--rsh", " ".join(ssh)]
-    plain = {
-        "there": ([*rsync, str(source), f"{there.name}:{copy}"], [*ssh, there.name, f"cat > {copy}"]),
-        "back": ([*rsync, f"{there.name}:{copy}", str(back)], [*ssh, there.name, f"cat {copy}"]),
-    }
-    found: dict[str, dict[str, float]] = {}
-    for way, (by_rsync, by_cat) in plain.items():
-        found[way] = {"rsync, s": _copy_seconds(by_rsync, source, back)}
-        found[way]["cat, s"] = _copy_seconds(by_cat, source, back)
+    rsync = ["rsync", "--whole-file", "--rsh", " ".join(ssh[:-1])]
     job_file = directory / "job.toml"
     job_file.write_text(COPYING.format(source=source))
+    plain = {
+        "there": {
+            "rsync": _copy_seconds([*rsync, str(source), f"{there.name}:{copy}"], source, back),
+            "cat": _copy_seconds([*ssh, f"cat > {copy}"], source, back),
+        },
+        "back": {
+            "rsync": _copy_seconds([*rsync, f"{there.name}:{copy}", str(back)], source, back),
+            "cat": _copy_seconds([*ssh, f"cat {copy}"], source, back),
+        },
+    }
     began = time.monotonic()
-    job = json.loads(
-        subprocess.run([*koala, "submit", "--json", str(job_file)], check=True, capture_output=True).stdout
-    )
-    submitted = time.monotonic() - began
+    submitted = subprocess.run([*koala, "submit", "--json", str(job_file)], check=True, capture_output=True).stdout
+    job = str(json.loads(submitted)["id"])
     cached = directory / "there" / "cache" / digest
     until("the file is there", cached.exists, look=0.005)
-    found["there"] = {"koala, s": time.monotonic() - began, "until submitted, s": submitted, **found["there"]}
-    arrived = directory / "state" / "jobs" / str(job["id"]) / "c1" / "0" / "out" / "copy"
+    taken = time.monotonic() - began
+    arrived = directory / "state" / "jobs" / job / "c1" / "0" / "out" / "copy"
     until("the file is back", arrived.exists, look=0.005)
     ended = time.time()
-    out = subprocess.run([*koala, "logs", str(job["id"])], check=True, capture_output=True, text=True).stdout
-    found["back"] = {"koala, s": ended - float(out.split()[-1]), **found["back"]}
+    out = subprocess.run([*koala, "logs", job], check=True, capture_output=True, text=True).stdout
     if hashlib.sha256(arrived.read_bytes()).hexdigest() != digest:
         raise SystemExit("another content has come back")
     for path in (source, copy, back, cached, arrived):
         path.unlink()
-    return found
+    ours = {"there": taken, "back": ended - float(out.split()[-1])}
+    return {way: {"koala": ours[way], **others} for way, others in plain.items()}
 
 
-def _copy_seconds(command: list[str], source: Path, target: Path) -> float:
+def _copy_seconds(command: Sequence[str], source: Path, target: Path) -> float:
     """Run a command that copies from its input, or to its output; return how long it takes."""
     target.unlink(missing_ok=True)
     with source.open("rb") as given, target.open("wb") as taken:
@@ -311,31 +282,26 @@ processors = 1
 """
 
 
-def relayed(*, repeat: int = 5, mib: int = 64, pings: int = 200, delay: float = 0.0) -> list[Row]:
-    """A connection to a rank at a site through koala, by ``ssh -L`` to the same rank, and to a server here.
+def relayed(*, repeat: int = 5, mib: int = 64, pings: int = 200) -> list[Row]:
+    """A connection to a rank at a site through koala, by ``ssh -L`` to the same rank, and to a server here."""
 
-    ``delay``: seconds that each way to the site takes.
-    """
-    with ExitStack() as stack:
-        there = stack.enter_context(OtherSite(delay=delay))
-        koala = stack.enter_context(rank_there(there))
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        forward = f"127.0.0.1:{port}:{ADDRESS}:{koala[1]}"
-        stack.enter_context(process(["ssh", "-F", str(there.ssh_config), "-N", "-L", forward, "site"]))
-        here = stack.enter_context(process([sys.executable, "-c", SERVER]))
-        ways = {"koala": koala, "ssh -L": ("127.0.0.1", port), "direct": told(here)}
-        for address in ways.values():
-            until("the server answers", partial(answers, address))
-        speeds = in_turns({name: partial(speed, one, mib) for name, one in ways.items()}, repeat)
-        trips = in_turns({name: partial(round_trip, one, pings) for name, one in ways.items()}, repeat)
-    return [_medians_beside_ssh("MiB/s", speeds), _medians_beside_ssh("round trip, ms", trips)]
+    def measured(there: OtherSite, directory: Path) -> list[Row]:
+        with ExitStack() as stack:
+            (directory / "job.toml").write_text(RELAYED.format(python=sys.executable, server=SERVER))
+            run = [*koala_for(there, directory), "run", str(directory / "job.toml")]
+            koala = told(stack.enter_context(process(run, stderr=subprocess.DEVNULL)))
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = free.getsockname()[1]
+            stack.enter_context(process(ssh_to(there, "-N", "-L", f"127.0.0.1:{port}:{ADDRESS}:{koala[1]}")))
+            here = stack.enter_context(process([sys.executable, "-c", SERVER]))
+            ways = {"koala": koala, "ssh -L": ("127.0.0.1", port), "direct": told(here)}
+            for address in ways.values():
+                until("the server answers", partial(answers, address))
+            speeds = in_turns({name: partial(speed, one, mib) for name, one in ways.items()}, repeat)
+            trips = in_turns({name: partial(round_trip, one, pings) for name, one in ways.items()}, repeat)
+        return [row_of("MiB/s", speeds, "ssh -L"), row_of("round trip, ms", trips, "ssh -L")]
 
-
-def _medians_beside_ssh(name: str, turns: dict[str, list[float]]) -> Row:
-    """Return the medians of all ways, and koala's over that of ssh."""
-    found = {way: statistics.median(values) for way, values in turns.items()}
-    return {"": name, **found, "koala / ssh -L": found["koala"] / found["ssh -L"]}
+    return at_both_delays(measured)
 
 
 def speed(address: tuple[str, int], mib: int) -> float:
@@ -384,37 +350,23 @@ def told(server: subprocess.Popen[str]) -> tuple[str, int]:
     raise SystemExit("the server of the benchmark has failed; its message is above")
 
 
-@contextmanager
-def rank_there(there: OtherSite) -> Iterator[tuple[str, int]]:
-    """Have a job with a server at a site during the block; yield the address at which it is reached here."""
-    with tempfile.TemporaryDirectory(prefix="koala-") as place:
-        directory = Path(place)
-        (directory / "job.toml").write_text(RELAYED.format(python=sys.executable, server=SERVER))
-        where = ["--site", str(site_file(there, directory)), "--state", str(directory / "state")]
-        run = [sys.executable, "-m", "koala_adapter.cli", *where, "run", str(directory / "job.toml")]
-        with process(run, env={**os.environ, "PYTHONPATH": PYTHONPATH}, stderr=subprocess.DEVNULL) as koala:
-            yield told(koala)
-
-
 # -- What koala knows of the network -------------------------------------------------------------------------
 
 
-def measured(*, repeat: int = 5, mib: int = 64, delay: float = 0.0) -> list[Row]:
-    """Bandwidth to a site as koala measures it with 6 MiB at most, over that of ``ssh SITE 'cat > /dev/null'``.
-
-    ``delay``: seconds that each way takes.
-    """
+def measured(*, repeat: int = 5, mib: int = 64) -> list[Row]:
+    """Bandwidth to a site as koala measures it with 6 MiB at most, over that of ``ssh SITE 'cat > /dev/null'``."""
     content = os.urandom(mib * MIB)
-    with OtherSite(delay=delay) as there:
-        ssh = ["ssh", "-F", str(there.ssh_config), "site"]
-        address = SiteAddress(name="site", ssh="site", options=("-F", str(there.ssh_config)), listen=ADDRESS)
+
+    def beside_ssh(there: OtherSite, _: Path) -> list[Row]:
+        options = ("-F", str(there.ssh_config))
+        address = SiteAddress(name=there.name, ssh=there.name, options=options, listen=ADDRESS)
 
         def copied() -> float:
             """Return MiB/s, with the time to log in left out."""
             times = []
             for data in (b"", content):
                 began = time.monotonic()
-                subprocess.run([*ssh, "cat > /dev/null"], input=data, check=True)
+                subprocess.run([*ssh_to(there), "cat > /dev/null"], input=data, check=True)
                 times.append(time.monotonic() - began)
             return mib / (times[1] - times[0])
 
@@ -426,18 +378,11 @@ def measured(*, repeat: int = 5, mib: int = 64, delay: float = 0.0) -> list[Row]
                 await site.close()
             return found.size / found.seconds / MIB
 
-        turns = in_turns({"koala": lambda: anyio.run(measure), "ssh": copied}, repeat)
-    koala, ssh_cat = (statistics.median(turns[name]) for name in ("koala", "ssh"))
-    return [
-        {
-            "": "bandwidth, MiB/s",
-            "koala": koala,
-            "least": min(turns["koala"]),
-            "most": max(turns["koala"]),
-            "ssh cat": ssh_cat,
-            "ratio": koala / ssh_cat,
-        }
-    ]
+        turns = in_turns({"koala": lambda: anyio.run(measure), "ssh cat": copied}, repeat)
+        least, most = min(turns["koala"]), max(turns["koala"])
+        return [{**row_of("bandwidth, MiB/s", turns, "ssh cat"), "koala, least": least, "koala, most": most}]
+
+    return at_both_delays(beside_ssh)
 
 
 # -- Many agents behind one gateway --------------------------------------------------------------------------
@@ -510,27 +455,30 @@ def idle(*, agents: int = 100, seconds: int = 60) -> list[Row]:
     Beside it, its memory when as many agents take nothing of what they are sent.
     """
     raise_files(4 * agents)
-    share, memory = anyio.run(_idle, agents, seconds)
-    return [
-        {"agents": agents, "state": "idle", "share of a processor, %": 100 * share, "memory, MiB": memory},
-        {"agents": agents, "state": "none", "share of a processor, %": 0.0, "memory, MiB": anyio.run(_idle, 0, 1)[1]},
-        {"agents": agents, "state": "stuck", "share of a processor, %": 0.0, "memory, MiB": anyio.run(_stuck, agents)},
-    ]
+    cases = ((agents, seconds, "idle"), (0, 1, "none"), (agents, 20, "stuck"))
+    return [{"agents": case[0], "state": case[2], **anyio.run(_at_gateway, *case)} for case in cases]
 
 
-async def _idle(agents: int, seconds: float) -> tuple[float, float]:
+async def _at_gateway(agents: int, seconds: float, state: str) -> dict[str, float]:
+    """Return what a gateway uses with agents that take what they are sent, or do not."""
+
     async def answer(stream: SocketStream) -> None:
         async with stream:
             async for data in stream:
                 await stream.send(data)
+                while state == "stuck":
+                    await stream.send(bytes(65536))
 
     at_once = anyio.CapacityLimiter(100)
 
     async def agent(port: int, number: int) -> None:
         async with at_once:
             stream = await anyio.connect_tcp("127.0.0.1", port)
+            stream.extra(SocketAttribute.raw_socket).setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             await stream.send(SIGN)
         async with stream:
+            if state == "stuck":
+                await anyio.sleep_forever()
             await anyio.sleep(HEARTBEAT * number / agents)
             while True:
                 await stream.send(SIGN)
@@ -541,40 +489,13 @@ async def _idle(agents: int, seconds: float) -> tuple[float, float]:
         for number in range(agents):
             tasks.start_soon(agent, port, number)
         await anyio.sleep(2)
-        before = processor_time(gateway)
-        await anyio.sleep(seconds)
-        share = (processor_time(gateway) - before) / seconds
-        memory = resident_mib(gateway)
-        tasks.cancel_scope.cancel()
-    return share, memory
-
-
-async def _stuck(agents: int) -> float:
-    async def flood(stream: SocketStream) -> None:
-        async with stream:
-            while True:
-                await stream.send(bytes(65536))
-
-    at_once = anyio.CapacityLimiter(100)
-
-    async def agent(port: int) -> None:
-        with socket.socket() as stream:
-            stream.setblocking(False)  # noqa: FBT003 - the library's own way
-            stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            async with at_once:
-                await asyncio.get_running_loop().sock_connect(stream, ("127.0.0.1", port))
-                await asyncio.get_running_loop().sock_sendall(stream, SIGN)
-            await anyio.sleep_forever()
-
-    most = 0.0
-    async with served(flood) as (port, gateway), anyio.create_task_group() as tasks:
-        for _ in range(agents):
-            tasks.start_soon(agent, port)
-        for _ in range(100):
+        before, most = processor_time(gateway), 0.0
+        for _ in range(round(5 * seconds)):
             await anyio.sleep(0.2)
             most = max(most, resident_mib(gateway))
+        share = (processor_time(gateway) - before) / seconds
         tasks.cancel_scope.cancel()
-    return most
+    return {"share of a processor, %": 100 * share, "most memory, MiB": most}
 
 
 @asynccontextmanager
