@@ -11,19 +11,17 @@ The last two need the Debian packages slurmctld, slurmd and slurm-client, and ro
 from __future__ import annotations
 
 import json
-import math
 import random
 import statistics
 import tempfile
 import time
-import tracemalloc
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.common import ROOT, Row, main, medians, processor_seconds, until
+from benchmarks.common import ROOT, Row, growth, main, medians, processor_seconds, until
 from koala_adapter.wiki.codec.frames import LARGEST_SIZE, FrameReader, open_reply, read_key, seal
 from koala_adapter.wiki.codec.records import (
     Count,
@@ -44,36 +42,30 @@ from tests.real.systems import SlurmCluster
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    Record = NodeRecord | JobRecord
-
 # -- The codec -----------------------------------------------------------------------------------------------
 
 KEY = read_key("0x499602d2")
 NOW = 1_795_253_272
-CHANGED = 100
-"""One record of so many has changed since the last poll."""
 
 
 def codec(*, nodes: int = 10_000, jobs: int = 10_000, repeat: int = 5, dialect: str = "wiki") -> list[Row]:
     """How long the WIKI codec takes for GETNODES and GETJOBS, at a tenth of the size and at the size; milliseconds.
 
-    Maui accepts replies of 2 MiB, which are some 8,000 waiting jobs. *build*: typed records to a signed frame. *again*:
-    to send it again when one record of a hundred has changed and the others were kept as bytes. *sign*: the part of
-    both that is the signature. *parse*: frame to typed records, signature checked. The baseline is the standard
-    library's JSON of the same values, which is written in C. All is processor time, as nothing here waits for anything;
-    memory is what Python allocates at the peak, over the size of the frame. The growth is the slope of log(time) over
+    Maui accepts replies of 2 MiB, which are some 8,000 waiting jobs. *build*: typed records to a signed frame. *parse*:
+    frame to typed records, signature checked. The baseline is the standard library's JSON of the same values, which is
+    written in C. All is processor time, as nothing here waits for anything. The growth is the slope of log(time) over
     log(records): 1 is linear. The goal is 1 s for each direction.
     """
     rows: list[Row] = []
-    for reply, size in zip(replies(Dialect(dialect)), (nodes, jobs), strict=True):
-        small, large = (coded(reply, number, repeat) for number in (size // 10, size))
-        for name in ("build", "again", "sign", "parse"):
-            json_time = large.get(f"json {name}", math.nan)
-            slope = math.log(large[name] / small[name]) / math.log(size / (size // 10))
+    for kind, many in (("GETNODES", nodes), ("GETJOBS", jobs)):
+        sizes = (many // 10, many)
+        small, large = (coded(kind, Dialect(dialect), size, repeat) for size in sizes)
+        for name in ("build", "parse"):
+            times = (small[name], large[name])
             rows.append({
-                "reply": reply.kind, "": name, f"{size // 10}": 1000 * small[name], f"{size}": 1000 * large[name],
-                "growth": slope, "JSON": 1000 * json_time, "ratio": large[name] / json_time,
-                "memory": large.get(f"{name} memory", math.nan),
+                "reply": kind, "": name, **{str(size): 1000 * one for size, one in zip(sizes, times, strict=True)},
+                "growth": growth(list(zip(sizes, times, strict=True))),
+                "JSON": 1000 * large[f"json {name}"], "ratio": large[name] / large[f"json {name}"],
             })  # fmt: skip
     return rows
 
@@ -122,79 +114,34 @@ def job(number: int) -> JobRecord:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """One kind of reply: how a record is written and how the list is read."""
-
-    kind: str
-    make: Callable[[int], Record]
-    build: Callable[[Record], bytes]
-    parse: Callable[[str], Sequence[Record]]
-
-
-def replies(dialect: Dialect) -> tuple[Reply, Reply]:
-    """Return both kinds."""
-
-    def build(record: Record) -> bytes:
-        if isinstance(record, NodeRecord):
-            return build_node(record, dialect)
-        return build_job(record, dialect)
-
-    return (
-        Reply(kind="GETNODES", make=node, build=build, parse=parse_nodes),
-        Reply(kind="GETJOBS", make=job, build=build, parse=parse_jobs),
-    )
-
-
-def sealed(message: bytes) -> bytes:
-    """Return the signed frame of a message."""
-    return seal(message, key=KEY, timestamp=NOW, user="slurm", limit=LARGEST_SIZE)
-
-
-def read(reply: Reply, frame: bytes) -> Sequence[Record]:
-    """Return the records in a frame, as a scheduler reads them."""
-    payload = FrameReader(limit=LARGEST_SIZE).feed(frame)
-    assert payload is not None
-    return reply.parse(parse_reply(open_reply(payload, key=KEY, now=NOW)).require())
-
-
-def peak(work: Callable[[], object]) -> int:
-    """Return the bytes that some work allocates at its peak."""
-    tracemalloc.start()
-    work()
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return most
-
-
-def coded(reply: Reply, size: int, repeat: int) -> dict[str, float]:
+def coded(kind: str, dialect: Dialect, size: int, repeat: int) -> dict[str, float]:
     """Measure one kind of reply at one size."""
-    records = [reply.make(number) for number in range(size)]
-    kept = [reply.build(record) for record in records]
-    message = join_records(kept)
-    frame = sealed(message)
-    assert len(read(reply, frame)) == size
-    values = [asdict(record) for record in records]
-    text = json.dumps(values).encode()
+    records = [(node if kind == "GETNODES" else job)(number) for number in range(size)]
 
     def build() -> bytes:
-        return sealed(join_records([reply.build(record) for record in records]))
+        parts = [
+            build_node(one, dialect) if isinstance(one, NodeRecord) else build_job(one, dialect) for one in records
+        ]
+        return seal(join_records(parts), key=KEY, timestamp=NOW, user="slurm", limit=LARGEST_SIZE)
 
-    def again() -> bytes:
-        changed = {number: reply.build(records[number]) for number in range(0, size, CHANGED)}
-        return sealed(join_records([changed.get(number, old) for number, old in enumerate(kept)]))
+    def parse() -> Sequence[object]:
+        """Return the records of the frame, as a scheduler reads them."""
+        payload = FrameReader(limit=LARGEST_SIZE).feed(frame)
+        assert payload is not None
+        message = parse_reply(open_reply(payload, key=KEY, now=NOW)).require()
+        return (parse_nodes if kind == "GETNODES" else parse_jobs)(message)
 
-    assert build() == again() == frame
+    frame = build()
+    assert len(parse()) == size
+    values = [asdict(record) for record in records]
+    text = json.dumps(values)
     works: dict[str, Callable[[], object]] = {
         "build": build,
-        "again": again,
-        "sign": lambda: sealed(message),
-        "parse": lambda: read(reply, frame),
+        "parse": parse,
         "json build": lambda: json.dumps(values).encode(),
         "json parse": lambda: json.loads(text),
     }
-    found = medians([{name: processor_seconds(work) for name, work in works.items()} for _ in range(repeat)])
-    return found | {f"{name} memory": peak(works[name]) / len(frame) for name in ("build", "parse")}
+    return medians([{name: processor_seconds(work) for name, work in works.items()} for _ in range(repeat)])
 
 
 # -- A job that a peer starts --------------------------------------------------------------------------------
