@@ -338,7 +338,8 @@ class Coordinator:
                 process.move(Stand.WAITING, said.number("change"), said.number("at"))
                 process.reached = max(process.reached, process.at)
             case "done":
-                self._done(rank, process, said.number("change"))
+                process.move(Stand.DONE, said.number("change"), process.at)
+                self._remind(rank, process)
             case "leaving":
                 process.leaving = True
             case _:
@@ -371,10 +372,6 @@ class Coordinator:
         current.at = reached + current.distance
         if current.at <= LARGEST_NUMBER:
             self._say(self._membership.speakers, note("stop", change=current.number, at=current.at))
-
-    def _done(self, rank: int, process: Process, number: int) -> None:
-        process.move(Stand.DONE, number, process.at)
-        self._remind(rank, process)
 
     # ---- what a process has to know -------------------------------------------------------------------------------
 

@@ -378,12 +378,14 @@ def correct_outcome(context: Context, record: JobRecord, placeholder: Placeholde
     rank = record.rank_in(placeholder)
     if rank is None:
         return
+    outcome = _lost_rank(rank, placeholder, end)
     if record.between_attempts:
-        correct_attempt(record, _lost_rank(rank, placeholder, end))
+        record.attempts = [*record.attempts[:-1], replace(record.attempts[-1], outcome=outcome)]
+        record.last_trouble = outcome.detail
     else:
-        record.outcome = _lost_rank(rank, placeholder, end)
-        context.ledger.move_job(record, record.outcome.state)
-        context.effects.add(CorrectOutcome(job_id=record.job.id, outcome=record.outcome))
+        record.outcome = outcome
+        context.ledger.move_job(record, outcome.state)
+        context.effects.add(CorrectOutcome(job_id=record.job.id, outcome=outcome))
 
 
 def _reused(context: Context, record: JobRecord, spares: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
@@ -483,12 +485,6 @@ def attempt_timer(context: Context, record: JobRecord) -> None:
         context.timetable.for_job(record, TimerKind.BACKOFF, context.now + pause)
     else:
         enqueue(context, record)
-
-
-def correct_attempt(record: JobRecord, outcome: JobOutcome) -> None:
-    """Update why the latest attempt ended, as the batch system reports it."""
-    record.attempts = [*record.attempts[:-1], replace(record.attempts[-1], outcome=outcome)]
-    record.last_trouble = outcome.detail
 
 
 def _may_follow(record: JobRecord, outcome: JobOutcome) -> bool:

@@ -86,9 +86,13 @@ def _start_with(context: Context, taker: JobRecord, fit: Fit, free: Free) -> Non
     context.ledger.move_job(taker, JobState.CLAIMING)
     taker.last_trouble = ""
     for claim, chosen in fit:
-        _reassign_to(context, taker, claim, chosen)
-        given = {placeholder.id for placeholder in chosen}
-        free[claim.cluster or chosen[0].cluster] = [p for p in free[chosen[0].cluster] if p.id not in given]
+        first, given = chosen[0], {placeholder.id for placeholder in chosen}
+        claim.cluster, claim.processors, claim.slot_processors = first.cluster, len(chosen), first.slot_processors
+        claim.placeholders = [placeholder.id for placeholder in chosen]
+        context.state.jobs[first.job_id].unclaim(given)
+        for placeholder in chosen:
+            context.ledger.reassign(placeholder, taker, claim.component)
+        free[first.cluster] = [p for p in free[first.cluster] if p.id not in given]
     claims.check_complete(context, taker)
 
 
@@ -123,15 +127,6 @@ def _fit(context: Context, record: JobRecord, free: Free) -> Fit | None:
     ):
         return None
     return fit
-
-
-def _reassign_to(context: Context, record: JobRecord, claim: Claim, chosen: list[PlaceholderRecord]) -> None:
-    claim.cluster, claim.processors = chosen[0].cluster, len(chosen)
-    claim.slot_processors = chosen[0].slot_processors
-    claim.placeholders = [placeholder.id for placeholder in chosen]
-    context.state.jobs[chosen[0].job_id].unclaim(set(claim.placeholders))
-    for placeholder in chosen:
-        context.ledger.reassign(placeholder, record, claim.component)
 
 
 # -- Deadlock detection and resource reorganization of VJM (Xing 2009) ---------------------------------------

@@ -40,14 +40,13 @@ class Capacity:
     """Views of the clusters with room, updated while jobs are placed."""
 
     def __init__(self, context: Context) -> None:
-        """``views``: of this moment."""
         self._context = context
         self.largest = 0
         """Most room on any of them."""
         self.total = 0
         """Room on all of them together."""
-        usable = (name for name, one in context.state.clusters.items() if one.configured and self._is_open(one))
-        self.views = Views(context, usable)
+        clusters = context.state.clusters.items()
+        self.views = Views(context, (name for name, one in clusters if closed_reason(one, context.now) is None))
         """Open clusters with room, in the order of the site file."""
         self._rooms = {name: self._room(name) for name in self.views}
         for name in [name for name, room in self._rooms.items() if room <= 0]:
@@ -78,9 +77,6 @@ class Capacity:
         if need.cluster == ANY_CLUSTER:
             return need.minimum <= (self.total if need.flexible else self.largest)
         return self._rooms.get(need.cluster, 0) >= need.minimum
-
-    def _is_open(self, cluster: ClusterRecord) -> bool:
-        return closed_reason(cluster, self._context.now) is None
 
     def _room(self, name: ClusterName) -> int:
         """Return how many slots of any shape there is room for, at most: none takes less than a processor."""

@@ -278,13 +278,17 @@ def _send_round(context: Context, cluster: ClusterRecord, current: ClusterStep) 
     while not current.awaited and (messages := _messages(context, cluster, policy, current.step)):
         left = max(current.step.remaining, sum(abs(amount) for _, amount in messages))
         for member, amount in messages:
-            each = context.state.jobs[member.job_id].claims[member.claim].slot_processors
+            record = context.state.jobs[member.job_id]
+            each = record.claims[member.claim].slot_processors
             most = left // each if amount > 0 else -(-left // each)
             slots = min(-(-abs(amount) // each), most)
             left = max(0, left - slots * each)
             if slots:
                 current.awaited += 1
-                _ask(context, member, slots if amount > 0 else -slots, current.reason)
+                part = Part(member.claim, slots if amount > 0 else -slots)
+                change = new_change(context, record, [part], current.reason)
+                change.in_step = True
+                ask(context, record, change)
             else:
                 current.step.answered(member.order, amount, 0)
 
@@ -337,13 +341,6 @@ def _messages(
         return []
     cluster.refused_answer = ""
     return messages
-
-
-def _ask(context: Context, member: RunningClaim, amount: int, reason: str) -> None:
-    record = context.state.jobs[member.job_id]
-    change = new_change(context, record, [Part(member.claim, amount)], reason)
-    change.in_step = True
-    ask(context, record, change)
 
 
 def ask(context: Context, record: JobRecord, change: Change) -> None:

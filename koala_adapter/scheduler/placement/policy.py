@@ -224,11 +224,6 @@ class ComponentRequest:
     """It may be split over several clusters, and the job's policy does that."""
 
     @property
-    def kept_whole(self) -> bool:
-        """Whether the component stays whole only because the job's policy does not split components."""
-        return self.component.flexible and not self.splittable
-
-    @property
     def least(self) -> int:
         """Processors that must be on one cluster, at least."""
         return 1 if self.splittable else self.component.minimum
@@ -328,11 +323,9 @@ def infeasibility(requests: Sequence[ComponentRequest], views: Mapping[ClusterNa
         return None
     for request in requests:
         if all(request.never(view) is not None for view in allowed(request, views)):
-            return f"component {request.component.name!r} fits nowhere ({_reasons(request, views)})" + (
-                "; its placement policy splits no components"
-                if request.kept_whole
-                else _split(request, requests, views)
-            )
+            whole = request.component.flexible and not request.splittable
+            hint = "; its placement policy splits no components" if whole else _split(request, requests, views)
+            return f"component {request.component.name!r} fits nowhere ({_reasons(request, views)}){hint}"
         if request.splittable and (never := _too_large_in_pieces(request, views)) is not None:
             return never
     return _joint_infeasibility(requests, views)
