@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from koala_adapter.driver.store import EventStore, batches_in, failure_text, rebuild, report_defect
-from koala_adapter.errors import DefectError, JobRefusedError, JournalBlockedError, RecoveryError
+from koala_adapter.errors import DefectError, JobRefusedError, JournalBlockedError, KoalaError, RecoveryError
 from koala_adapter.scheduler import actions as act
-from koala_adapter.scheduler.events import TimeReached, TimersPostponed
+from koala_adapter.scheduler.events import Event, TimeReached, TimersPostponed
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from koala_adapter.driver.store import MakeScheduler
-    from koala_adapter.errors import KoalaError
     from koala_adapter.scheduler import Scheduler
     from koala_adapter.scheduler.actions import Action
-    from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import BatchRecord
 
 

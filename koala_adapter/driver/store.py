@@ -15,7 +15,7 @@ import structlog
 from koala_adapter.errors import JobRefusedError, RecoveryError
 from koala_adapter.outcome import PlaceholderState
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.actions import SubmitPlaceholders
+from koala_adapter.scheduler.actions import Action, SubmitPlaceholders
 from koala_adapter.scheduler.context import RecordedBatches, batch_number
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import BatchKey, PlaceholderId
     from koala_adapter.scheduler import Scheduler
-    from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.scheduler.records import BatchRecord, State

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from koala_adapter.errors import PolicyAnswerError
-from koala_adapter.queueing.queue import ARRIVAL, ClusterScheduler, LocalJob, Reservation
-from koala_adapter.scheduler.malleable.policies import Direction, MalleabilityPolicy, MalleableJob
+from koala_adapter.queueing.queue import ARRIVAL, ClusterScheduler, LocalJob, PriorityWeights, Reservation
+from koala_adapter.scheduler.malleable.policies import Direction, J, MalleabilityPolicy, MalleableJob, RunningJobs, Step
 from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed, PlacedComponent, PlacementPolicy
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import ClusterName
     from koala_adapter.queueing.backfill import MakeQueue
-    from koala_adapter.queueing.queue import PriorityWeights
-    from koala_adapter.scheduler.malleable.policies import J, RunningJobs, Step
     from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, PlacementResult
 
 

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from koala_adapter.errors import ConfigurationError, PluginError
+from koala_adapter.errors import ConfigurationError, PluginError, PolicyAnswerError
 from koala_adapter.policies.checked import CheckedMalleability, CheckedPlacement, CheckedQueues
 from koala_adapter.policies.definition import INTERFACE_VERSION, PolicyDefinition, PolicyKind, installed
 from koala_adapter.queueing.backfill import POLICIES as QUEUE_POLICIES
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from importlib import metadata
     from importlib.metadata import EntryPoint
 
-    from koala_adapter.errors import PolicyAnswerError
     from koala_adapter.queueing.backfill import MakeQueue
 
 

@@ -13,27 +13,17 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import Launcher
 from koala_adapter.runners.coordinator import Coordinator
-from koala_adapter.runners.notes import (
-    LARGEST_NUMBER,
-    Membership,
-    Place,
-    Tell,
-    WantedChange,
-    note,
-)
-from koala_adapter.runners.runner import ProcessRunner
+from koala_adapter.runners.notes import LARGEST_NUMBER, Membership, Note, Place, Tell, WantedChange, note
+from koala_adapter.runners.runner import AddressedLaunch, Application, ProcessRunner
 from koala_adapter.runners.workers import leavers
-from koala_adapter.scheduler.sizechange import ChangePhase
+from koala_adapter.scheduler.sizechange import Change, ChangePhase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from koala_adapter.runners.nodes import RelayPlan
-    from koala_adapter.runners.notes import Note
-    from koala_adapter.runners.runner import AddressedLaunch, Application
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.records import JobRecord
-    from koala_adapter.scheduler.sizechange import Change
 
 
 # -- Notices of the end of the walltime ----------------------------------------------------------------------

@@ -21,7 +21,7 @@ from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import ProtocolError
-from koala_adapter.model import EndReason, TaskEnd
+from koala_adapter.model import EndReason, JobId, TaskEnd
 from koala_adapter.runners.notes import (
     LARGEST_NUMBER,
     Complaint,
@@ -33,13 +33,10 @@ from koala_adapter.runners.notes import (
     note,
     welcome_note,
 )
-from koala_adapter.scheduler.events import ChangeGivenUp, ChangeMade, PointReached, RankEnded
+from koala_adapter.scheduler.events import ChangeGivenUp, ChangeMade, Event, PointReached, RankEnded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from koala_adapter.model import JobId
-    from koala_adapter.scheduler.events import Event
 
 
 # -- One process of an adaptive component, by its last messages ----------------------------------------------

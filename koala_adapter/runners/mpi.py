@@ -30,14 +30,13 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.runners.adaptive import AdaptiveRunner
-from koala_adapter.runners.runner import LAUNCHER_TASK, AddressedLaunch, ProcessRunner, Reaction, task_id
+from koala_adapter.runners.runner import LAUNCHER_TASK, AddressedLaunch, Application, ProcessRunner, Reaction, task_id
 from koala_adapter.scheduler.events import Event, RankEnded
 from koala_adapter.vjm.channel import Launch
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from koala_adapter.runners.runner import Application
     from koala_adapter.scheduler.actions import Rank
 
 

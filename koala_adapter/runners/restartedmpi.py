@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.mpi import PROGRAM_SHELL
-from koala_adapter.scheduler.events import RankEnded
+from koala_adapter.scheduler.events import Event, RankEnded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from koala_adapter.model import TaskEnd
     from koala_adapter.runners.runner import AddressedLaunch, Application
     from koala_adapter.scheduler.actions import Rank
-    from koala_adapter.scheduler.events import Event
 
 RANK_SHELL = f"""\
 {PROGRAM_SHELL}echo $status >"$KOALA_STATUS"

@@ -16,20 +16,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.model import CACHED
+from koala_adapter.model import CACHED, Component, InputFile, Job, JobId, PlaceholderId, TaskEnd
 from koala_adapter.runners.nodes import HOST, ClusterSoftware, RelayPlan
 from koala_adapter.scheduler.events import Event, RankEnded, RankStarted
 from koala_adapter.scheduler.parameters import lacking
-from koala_adapter.vjm.channel import Forward, Launch, LaunchFile, TimeWarning
+from koala_adapter.vjm.channel import Forward, Launch, LaunchFile, Signal, TimeWarning
 from koala_adapter.vjm.jobscript import END_MARGIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from koala_adapter.model import Component, InputFile, Job, JobId, PlaceholderId, TaskEnd
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
-    from koala_adapter.vjm.channel import Signal
 
 
 # -- When the processes of a job are ended because their time is over ----------------------------------------

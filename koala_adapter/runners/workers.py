@@ -12,14 +12,13 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
-from koala_adapter.runners.runner import AddressedLaunch, AddressedSignal, ProcessRunner
+from koala_adapter.runners.runner import AddressedLaunch, AddressedSignal, Application, Order, ProcessRunner
 from koala_adapter.vjm.channel import Launch, Signal
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from koala_adapter.model import ClusterName, TaskEnd
-    from koala_adapter.runners.runner import Application, Order
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.events import Event
 

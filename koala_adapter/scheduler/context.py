@@ -14,28 +14,24 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from koala_adapter.outcome import NOT_SEEN
+from koala_adapter.outcome import NOT_SEEN, JobOutcome
 from koala_adapter.scheduler.actions import Effects
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
-from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest
-from koala_adapter.scheduler.states import Roster, initial_size
-from koala_adapter.slots import PLAIN
+from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, PlacedComponent
+from koala_adapter.scheduler.states import Ledger, Roster, initial_size
+from koala_adapter.slots import PLAIN, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from koala_adapter.model import BatchKey, ClusterName, Component
-    from koala_adapter.outcome import JobOutcome
     from koala_adapter.scheduler.claiming.queue import PlacementQueue
     from koala_adapter.scheduler.clusters import ClusterRecord
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.parameters import Parameters
-    from koala_adapter.scheduler.placement.policy import PlacedComponent
     from koala_adapter.scheduler.records import BatchRecord, Claim, JobRecord, PlaceholderRecord, State
-    from koala_adapter.scheduler.states import Ledger
     from koala_adapter.scheduler.timers import TimerKind
     from koala_adapter.scheduler.timetable import Timetable
-    from koala_adapter.slots import Slot
 
 
 # -- Numbers of submissions, none of which is given twice ----------------------------------------------------

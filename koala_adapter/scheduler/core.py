@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import JobNotFoundError, JobRefusedError
-from koala_adapter.model import EndReason, JobId
+from koala_adapter.model import ClusterName, EndReason, Job, JobId
 from koala_adapter.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler import ends, reports
 from koala_adapter.scheduler import events as ev
@@ -35,7 +35,6 @@ from koala_adapter.scheduler.timetable import Timetable, advance, change_due, gi
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from koala_adapter.model import ClusterName, Job
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.context import Handlers, JobTimers, PlaceholderTimers, RecordedBatches
     from koala_adapter.scheduler.placement.policy import ClusterView, PlacementResult

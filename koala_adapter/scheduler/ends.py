@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import GOES_ON_STATUS, EndReason, Launcher, MpiResize, RetriedEnd, RunnerName
+from koala_adapter.model import GOES_ON_STATUS, EndReason, Job, Launcher, MpiResize, RetriedEnd, RunnerName, TaskEnd
 from koala_adapter.outcome import (
     COMPLETED,
     LAUNCHED_STATES,
@@ -21,7 +21,7 @@ from koala_adapter.outcome import (
     PlaceholderState,
     outcome_without_code,
 )
-from koala_adapter.scheduler.actions import CorrectOutcome, EndAttempt, FinishJob
+from koala_adapter.scheduler.actions import CorrectOutcome, EndAttempt, FinishJob, Rank
 from koala_adapter.scheduler.claiming.claims import drop_if_forgotten, end_placeholder
 from koala_adapter.scheduler.claiming.exchange import reassign_to_claiming, reassign_to_waiting
 from koala_adapter.scheduler.claiming.plannedstart import end_staging, give_back_reservations
@@ -30,15 +30,12 @@ from koala_adapter.scheduler.context import SHORTEST_PAUSE
 from koala_adapter.scheduler.events import JobsForgotten, RankEnded
 from koala_adapter.scheduler.malleable.changes import Changes, change_of_rank, check_running, time_left
 from koala_adapter.scheduler.parameters import Approach
-from koala_adapter.scheduler.records import ATTEMPTS_KEPT, Attempt, Claim
+from koala_adapter.scheduler.records import ATTEMPTS_KEPT, Attempt, Claim, JobRecord, PlaceholderRecord, State
 from koala_adapter.scheduler.sizechange import ChangePhase
 from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
-    from koala_adapter.model import Job, TaskEnd
-    from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.context import Context, Handlers, JobTimers
-    from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord, State
 
 
 # -- The end of one process ----------------------------------------------------------------------------------

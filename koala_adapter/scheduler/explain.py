@@ -11,7 +11,7 @@ from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import ClusterName, JobKind
+from koala_adapter.model import ClusterName, Component, Job, JobKind
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.claiming.connections import doubts, doubts_of, must_connect, said_apart, said_untried
 from koala_adapter.scheduler.claiming.plannedstart import STARTS_IN, expected_hold, submission_at, wants_reservation
@@ -25,17 +25,14 @@ from koala_adapter.scheduler.parameters import absent
 from koala_adapter.scheduler.placement.policies import MIB
 from koala_adapter.scheduler.placement.policy import slots_said
 from koala_adapter.scheduler.reports import hold_groups
-from koala_adapter.scheduler.sizechange import ChangePhase
-from koala_adapter.slots import PLAIN, counted
+from koala_adapter.scheduler.sizechange import Change, ChangePhase, Part, SizeChange
+from koala_adapter.slots import PLAIN, Slot, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from koala_adapter.model import Component, Job
     from koala_adapter.scheduler.clusters import ClusterRecord
     from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord, Staging, State
-    from koala_adapter.scheduler.sizechange import Change, Part, SizeChange
-    from koala_adapter.slots import Slot
 
 
 # -- Durations in words --------------------------------------------------------------------------------------

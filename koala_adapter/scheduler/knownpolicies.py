@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
+from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES, MalleabilityPolicy
 from koala_adapter.scheduler.placement.policies import PLACEMENT_POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from koala_adapter.model import Component, Job
-    from koala_adapter.scheduler.malleable.policies import MalleabilityPolicy
     from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
     from koala_adapter.scheduler.placement.policy import PlacementPolicy
     from koala_adapter.sizes import AcceptanceRule

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from koala_adapter.model import Claiming, ClusterName, Launcher
+from koala_adapter.model import Claiming, ClusterName, Component, Launcher
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-
-    from koala_adapter.model import Component
 
 
 # -- Job management approach ---------------------------------------------------------------------------------

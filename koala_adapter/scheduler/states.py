@@ -11,21 +11,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from koala_adapter.errors import TransitionError
-from koala_adapter.model import JobKind
+from koala_adapter.model import ClusterName, Component, JobId, JobKind, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.malleable.policies import MalleableJob, RunningJobs
-from koala_adapter.scheduler.sizechange import ChangePhase
-from koala_adapter.slots import PLAIN
+from koala_adapter.scheduler.malleable.policies import MalleableJob, Order, RunningJobs
+from koala_adapter.scheduler.sizechange import Change, ChangePhase, Part
+from koala_adapter.slots import PLAIN, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from koala_adapter.model import ClusterName, Component, JobId, PlaceholderId
     from koala_adapter.scheduler.clusters import ClusterRecord
-    from koala_adapter.scheduler.malleable.policies import Order
     from koala_adapter.scheduler.records import BatchRecord, Claim, JobRecord, PlaceholderRecord, State
-    from koala_adapter.scheduler.sizechange import Change, Part
-    from koala_adapter.slots import Slot
 
 
 # -- Transition tables ---------------------------------------------------------------------------------------

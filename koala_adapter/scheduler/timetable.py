@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from koala_adapter.scheduler.sizechange import ChangePhase
+from koala_adapter.scheduler.sizechange import Change, ChangePhase
 from koala_adapter.scheduler.timers import Due, Timer, TimerKind
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.clusters import ClusterRecord
     from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord, State
-    from koala_adapter.scheduler.sizechange import Change
 
 
 # -- Moving timers: downtime, postponement -------------------------------------------------------------------

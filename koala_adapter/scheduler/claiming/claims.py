@@ -12,26 +12,22 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import BatchKey, PlaceholderId
+from koala_adapter.model import BatchKey, ClusterName, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.actions import LaunchJob, Rank, ReadPlaceholderOutput, SubmitPlaceholders
 from koala_adapter.scheduler.claiming import plannedstart, waiting
 from koala_adapter.scheduler.claiming.connections import PATIENCE, doubts, doubts_of, must_connect, said_apart
-from koala_adapter.scheduler.claiming.queue import position_of
+from koala_adapter.scheduler.claiming.queue import Lane, position_of
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, backoff, life
-from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed
-from koala_adapter.scheduler.records import BatchRecord, Claim, PlaceholderRecord
+from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed, PlacedComponent
+from koala_adapter.scheduler.records import BatchRecord, Claim, JobRecord, PlaceholderRecord
 from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from koala_adapter.model import ClusterName
-    from koala_adapter.scheduler.claiming.queue import Lane
     from koala_adapter.scheduler.context import Context, JobTimers, PlaceholderTimers, Views
     from koala_adapter.scheduler.parameters import Parameters
-    from koala_adapter.scheduler.placement.policy import PlacedComponent
-    from koala_adapter.scheduler.records import JobRecord
 
 
 # -- Submitting placeholders ---------------------------------------------------------------------------------

@@ -10,12 +10,11 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
-from koala_adapter.model import Launcher
+from koala_adapter.model import ClusterName, Job, Launcher
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from koala_adapter.model import ClusterName, Job
     from koala_adapter.scheduler.placement.policy import ComponentRequest
     from koala_adapter.scheduler.records import JobRecord, State
 

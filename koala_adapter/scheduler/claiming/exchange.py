@@ -11,12 +11,12 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import JobKind, PlaceholderId
+from koala_adapter.model import ClusterName, JobKind, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.claiming import claims
 from koala_adapter.scheduler.claiming.connections import doubts, must_connect
 from koala_adapter.scheduler.claiming.plannedstart import is_staged, must_be_staged, watch
-from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER, position_of
+from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER, Lane, position_of
 from koala_adapter.scheduler.claiming.results import batch_submitted
 from koala_adapter.scheduler.claiming.waiting import leave_queue
 from koala_adapter.scheduler.context import backoff, grace
@@ -27,8 +27,6 @@ from koala_adapter.scheduler.timers import TimerKind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from koala_adapter.model import ClusterName
-    from koala_adapter.scheduler.claiming.queue import Lane
     from koala_adapter.scheduler.context import Context, Handlers, JobTimers
     from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord
 

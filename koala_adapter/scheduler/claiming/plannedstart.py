@@ -12,20 +12,18 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import CACHED, Claiming, ClusterName
+from koala_adapter.model import CACHED, Claiming, ClusterName, Component, InputFile
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler.actions import EndReservation, ReserveProcessors, StageFiles, StopStaging
 from koala_adapter.scheduler.placement.policies import MIB, holds, size_mib, transfer_seconds, travels
-from koala_adapter.scheduler.records import Reservation, Staging
+from koala_adapter.scheduler.records import Claim, JobRecord, Reservation, Staging, State
 from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from koala_adapter.model import Component, InputFile
     from koala_adapter.scheduler.clusters import ClusterRecord
     from koala_adapter.scheduler.context import Context, Views
-    from koala_adapter.scheduler.records import Claim, JobRecord, State
 
 STARTS_IN = 10.0
 """Seconds from the submission of a placeholder until it is held, where a processor is idle for it."""

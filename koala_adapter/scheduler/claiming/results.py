@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import LrmJobId, PlaceholderId
+from koala_adapter.model import ClusterName, LrmJobId, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.claiming import claims, plannedstart
@@ -17,7 +17,6 @@ from koala_adapter.scheduler.claiming.waiting import impossible, refuse
 from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
-    from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.context import Context, Handlers, JobTimers
     from koala_adapter.scheduler.records import BatchRecord, Claim, JobRecord, PlaceholderRecord, Staging, State
 

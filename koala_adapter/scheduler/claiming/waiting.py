@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import PolicyAnswerError
-from koala_adapter.model import After, AfterEnd, EndReason
+from koala_adapter.model import After, AfterEnd, ClusterName, EndReason
 from koala_adapter.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler.actions import ReportRefusedAnswer
 from koala_adapter.scheduler.claiming.connections import doubts, groups, may_spread, said_apart
 from koala_adapter.scheduler.claiming.plannedstart import watch
-from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER
+from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER, Lane, Need, PlacementQueue
 from koala_adapter.scheduler.context import Views, closed_reason
 from koala_adapter.scheduler.placement.policy import Insufficient, Placed, infeasibility
 from koala_adapter.scheduler.timers import TimerKind
@@ -25,8 +25,6 @@ from koala_adapter.scheduler.timers import TimerKind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from koala_adapter.model import ClusterName
-    from koala_adapter.scheduler.claiming.queue import Lane, Need, PlacementQueue
     from koala_adapter.scheduler.clusters import ClusterRecord
     from koala_adapter.scheduler.context import Context, JobTimers
     from koala_adapter.scheduler.placement.policy import ComponentRequest, PlacedComponent, PlacementResult

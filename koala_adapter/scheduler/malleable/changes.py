@@ -25,8 +25,8 @@ from koala_adapter.scheduler.claiming.connections import doubts, must_connect
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
 from koala_adapter.scheduler.malleable import steps
 from koala_adapter.scheduler.malleable.policies import Direction
-from koala_adapter.scheduler.records import Claim
-from koala_adapter.scheduler.sizechange import ChangePhase, Part
+from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord
+from koala_adapter.scheduler.sizechange import Change, ChangePhase, Part
 from koala_adapter.scheduler.states import bounds
 from koala_adapter.scheduler.timers import TimerKind
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from koala_adapter.model import PlaceholderId
     from koala_adapter.scheduler.clusters import ClusterRecord
     from koala_adapter.scheduler.context import Context, Handlers, JobTimers
-    from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
-    from koala_adapter.scheduler.sizechange import Change
 
 NEAR_END = "the walltime of the job is near"
 

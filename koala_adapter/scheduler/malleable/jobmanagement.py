@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from koala_adapter.scheduler.claiming.claims import scan_queue
 from koala_adapter.scheduler.claiming.waiting import waits_for_looks
-from koala_adapter.scheduler.context import closed_reason
+from koala_adapter.scheduler.context import Context, closed_reason
 from koala_adapter.scheduler.malleable import steps
 from koala_adapter.scheduler.malleable.changes import Changes
-from koala_adapter.scheduler.malleable.policies import Direction
+from koala_adapter.scheduler.malleable.policies import Direction, RunningJobs
 from koala_adapter.scheduler.malleable.requests import keep_promises
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.scheduler.sizechange import ChangePhase
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.clusters import ClusterRecord
-    from koala_adapter.scheduler.context import Context
-    from koala_adapter.scheduler.malleable.policies import RunningJobs
     from koala_adapter.scheduler.records import JobRecord
 
 

@@ -14,23 +14,21 @@ from typing import TYPE_CHECKING
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import GrantProcessors
-from koala_adapter.scheduler.clusters import Promise
+from koala_adapter.scheduler.clusters import ClusterRecord, Promise
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
 from koala_adapter.scheduler.malleable import steps
 from koala_adapter.scheduler.malleable.changes import NEAR_END, Changes, shared_out, why_lost
 from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.parameters import Approach
-from koala_adapter.scheduler.sizechange import ChangePhase, Part
+from koala_adapter.scheduler.sizechange import Change, ChangePhase, Part
 from koala_adapter.scheduler.states import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from koala_adapter.model import Component
-    from koala_adapter.scheduler.clusters import ClusterRecord
     from koala_adapter.scheduler.context import Context, Handlers
     from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord
-    from koala_adapter.scheduler.sizechange import Change
 
 
 # -- Applications that ask for more processors ---------------------------------------------------------------

@@ -11,21 +11,17 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import PolicyAnswerError
 from koala_adapter.scheduler.actions import OfferProcessors, ReportRefusedAnswer, RequestProcessors
-from koala_adapter.scheduler.clusters import ClusterStep, ForeignJob
-from koala_adapter.scheduler.context import SHORTEST_PAUSE, closed_reason
-from koala_adapter.scheduler.malleable.policies import Direction, Step
+from koala_adapter.scheduler.clusters import ClusterRecord, ClusterStep, ForeignJob
+from koala_adapter.scheduler.context import SHORTEST_PAUSE, Context, closed_reason
+from koala_adapter.scheduler.malleable.policies import Direction, MalleabilityPolicy, Step
 from koala_adapter.scheduler.sizechange import Change, ChangePhase, Part
-from koala_adapter.scheduler.states import order_of
+from koala_adapter.scheduler.states import RunningClaim, order_of
 from koala_adapter.slots import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from koala_adapter.scheduler.clusters import ClusterRecord
-    from koala_adapter.scheduler.context import Context
-    from koala_adapter.scheduler.malleable.policies import MalleabilityPolicy
     from koala_adapter.scheduler.records import JobRecord
-    from koala_adapter.scheduler.states import RunningClaim
 
 
 # -- Hysteresis: pauses in both directions, and the largest change -------------------------------------------

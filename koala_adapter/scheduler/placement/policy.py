@@ -15,13 +15,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from koala_adapter.model import ClusterName, Component
-from koala_adapter.scheduler.parameters import absent, lacking
+from koala_adapter.scheduler.parameters import Parameters, absent, lacking
 from koala_adapter.slots import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from koala_adapter.scheduler.parameters import Parameters
 
 
 # -- Exact packing, where the greedy placement finds none ----------------------------------------------------
