@@ -380,16 +380,16 @@ def largest_of(listing: Listing) -> dict[str, Any]:
 def live_report(service: Service, job_id: JobId, *, to_keep: bool = False) -> JobReport:
     """Return the present report of a job; ``to_keep``: without temporary values. Raises JobNotFoundError."""
     directory = service.applications.directory / job_id
-    record = service.scheduler.job(job_id)
+    record = service.core.scheduler.job(job_id)
     return job_report(
-        service.scheduler,
+        service.core.scheduler,
         record,
         now=service.now(),
         wall_offset=service.clock.offset,
         output_directory=str(directory),
         warned=service.sizes.warned(job_id),
         put_off=" ".join(filter(None, (_put_off(service, job_id), *_obstacles(service, job_id)))),
-        trouble=_trouble(service, job_id, journal="" if to_keep else service.trouble),
+        trouble=_trouble(service, job_id, journal="" if to_keep else service.core.trouble),
         negotiated=negotiated(service.journal.negotiations, record, service.now()),
         files=service.applications.results.concluded(directory),
         sweep=service.sweeps.progress(record.job),

@@ -234,7 +234,7 @@ class Server:
                     await stream.send(protocol.encode(reply))
                 return
             if request.operation == "negotiate":
-                access = await self._service.sizes.made.access(self._service.scheduler.job(request.job_id))
+                access = await self._service.sizes.made.access(self._service.core.scheduler.job(request.job_id))
                 await stream.send(protocol.encode(protocol.Reply(result=asdict(access))))
                 return
             if request.operation == "check":
@@ -309,7 +309,7 @@ class Server:
                 return this_host.openmetrics(self.meter).decode()
             case "stop-if-idle":
                 # Noted at once, so that no job comes in between the answer and the end.
-                self._ending = self._ending or not service.busy
+                self._ending = self._ending or not service.core.busy
                 return {"stops": self._ending}
             case "reload":
                 self._reload()
@@ -352,7 +352,7 @@ class Server:
 
     def _report(self, job_id: str) -> JobReport:
         try:
-            return live_report(self._service, self._service.scheduler.job(job_id).job.id)
+            return live_report(self._service, self._service.core.scheduler.job(job_id).job.id)
         except JobNotFoundError:
             archived = self._service.journal.finished.report(job_id)
             if archived is None:
@@ -381,7 +381,7 @@ class Server:
         """
         told_twice = False
         while True:
-            changed = self._service.changed
+            changed = self._service.core.changed
             report = self._report(request.job_id)
             yield protocol.Reply(result=_json(report), last=report.over)
             if report.over:
@@ -394,7 +394,7 @@ class Server:
 
     async def _watch_jobs(self, request: Request) -> AsyncIterator[protocol.Reply]:
         while True:
-            changed = self._service.changed
+            changed = self._service.core.changed
             reports = [_json(report) for report in self._reports(request.limit)]
             yield protocol.Reply(result=reports, last=self._leaving)
             if self._leaving:
@@ -437,13 +437,15 @@ class Server:
         service = self._service
         job = self._job(request, JobId("plan"), service.now())
         service.tell_of(job)
-        return adapter_of(PlanReport).dump_python(plan_report(service.scheduler, job, now=service.now()), mode="json")
+        return adapter_of(PlanReport).dump_python(
+            plan_report(service.core.scheduler, job, now=service.now()), mode="json"
+        )
 
     def _script(self, request: Request) -> Any:  # noqa: ANN401 - JSON
         service = self._service
         job = self._job(request, JobId("0"), service.now())
         driver = service.clusters[service.site.cluster(request.cluster).cluster_name]
-        samples = sample_submissions(service.scripts, job, driver.config, driver.lrm, service.instance)
+        samples = sample_submissions(service.scripts, job, driver.config, driver.lrm, service.journal.instance())
         return [adapter_of(SampleSubmission).dump_python(sample, mode="json") for sample in samples]
 
 
@@ -509,8 +511,8 @@ async def host(  # noqa: PLR0913 - all that a service can be told
 async def _stop_when_idle(server: Server, service: Service, limit: float) -> None:
     idle_since: float | None = None
     while not server.stop_wanted.is_set():
-        changed = service.changed
-        idle_since = None if service.busy else idle_since or anyio.current_time()
+        changed = service.core.changed
+        idle_since = None if service.core.busy else idle_since or anyio.current_time()
         left = None if idle_since is None else idle_since + limit - anyio.current_time()
         if left is not None and left <= 0:
             server.stop_wanted.set()

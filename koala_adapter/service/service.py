@@ -245,24 +245,9 @@ class Service:
         return ClusterDriver(self.core, config, lrm, commands)
 
     @property
-    def scheduler(self) -> Scheduler:
-        """What decides. Another one after an event was set aside: not to be kept."""
-        return self._loop.scheduler
-
-    @property
     def state(self) -> State:
         """What the scheduler knows."""
-        return self.scheduler.state
-
-    @property
-    def instance(self) -> str:
-        """Short random name of this state directory; part of every LRM job name of ours."""
-        return self.journal.instance()
-
-    @property
-    def changed(self) -> anyio.Event:
-        """Set (and replaced) whenever something changed that a report may show."""
-        return self.core.changed
+        return self.core.state
 
     @property
     def sites_away(self) -> list[str]:
@@ -272,11 +257,6 @@ class Service:
     def now(self) -> float:
         """Return the time by the service clock."""
         return self.clock.now()
-
-    @property
-    def trouble(self) -> str:
-        """Why the journal cannot be written at present, and so nothing is decided; empty while it can."""
-        return self._loop.trouble
 
     # ---- what becomes of events -----------------------------------------------------------------------------------
 
@@ -325,7 +305,7 @@ class Service:
     async def ready(self) -> None:
         """Wait until requests can be handled: not during a snapshot."""
         while self._loop.in_snapshot:
-            await self.changed.wait()
+            await self.core.changed.wait()
 
     async def look_for_obstacles(self) -> None:
         """Find out whether submissions still fail for the reasons that clusters are known to have, if any.
@@ -365,7 +345,7 @@ class Service:
             return earlier
         self._loop.require_journal()
         job = self._after_known(make_job(self._new_job_id(), self.now()))
-        check_policies(job, self.scheduler.policies, self.core.size_rules)
+        check_policies(job, self.core.scheduler.policies, self.core.size_rules)
         self._require_able(job)
         self.applications.keep_input(job)
         try:
@@ -441,7 +421,7 @@ class Service:
         Raises JournalBlockedError when the journal cannot be written, DefectError when koala failed on it: then the
         job goes on.
         """
-        record = self.scheduler.job(job_id)
+        record = self.core.scheduler.job(job_id)
         self._loop.enter(ev.CancelRequested(time=self.now(), job_id=record.job.id))
 
     def forget(self, job_ids: tuple[JobId, ...]) -> None:
@@ -454,7 +434,7 @@ class Service:
         ``component``: empty for the only one that can change. Raises JobNotFoundError; JobRefusedError for a size that
         the component cannot have; JournalBlockedError and DefectError as :meth:`cancel` does.
         """
-        record = self.scheduler.job(job_id)
+        record = self.core.scheduler.job(job_id)
         found = resizable(record, component, processors, self.core.size_rules)
         wanted = ev.SizeWanted(time=self.now(), job_id=record.job.id, component=found, processors=processors)
         self._loop.enter(wanted)
@@ -473,11 +453,6 @@ class Service:
         if scripts is None:
             raise ServiceUnavailableError("the service is still starting", hint="try again in a moment")
         return scripts
-
-    @property
-    def busy(self) -> bool:
-        """Tell whether anything is unfinished."""
-        return self.core.busy
 
     @property
     def unfinished(self) -> list[JobId]:
@@ -503,7 +478,8 @@ class Service:
                     if record.polled_at is not None:  # by an earlier service: it may not be connected yet
                         reason = "it has not answered yet"
                         self._loop.post(ClusterUnavailable(time=self.now(), cluster=name, reason=reason, awaited=True))
-                self._loop.post(configuration(self.site, self.instance, self.now(), {}))
+                instance = self.journal.instance()
+                self._loop.post(configuration(self.site, instance, self.now(), {}))
                 self._doubt("the service was restarted")
                 self.sizes.resume()
                 left_there = {name for name, record in self.state.clusters.items() if record.managed}
@@ -513,7 +489,7 @@ class Service:
                 # answered would refuse jobs for ever. One that answers later refuses submissions by itself.
                 answered = [one for one in self.clusters.values() if one.version is not None]
                 capabilities = {one.name: one.lrm.capabilities for one in answered}
-                self._loop.post(configuration(self.site, self.instance, self.now(), capabilities))
+                self._loop.post(configuration(self.site, instance, self.now(), capabilities))
                 tasks.start_soon(self._stop_when_failed)
                 tasks.start_soon(self._asking_again.run)
                 self._upkeep.start(tasks)

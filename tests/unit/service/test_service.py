@@ -166,7 +166,7 @@ async def until(met: Callable[[], bool], service: Service) -> None:
     with anyio.fail_after(60):
         while not met():
             with anyio.move_on_after(0.2):
-                await service.changed.wait()
+                await service.core.changed.wait()
 
 
 def submit(service: Service) -> JobId:
@@ -231,7 +231,7 @@ async def test_a_job_from_its_submission_to_its_end(served: Served) -> None:
         served.lrm.all_jobs = ()
         await until(lambda: not service.state.placeholders, service)
         assert service.journal.finished.report(id_) == f"report of {id_}"
-        await until(lambda: not service.busy, service)
+        await until(lambda: not service.core.busy, service)
 
 
 class SlowLrm(ScriptedLrm):
@@ -741,7 +741,7 @@ def without_patience(served: Served) -> Service:
 def fill_the_disk(service: Service) -> None:
     """Leave the journal no more pages than it has, and write until these are full."""
     service.journal._database.execute("PRAGMA max_page_count = 1")
-    while not service.trouble:
+    while not service.core.trouble:
         service.core.loop.post(ev.TimeReached(time=service.now()))
 
 
@@ -781,7 +781,7 @@ async def test_an_application_that_runs_goes_on_while_the_disk_is_full(
 
         monkeypatch.setattr(service._loop, "try_again", counted)
         fill_the_disk(service)
-        await until(lambda: tries > 1 and bool(service.trouble), service)
+        await until(lambda: tries > 1 and bool(service.core.trouble), service)
         service.journal._database.execute("PRAGMA max_page_count = 1000000")
         await completed(service, id_, agent)
         tasks.cancel_scope.cancel()
