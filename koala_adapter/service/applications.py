@@ -35,7 +35,7 @@ from koala_adapter.runners.workers import SweepRunner, WorkersRunner
 from koala_adapter.scheduler.events import RankEnded, RankMeasured
 from koala_adapter.service.inputfiles import INPUT, InputStore
 from koala_adapter.service.relays import Relays
-from koala_adapter.service.results import Results
+from koala_adapter.service.results import Results, ResultStore
 from koala_adapter.service.staging import Stager
 from koala_adapter.sites.contents import DIRECTORY as CACHE
 from koala_adapter.vjm import channel
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.service.core import Core
     from koala_adapter.service.information import Information
-    from koala_adapter.service.results import ResultStore
     from koala_adapter.service.sweeps import Sweeps
     from koala_adapter.vjm.channel import FileAck, FilePiece, TaskFiles, TaskReport, TunnelAsked
     from koala_adapter.vjm.listener import Route, TaskMessage
@@ -145,15 +144,8 @@ class SpeakingJobs(Protocol):
 class Applications(TaskListener):
     """Starts applications in held placeholders and follows their tasks."""
 
-    def __init__(
-        self,
-        core: Core,
-        store: ResultStore,
-        information: Information,
-        *,
-        sweeps: Sweeps | None = None,
-    ) -> None:
-        """``store`` receives the output files of ranks."""
+    def __init__(self, core: Core, information: Information, sweeps: Sweeps) -> None:
+        """``information``: told of the transfers of input files. ``sweeps``: followed with their jobs."""
         self._core = core
         self.directory = core.directory / "jobs"
         """Output and input files, a directory for each job."""
@@ -163,6 +155,10 @@ class Applications(TaskListener):
         self._runners: dict[JobId, Runner] = {}
         self._sending = Sending(self._order)
         self.unwritten = UnwrittenOutput()
+        settings = core.site.control_center
+        store = ResultStore(
+            per_rank=settings.output_files_per_rank_mib * 1024**2, per_job=settings.output_files_per_job_mib * 1024**2
+        )
         self.results = Results(self._rank_directory, store)
         """What ranks leave in files."""
         self._by_placeholder: tuple[tuple[Rank, ...], Mapping[PlaceholderId, Sequence[Rank]]] = ((), {})
@@ -177,8 +173,7 @@ class Applications(TaskListener):
         Raises JobRefusedError, and leaves nothing then.
         """
         try:
-            if self._sweeps is not None:
-                self._sweeps.keep(job)
+            self._sweeps.keep(job)
             self.inputs.keep(job)
         except OSError as error:
             self.forget(job.id)
@@ -191,8 +186,7 @@ class Applications(TaskListener):
         self.relays.forget(job_id)
         self.unwritten.keep_only(self._core.state.jobs)
         self._sending.forget(job_id)
-        if self._sweeps is not None:
-            self._sweeps.forget(job_id)
+        self._sweeps.forget(job_id)
         self.inputs.forget(job_id)
 
     def end_attempt(self, job_id: JobId, number: int) -> None:
@@ -539,7 +533,7 @@ class Applications(TaskListener):
 
     def _library(self, job: Job) -> tuple[LaunchFile, ...]:
         """Return the library files that are put beside a process. Raises OSError, KoalaError."""
-        if job.runner is RunnerName.SWEEP and self._sweeps is not None:
+        if job.runner is RunnerName.SWEEP:
             return self._sweeps.library(job)
         if job.runner is not RunnerName.ADAPTIVE:
             return ()

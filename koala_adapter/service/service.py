@@ -42,7 +42,6 @@ from koala_adapter.service.meter import ServiceMeter
 from koala_adapter.service.notices import Notices
 from koala_adapter.service.opening import SiteHosts, make_lrm
 from koala_adapter.service.replicas import Replicas
-from koala_adapter.service.results import ResultStore
 from koala_adapter.service.sizes import SizeChanges, resizable
 from koala_adapter.service.sweeps import Sweeps
 from koala_adapter.service.upkeep import AskingAgain, Upkeep
@@ -193,15 +192,10 @@ class Service:
             self._failed = anyio.Event()
             self._failure: KoalaError | None = None
             core = self.core = Core(site, directory, self.journal, self.clock, SizeRules(policies.sizes))
-            settings = site.control_center
-            store = ResultStore(
-                per_rank=settings.output_files_per_rank_mib * 1024**2,
-                per_job=settings.output_files_per_job_mib * 1024**2,
-            )
             self.meter = ServiceMeter(core)
             self.sweeps = Sweeps(core)
             self.information = Information(core)
-            self.applications = Applications(core, store, self.information, sweeps=self.sweeps)
+            self.applications = Applications(core, self.information, self.sweeps)
             self.applications.inputs.tidy()
             self.sizes = SizeChanges(core, self.applications)
             self._hosts = SiteHosts(self.site.sites, self.directory, lasting=True)

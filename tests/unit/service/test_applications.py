@@ -16,7 +16,7 @@ from koala_adapter.scheduler.actions import LaunchJob
 from koala_adapter.scheduler.events import RankMeasured
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.information import Information
-from koala_adapter.service.results import ResultStore
+from koala_adapter.service.sweeps import Sweeps
 from koala_adapter.vjm.channel import CenterMessage, FilePiece, Launch, Signal, TaskFiles, TaskReport
 from tests.unit.scheduler.scheduler_site import WELL, Site, component, job, of_kind
 from tests.unit.service.standins import Center, StandInCore
@@ -55,9 +55,7 @@ class Launched:
         self.orders = Orders()
         (directory / "jobs").mkdir(parents=True, exist_ok=True)
         self.core = StandInCore(self.site, directory, self.orders)
-        self.applications = Applications(
-            self.core, ResultStore(per_rank=10_000, per_job=15_000), Information(self.core)
-        )
+        self.applications = Applications(self.core, Information(self.core), Sweeps(self.core))
         made = one or job("1", component("x", 2, cluster="a", mpi=mpi))
         self.applications.keep_input(made)
         self.site.submit(made)
@@ -152,7 +150,7 @@ def test_a_restart_goes_on_where_mpiexec_was(tmp_path: Path) -> None:
     launched = Launched(tmp_path, mpi=True)
     (tmp_path / "jobs" / "1").mkdir(exist_ok=True)
     (tmp_path / "jobs" / "1" / "launcher.out").write_bytes(b"HYDRA_LAUNCH: proxy --pgid 0 --rmk user --proxy-id 1\n")
-    again = Applications(launched.core, ResultStore(per_rank=1, per_job=1), Information(launched.core))
+    again = Applications(launched.core, Information(launched.core), Sweeps(launched.core))
     launched.orders.sent.clear()
     again.registered(launched.ranks[0], (TaskReport(task="1:launcher", running=True, end=None),))
     again.registered(launched.ranks[1], ())
@@ -235,7 +233,7 @@ def test_input_files_that_are_gone_end_the_job(tmp_path: Path) -> None:
     launched = Launched(tmp_path, with_input(tmp_path)[1], connected=False)
     for kept in (tmp_path / "jobs" / "1" / "_input").iterdir():
         kept.unlink()
-    fresh = Applications(launched.core, ResultStore(per_rank=1, per_job=1), Information(launched.core))
+    fresh = Applications(launched.core, Information(launched.core), Sweeps(launched.core))
     fresh.registered(launched.ranks[0], ())
     assert launched.site.outcome("1").reason is EndReason.LAUNCH_FAILED
 

@@ -21,8 +21,8 @@ from koala_adapter.service.applications import Applications
 from koala_adapter.service.information import Information
 from koala_adapter.service.inputfiles import InputStore
 from koala_adapter.service.replicas import DEEPEST, Replicas, read_at
-from koala_adapter.service.results import ResultStore
 from koala_adapter.service.staging import Stager
+from koala_adapter.service.sweeps import Sweeps
 from koala_adapter.sites.catalogue import LONGEST_CATALOGUE
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, job
 from tests.unit.service.standins import StandInCore
@@ -275,7 +275,7 @@ async def test_ranks_find_links_to_what_the_catalogue_names(place: Place, tmp_pa
     (tmp_path / "own").write_text("mine")
     named = with_files(job("1", 2), "lfn:genome", str(tmp_path / "own"))
     place.core.directory = tmp_path
-    applications = Applications(place.core, ResultStore(per_rank=1, per_job=1), place.information)
+    applications = Applications(place.core, place.information, Sweeps(place.core))
     applications.keep_input(named)
     place.submit(named)
     place.world.take_all()
@@ -293,12 +293,12 @@ async def test_ranks_find_links_to_what_the_catalogue_names(place: Place, tmp_pa
     orders.sent.clear()
     brought = (("lfn:genome", f"{CACHED}{'0' * 64}/5"),)
     place.world.post(ev.FilesFound(time=place.world.now, cluster=A, found=brought))
-    Applications(place.core, ResultStore(per_rank=1, per_job=1), place.information).launch(JobId("1"))
+    Applications(place.core, place.information, Sweeps(place.core)).launch(JobId("1"))
     assert {(file.digest, file.size) for _, launch in orders.sent for file in launch.files if file.target == "f0"} == {
         ("0" * 64, 5)
     }
     place.world.post(ev.FilesFound(time=place.world.now, cluster=A, gone=("lfn:genome",)))
-    again = Applications(place.core, ResultStore(per_rank=1, per_job=1), place.information)
+    again = Applications(place.core, place.information, Sweeps(place.core))
     again.launch(JobId("1"))
     assert "the catalogue of cluster a has lfn:genome no more" in place.world.explained("1")
 
