@@ -510,7 +510,7 @@ class WithoutService:
             seen = cleaning.look(cleaning.known())
             chosen = cleaning.choose(seen, {id_: sweep for part in cleaning.later() for id_, sweep in part.items()})
             if dry_run:
-                return cleaning.tell(chosen)
+                return cleaning.remove(chosen, dry_run=True)
 
             def forget(job_ids: tuple[JobId, ...]) -> None:
                 # As of the latest event: what is due meanwhile is for the next service to see to, which can act on it.
@@ -520,7 +520,7 @@ class WithoutService:
             cleaning.give_up(chosen, forget)
             if closed_well:
                 journal.leave_closing_note(record.unfinished)
-            return cleaning.remove(chosen)
+            return cleaning.remove(chosen, dry_run=False)
 
     def _record(self) -> JournalView:
         prepare_directory(self._directory)

@@ -419,10 +419,9 @@ class Server:
             # The scheduler may have been made anew meanwhile, with another state.
             cleaning = service_room.Cleaning(service.directory, service.journal, service.state, older=older, now=now)
             chosen = cleaning.choose(seen, later)
-            if request.dry_run:
-                return await to_thread.run_sync(cleaning.tell, chosen)
-            cleaning.give_up(chosen, service.forget)
-            return await to_thread.run_sync(cleaning.remove, chosen)
+            if not request.dry_run:
+                cleaning.give_up(chosen, service.forget)
+            return await to_thread.run_sync(partial(cleaning.remove, chosen, dry_run=request.dry_run))
 
     async def _looked(self, cleaning: Cleaning) -> Seen:
         known = cleaning.known()

@@ -11,7 +11,7 @@ import shutil
 import stat
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,15 +63,11 @@ class Seen:
 class Chosen:
     """Jobs and files to be removed or spared."""
 
-    jobs: list[JobId]
-    unfinished: int
-    newer: int
-    continued: list[str]
-    reports: int
-    reports_size: int
-    paths: dict[str, list[Path]] = field(default_factory=dict)
+    report: CleanReport
+    """All but what is removed."""
+    reports: Removed
+    paths: dict[str, list[Path]]
     """Directories and files, by the sort that they are of in a report."""
-    trouble: list[str] = field(default_factory=list)
 
 
 class Cleaning:
@@ -137,21 +133,24 @@ class Cleaning:
         unfinished = [id_ for id_, record in records.items() if not record.state.final or record.live]
         known = {*records, *later} - {*unfinished, *old}
         sizes = [lengths[id_] for id_ in jobs if id_ in lengths]
-        chosen = Chosen(
-            jobs=jobs,
-            unfinished=len(unfinished),
-            newer=len(known),
-            continued=[id_ for id_ in old if id_ in needed],
-            reports=len(sizes),
-            reports_size=sum(sizes),
+        return Chosen(
+            report=CleanReport(
+                dry_run=True,
+                older=self._older,
+                jobs=tuple(jobs),
+                removed=(),
+                unfinished=len(unfinished),
+                newer=len(known),
+                continued=tuple(id_ for id_ in old if id_ in needed),
+            ),
+            reports=Removed(what="reports", number=len(sizes), size=sum(sizes)),
+            paths={
+                "directories": list(self._directories(seen, set(jobs), {*records, *known, *needed})),
+                "request windows": list(seen.windows),
+                "words of placeholders": [path for batch, path in seen.words if batch not in self._state.batches],
+                "logs": [] if self._log is None or not self._is_old(self._log) else [self._log],
+            },
         )
-        chosen.paths = {
-            "directories": list(self._directories(seen, set(jobs), {*records, *known, *needed})),
-            "request windows": list(seen.windows),
-            "words of placeholders": [path for batch, path in seen.words if batch not in self._state.batches],
-            "logs": [] if self._log is None or not self._is_old(self._log) else [self._log],
-        }
-        return chosen
 
     def _is_over(self, record: JobRecord) -> bool:
         finished_at = record.finished_at
@@ -196,33 +195,20 @@ class Cleaning:
         ``forget``: has the scheduler drop its records. Raises JournalBlockedError and DefectError, with nothing
         removed.
         """
-        remembered = tuple(id_ for id_ in chosen.jobs if id_ in self._state.jobs)
+        remembered = tuple(JobId(id_) for id_ in chosen.report.jobs if id_ in self._state.jobs)
         if remembered:
             forget(remembered)
-        self._journal.finished.clean(chosen.jobs, self._now)
+        self._journal.finished.clean(chosen.report.jobs, self._now)
 
-    def remove(self, chosen: Chosen) -> CleanReport:
-        """Remove files of dropped jobs and return the report; slow, callable in a thread."""
-        self._rename(chosen)
-        return self._report(chosen, dry_run=False)
+    def remove(self, chosen: Chosen, *, dry_run: bool) -> CleanReport:
+        """Remove files of dropped jobs and return the report; slow, callable in a thread.
 
-    def _rename(self, chosen: Chosen) -> None:
-        """Rename directories of jobs before removal, so that no job has half of its results."""
-        renamed = []
-        for path in chosen.paths["directories"]:
-            new = path if path.name.startswith(CLEANED) else path.with_name(f"{CLEANED}{path.name}")
-            try:
-                renamed.append(path.rename(new))
-            except OSError as error:
-                chosen.trouble.append(f"{path}: {error.strerror or error}")
-        chosen.paths["directories"] = renamed
-
-    def tell(self, chosen: Chosen) -> CleanReport:
-        """Return the report of what would be removed; slow, callable in a thread."""
-        return self._report(chosen, dry_run=True)
-
-    def _report(self, chosen: Chosen, *, dry_run: bool) -> CleanReport:
-        removed, trouble = [], list(chosen.trouble)
+        ``dry_run``: nothing is removed, and the report tells what would be.
+        """
+        removed: list[Removed] = []
+        trouble: list[str] = []
+        if not dry_run:
+            chosen.paths["directories"] = list(_renamed(chosen.paths["directories"], trouble))
         for what, paths in chosen.paths.items():
             number = size = 0
             for path in paths:
@@ -235,17 +221,19 @@ class Cleaning:
                     continue
                 number, size = number + 1, size + of_this
             removed.append(Removed(what=what, number=number, size=size))
-        removed.insert(1, Removed(what="reports", number=chosen.reports, size=chosen.reports_size))
-        return CleanReport(
-            dry_run=dry_run,
-            older=self._older,
-            jobs=tuple(chosen.jobs),
-            removed=tuple(one for one in removed if one.number),
-            unfinished=chosen.unfinished,
-            newer=chosen.newer,
-            continued=tuple(chosen.continued),
-            trouble=tuple(trouble),
-        )
+        removed.insert(1, chosen.reports)
+        told = tuple(one for one in removed if one.number)
+        return replace(chosen.report, dry_run=dry_run, removed=told, trouble=tuple(trouble))
+
+
+def _renamed(directories: Iterable[Path], trouble: list[str]) -> Iterator[Path]:
+    """Rename directories of jobs before removal, so that no job has half of its results."""
+    for path in directories:
+        new = path if path.name.startswith(CLEANED) else path.with_name(f"{CLEANED}{path.name}")
+        try:
+            yield path.rename(new)
+        except OSError as error:
+            trouble.append(f"{path}: {error.strerror or error}")
 
 
 def _entries(directory: Path) -> list[Path]:
