@@ -111,6 +111,7 @@ class HelperProcess:
 RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
 
+OPEN = "open"
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 
@@ -180,18 +181,6 @@ class HelperClient(ABC, Generic[RequestT, ResultT]):
     def _forget_session(self) -> None:
         """Reset what was known of the helper that has just ended."""
 
-    @abstractmethod
-    def _opens(self, request: RequestT) -> bool:
-        """Return whether a request only opens the library, which does not prove that the helper works."""
-
-    @abstractmethod
-    def _operation(self, request: RequestT) -> str:
-        """Return the name of a request for messages."""
-
-    def _further_seconds(self, request: RequestT) -> float:  # noqa: ARG002 - subclasses look at it
-        """Return the additional time that a request may take."""
-        return 0.0
-
     # -- asking --------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
@@ -237,15 +226,19 @@ class HelperClient(ABC, Generic[RequestT, ResultT]):
         if first := self._first_words():
             await self._helper.send(first)
 
-    async def _exchange(self, request: RequestT) -> ResultT:
-        """Send one request and return its result. A helper that dies or stays silent is given up."""
+    async def _exchange(self, request: RequestT, operation: str, *, further: float = 0.0) -> ResultT:
+        """Send one request and return its result. A helper that dies or stays silent is given up.
+
+        ``operation``: its name for messages; with OPEN the library is only opened, which does not prove that the helper
+        works. ``further``: seconds that it may take beyond the usual.
+        """
         helper = self._helper
         if helper is None:
             message = f"the {self.called} helper does not run"
             raise LrmUnavailableError(message)
         self._number += 1
         number = self._number
-        patience = self._commands.bounded(self._timeout + self._further_seconds(request))
+        patience = self._commands.bounded(self._timeout + further)
         try:
             with anyio.fail_after(patience):
                 await helper.send(self._encode(number, request))
@@ -257,12 +250,12 @@ class HelperClient(ABC, Generic[RequestT, ResultT]):
         except TimeoutError:
             self._commands.unanswered += 1
             await self._give_up()
-            message = f"the {self.called} library did not answer {self._operation(request)} within {patience:g} s"
+            message = f"the {self.called} library did not answer {operation} within {patience:g} s"
             raise LrmUnavailableError(message, hint="its helper was killed; it is started again") from None
         except (LrmUnavailableError, ProtocolError) as error:
             await self._give_up()
             raise HelperDiedError(error.message, hint=error.hint) from None
-        if not self._opens(request):
+        if operation != OPEN:
             self._deaths = 0
         return result
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from pydantic import ValidationError
@@ -35,7 +35,7 @@ Layout: TypeAlias = "tuple[tuple[str, int], ...]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginalRequest:
-    """Properties of a job that a batch system may show differently once the job is tied to nodes."""
+    """Properties of a job, under its names, that a batch system may show differently once it is tied to nodes."""
 
     processors: int
     requested_nodes: tuple[str, ...] = ()
@@ -47,26 +47,11 @@ class OriginalRequest:
     @classmethod
     def of(cls, job: LrmJob) -> OriginalRequest:
         """Return the properties of an untied job."""
-        return cls(
-            processors=job.processors,
-            requested_nodes=job.requested_nodes,
-            nodes_wanted=job.nodes_wanted,
-            nodes_least=job.nodes_least,
-            nodes_most=job.nodes_most,
-            tasks_per_node=job.tasks_per_node,
-        )
+        return cls(**{one.name: getattr(job, one.name) for one in fields(cls)})
 
     def restored(self, job: LrmJob) -> LrmJob:
         """Return a job with the properties that it had before it was tied."""
-        return replace(
-            job,
-            processors=self.processors,
-            requested_nodes=self.requested_nodes,
-            nodes_wanted=self.nodes_wanted,
-            nodes_least=self.nodes_least,
-            nodes_most=self.nodes_most,
-            tasks_per_node=self.tasks_per_node,
-        )
+        return replace(job, **{one.name: getattr(self, one.name) for one in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ import structlog
 
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, ProtocolError
 from koala_adapter.lrm import CheckResult
-from koala_adapter.lrm.helper import HelperClient, HelperDiedError
+from koala_adapter.lrm.helper import OPEN, HelperClient, HelperDiedError
 from koala_adapter.wire.hostlists import expand
 from koala_slurm.listing import ENVIRONMENT, release_of
 from koala_slurm.requests import JobDetails, job_details, parse_wide_row
@@ -67,7 +67,7 @@ class LibraryClient(HelperClient[Request, Result]):
         self._variables = settings.variables()
         conf = settings.conf or os.environ.get("SLURM_CONF")
         self._open_request = {
-            "op": "open",
+            "op": OPEN,
             "conf": str(conf) if conf else None,
             "release": release_of(config.version),
             # pyslurm does not tell of all jobs that they ask for generic resources.
@@ -90,14 +90,16 @@ class LibraryClient(HelperClient[Request, Result]):
         await self._commands.admit()
         async with self._turn():
             await self._ready()
-            with self._commands.timed(f"pyslurm {self._operation(request)}"):
-                return _expect(await self._exchange(request), action=action, otherwise=otherwise)
+            operation = str(request.get("change") or request["op"])
+            with self._commands.timed(f"pyslurm {operation}"):
+                return _expect(await self._exchange(request, operation), action=action, otherwise=otherwise)
 
     async def _ready(self) -> None:
         await self._running()
         if not self.version:
             with self._commands.timed("pyslurm open"):
-                self.version = _expect(await self._exchange(self._open_request), action="opening pyslurm")["version"]
+                opened = await self._exchange(self._open_request, OPEN)
+                self.version = _expect(opened, action="opening pyslurm")["version"]
 
     async def _launched(self) -> tuple[Sequence[str], Mapping[str, str]]:
         own = {"PYTHONPATH": _import_path(), "PYSLURM_DISABLE_AUTO_INIT": "1", **ENVIRONMENT}
@@ -117,12 +119,6 @@ class LibraryClient(HelperClient[Request, Result]):
 
     def _forget_session(self) -> None:
         self.version = ""
-
-    def _opens(self, request: Request) -> bool:
-        return bool(request["op"] == "open")
-
-    def _operation(self, request: Request) -> str:
-        return str(request.get("change") or request["op"])
 
 
 def _expect(answer: Result, *, action: str, otherwise: type[LrmError] = LrmUnavailableError) -> Result:

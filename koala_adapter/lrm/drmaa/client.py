@@ -24,7 +24,7 @@ import anyio
 from pydantic import BaseModel, Field, ValidationError
 
 import koala_adapter
-from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, ProtocolError
 from koala_adapter.lrm.drmaa.complaints import FailureKind
 from koala_adapter.lrm.drmaa.libraries import error_of, library_of
 from koala_adapter.lrm.drmaa.protocol import (
@@ -36,8 +36,6 @@ from koala_adapter.lrm.drmaa.protocol import (
     Failure,
     ListBatches,
     Listed,
-    NumberedRequest,
-    NumberedResult,
     Opened,
     OpenSession,
     ReachLrm,
@@ -46,10 +44,9 @@ from koala_adapter.lrm.drmaa.protocol import (
     SubmitJobs,
     Submitted,
     encode,
-    not_understood,
 )
 from koala_adapter.lrm.drmaa.scripts import folder_there
-from koala_adapter.lrm.helper import HelperClient, HelperDiedError
+from koala_adapter.lrm.helper import OPEN, HelperClient, HelperDiedError
 from koala_adapter.model import LrmJobId
 
 if TYPE_CHECKING:
@@ -63,7 +60,9 @@ if TYPE_CHECKING:
 # By pydantic, for speed: a listing of 100,000 jobs is 20 MiB.
 
 
-class _Line(BaseModel, extra="forbid"):
+class NumberedResult(BaseModel, extra="forbid"):
+    """A result with the number of its request."""
+
     number: int
     result: Annotated[Result, Field(discriminator="result")]
 
@@ -71,12 +70,12 @@ class _Line(BaseModel, extra="forbid"):
 def decode_result(line: bytes) -> NumberedResult:
     """Parse the result in a line. Raises ProtocolError."""
     try:
-        found = _Line.model_validate_json(line)
+        return NumberedResult.model_validate_json(line)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise not_understood(f"{where}: {first['msg']}") from error
-    return NumberedResult(number=found.number, result=found.result)
+        message = f"line of the DRMAA helper not understood: {where}: {first['msg']}"
+        raise ProtocolError(message, hint="plugin and helper must be of one version") from error
 
 
 # -- Environment and command line of a helper, and its library -----------------------------------------------
@@ -253,7 +252,8 @@ class DrmaaClient(HelperClient["Request", "Result"]):
                 total=count,
             )
             try:
-                result = await self._ask(request, Submitted, admitted=first > 1)
+                further = 0.0 if index_variable is None else SINGLE_SECONDS * request.count
+                result = await self._ask(request, Submitted, admitted=first > 1, further=further)
             except LrmRejectedError:
                 with anyio.CancelScope(shield=True), contextlib.suppress(LrmError):
                     await self.control(ControlAction.TERMINATE, ids, urgent=True)
@@ -293,13 +293,15 @@ class DrmaaClient(HelperClient["Request", "Result"]):
 
     # -- the helper ----------------------------------------------------------------------------------------------
 
-    async def _ask(self, request: Request, wanted: type[R], *, urgent: bool = False, admitted: bool = False) -> R:
+    async def _ask(
+        self, request: Request, wanted: type[R], *, urgent: bool = False, admitted: bool = False, further: float = 0.0
+    ) -> R:
         if not admitted:
             await self._commands.admit(urgent=urgent)
         async with self._turn():
             await self._ready(urgent=urgent)
             with self._commands.timed(type(request).__name__):
-                return _expect(await self._exchange(request), wanted)
+                return _expect(await self._exchange(request, request.op, further=further), wanted)
 
     async def _ready(self, *, urgent: bool = False) -> Opened:
         await self._running()
@@ -311,7 +313,7 @@ class DrmaaClient(HelperClient["Request", "Result"]):
         return self._opened
 
     async def _open(self) -> Opened:
-        result = await self._exchange(self._open_request)
+        result = await self._exchange(self._open_request, OPEN)
         while isinstance(result, Failure) and result.kind is FailureKind.LIBRARY:
             await self._stop()
             other = self._launch.after(result.message)
@@ -319,7 +321,7 @@ class DrmaaClient(HelperClient["Request", "Result"]):
                 break
             self._launch = other
             await self._start()
-            result = await self._exchange(self._open_request)
+            result = await self._exchange(self._open_request, OPEN)
         return _expect(result, Opened)
 
     # -- what HelperClient asks of its subclasses ----------------------------------------------------------------
@@ -338,7 +340,7 @@ class DrmaaClient(HelperClient["Request", "Result"]):
         return b"" if self._host.here else parcel()
 
     def _encode(self, number: int, request: Request) -> bytes:
-        return encode(NumberedRequest(number=number, request=request))
+        return encode(number, request)
 
     def _decode(self, line: bytes) -> tuple[int, Result]:
         answer = decode_result(line)
@@ -346,17 +348,6 @@ class DrmaaClient(HelperClient["Request", "Result"]):
 
     def _forget_session(self) -> None:
         self._opened = None
-
-    def _opens(self, request: Request) -> bool:
-        return isinstance(request, OpenSession)
-
-    def _operation(self, request: Request) -> str:
-        return request.op
-
-    def _further_seconds(self, request: Request) -> float:
-        if isinstance(request, SubmitJobs) and request.index_variable is not None:
-            return SINGLE_SECONDS * request.count
-        return 0.0
 
 
 def _expect(result: Result, wanted: type[R]) -> R:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
-from koala_adapter.errors import ProtocolError
 from koala_adapter.lrm.drmaa.complaints import FailureKind  # noqa: TC001 - may be read at run time
 
 if TYPE_CHECKING:
@@ -222,32 +221,11 @@ class Failure(_Message):
 Result: TypeAlias = Opened | Submitted | Controlled | Listed | Done | Failure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumberedRequest(_Message):
-    """A request with its number, as sent to the helper."""
-
-    number: int
-    request: Request
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumberedResult(_Message):
-    """A result with the number of its request, as sent by the helper."""
-
-    number: int
-    result: Result
-
-
-def encode(message: NumberedRequest | NumberedResult) -> bytes:
-    """Return one line, ending in a newline; it contains no other."""
-    return json.dumps(message, default=_fields_of, separators=(",", ":")).encode() + b"\n"
+def encode(number: int, request: Request) -> bytes:
+    """Return a request with its number as one line, ending in a newline; it contains no other."""
+    line = {"number": number, "request": request}
+    return json.dumps(line, default=_fields_of, separators=(",", ":")).encode() + b"\n"
 
 
 def _fields_of(message: object) -> dict[str, object]:
     return {name: getattr(message, name) for name in type(message).__slots__}  # type: ignore[attr-defined]
-
-
-def not_understood(what: str) -> ProtocolError:
-    """Return the error for a malformed line."""
-    message = f"line of the DRMAA helper not understood: {what}"
-    return ProtocolError(message, hint="plugin and helper must be of one version")

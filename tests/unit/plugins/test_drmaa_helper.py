@@ -27,7 +27,7 @@ from koala_adapter.lrm.drmaa.choice import (
     find_libraries,
     is_shared,
 )
-from koala_adapter.lrm.drmaa.client import DrmaaClient, decode_result
+from koala_adapter.lrm.drmaa.client import DrmaaClient, NumberedResult, decode_result
 from koala_adapter.lrm.drmaa.complaints import FailureKind
 from koala_adapter.lrm.drmaa.ledger import KEEP_SECONDS, KEEP_UNKNOWN_SECONDS, TIDIED_EVERY, JobEnd, Ledger
 from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, PBS, SLURM, Library, LibraryLoadError
@@ -39,8 +39,6 @@ from koala_adapter.lrm.drmaa.protocol import (
     Listed,
     ListedBatch,
     ListedJob,
-    NumberedRequest,
-    NumberedResult,
     Opened,
     Refusal,
     Result,
@@ -342,7 +340,7 @@ def test_a_request_is_one_line() -> None:
         output_path="/tmp/k1.{index}.out",
         native_specification="-l h_rt=60",
     )
-    line = encode(NumberedRequest(number=7, request=SubmitJobs(template=awkward, count=50)))
+    line = encode(7, SubmitJobs(template=awkward, count=50))
     assert line.partition(b"\n")[2] == b""
     found = json.loads(line)
     assert (found["number"], found["request"]["op"]) == (7, "submit")
@@ -351,7 +349,8 @@ def test_a_request_is_one_line() -> None:
 
 @pytest.mark.parametrize("result", RESULTS, ids=lambda result: type(result).__name__)
 def test_results_survive_the_line(result: Result) -> None:
-    assert decode_result(encode(NumberedResult(number=7, result=result))) == NumberedResult(number=7, result=result)
+    numbered = NumberedResult(number=7, result=result)
+    assert decode_result(numbered.model_dump_json().encode()) == numbered
 
 
 @example(b'{"number": 1, "result": {}}')

@@ -38,7 +38,6 @@ from koala_adapter.lrm.drmaa.protocol import (
     JobStatus,
     ListedBatch,
     ListedJob,
-    NumberedRequest,
     OpenSession,
     Refusal,
     encode,
@@ -340,12 +339,10 @@ class TestParcel:
 
     def test_nothing_else_of_ours_is_needed(self) -> None:
         """It runs without the packages of this Python, in which it finds no libdrmaa to load."""
-        request = NumberedRequest(number=1, request=OpenSession())
+        request = encode(1, OpenSession())
         environment = {"DRMAA_LIBRARY_PATH": "/nowhere/libdrmaa.so"}
         command = command_there(sys.executable)
-        done = subprocess.run(
-            command, input=parcel() + encode(request), capture_output=True, check=False, env=environment
-        )
+        done = subprocess.run(command, input=parcel() + request, capture_output=True, check=False, env=environment)
         answer = decode_result(done.stdout).result
         assert isinstance(answer, Failure), done.stderr
         assert (answer.kind, "/nowhere/libdrmaa.so" in answer.message) == (FailureKind.LIBRARY, True)
