@@ -234,8 +234,9 @@ class DrmaaLrm(Lrm):
             keeps_ledger=True,
             request_timeout=settings.request_timeout,
         )
-        scripts = ScriptStore(script_folder(settings.script_directory, context), context.host)
-        self._transport = DrmaaTransport(self.client, scripts, delivery=settings.script_delivery)
+        folder = script_folder(settings.script_directory, context)
+        scripts = ScriptStore(folder, context.host, delivery=settings.script_delivery)
+        self._transport = DrmaaTransport(self.client, scripts)
         self._adopt_library()
 
     def _adopt_library(self) -> None:

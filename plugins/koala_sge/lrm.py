@@ -23,7 +23,6 @@ from koala_adapter.lrm.drmaa.choice import Submitter
 from koala_adapter.lrm.drmaa.complaints import FailureKind, kind_of_text
 from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, error_of
 from koala_adapter.lrm.drmaa.protocol import ControlAction
-from koala_adapter.lrm.drmaa.scripts import check_scripts
 from koala_adapter.lrm.drmaa.transport import job_template, raise_for
 from koala_adapter.model import HoldOwner, LrmJobState, NodeGpus
 from koala_sge import heldjobs
@@ -360,8 +359,7 @@ class SgeLrm(CommandPlugin):
         return native_options(self._settings, submission, self._complexes, self._context.directives)
 
     def _qsub(self, submission: Submission) -> tuple[str, ...]:
-        script, delivery = self._submitter.scripts.path(submission.key), self._settings.script_delivery
-        template = job_template(submission, script=script, delivery=delivery, native=self.native(submission))
+        template = job_template(submission, self._submitter.scripts, self.native(submission))
         return qsub_command(template, submission.count)
 
     async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
@@ -372,7 +370,7 @@ class SgeLrm(CommandPlugin):
 
     async def submit_by_command(self, submission: Submission) -> tuple[LrmJobId, ...]:
         self._qsub(submission)  # refuses what cannot be submitted before a script is written
-        async with self._submitter.scripts.submitted(submission.key, submission.script, self._settings.script_delivery):
+        async with self._submitter.scripts.submitted(submission.key, submission.script):
             result = await self._commands.run(self._qsub(submission))
             if ids := parse_submitted(result.text):
                 return ids
@@ -554,10 +552,7 @@ class SgeLrm(CommandPlugin):
     async def check_submission(self) -> tuple[CheckResult, ...]:
         """Look at the folder of scripts, too: with qsub, the nodes read them as with DRMAA."""
         found = await super().check_submission()
-        if self._submitter.drmaa is not None:
-            return found
-        scripts, delivery = self._submitter.scripts.directory, self._settings.script_delivery
-        return (*found, await check_scripts(scripts, delivery, self._context.host))
+        return found if self._submitter.drmaa is not None else (*found, await self._submitter.scripts.check())
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for the year's end that jobs come in held, and that we may start jobs of all users."""

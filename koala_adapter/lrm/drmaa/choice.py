@@ -238,7 +238,6 @@ class Submitter:
         self._expected = expected
         self._variables = variables
         self._timeout = timeout
-        self._delivery = delivery
         if context.host.here:
             found = find_libraries(
                 settings.drmaa_library, expected, (*places, *expected.places), environment=os.environ
@@ -257,14 +256,15 @@ class Submitter:
         self._misfit: Callable[[Path], Awaitable[str]] | None = None
         self.obstacle = ""
         """What is wrong with a library that must be used, and the remedy; empty where nothing is known."""
-        self.scripts = ScriptStore(script_folder(settings.script_directory, context), context.host)
+        folder = script_folder(settings.script_directory, context)
+        self.scripts = ScriptStore(folder, context.host, delivery=delivery)
         if not self._settled:
             self._drmaa = self._transport(self.choice.library)
 
     def _transport(self, library: Path | None) -> DrmaaTransport:
         launch = drmaa.HelperLaunch(library=library, variables=self._variables)
         client = drmaa.DrmaaClient(self._context, launch, request_timeout=self._timeout)
-        return drmaa.DrmaaTransport(client, self.scripts, delivery=self._delivery, expected=self._expected)
+        return drmaa.DrmaaTransport(client, self.scripts, expected=self._expected)
 
     async def sweep(self, live: Collection[str]) -> None:
         """Delete scripts of which no live job has been seen for long, also those of an earlier choice."""

@@ -63,10 +63,11 @@ def folder_there(parent: str | Path, context: ClusterContext) -> Path:
 class ScriptStore:
     """The directory of scripts of one cluster's plugin."""
 
-    def __init__(self, directory: Path, host: LrmHost) -> None:
+    def __init__(self, directory: Path, host: LrmHost, *, delivery: ScriptDelivery = ScriptDelivery.PRIVATE) -> None:
         """``directory``: of ``host``; it is made when the first script is written."""
         self.directory = directory
         self.host = host
+        self.delivery = delivery
         self._without_job: dict[str, float] = {}
         """Since when each script has not been that of a live job, as far as we have seen."""
 
@@ -95,7 +96,7 @@ class ScriptStore:
         return path
 
     @asynccontextmanager
-    async def submitted(self, key: BatchKey, script: str, delivery: ScriptDelivery) -> AsyncIterator[None]:
+    async def submitted(self, key: BatchKey, script: str) -> AsyncIterator[None]:
         """Keep a script on disk during a submission; delete it when it was refused or copied by the system."""
         await self.write(key, script)
         try:
@@ -103,7 +104,7 @@ class ScriptStore:
         except LrmRejectedError:
             self.remove(key)
             raise
-        if delivery is ScriptDelivery.COPIED:
+        if self.delivery is ScriptDelivery.COPIED:
             self.remove(key)
 
     def remove(self, key: BatchKey) -> None:
@@ -129,22 +130,20 @@ class ScriptStore:
             if now - since > KEEP_SECONDS:
                 self.host.remove_soon(str(there[key]))
 
-
-async def check_scripts(directory: Path, delivery: ScriptDelivery, host: LrmHost) -> CheckResult:
-    """Report where scripts go and who can read them; ``directory``: of ``host``."""
-    subject = "placeholder scripts"
-    if delivery is ScriptDelivery.COPIED:
-        return CheckResult(
-            subject=subject,
-            ok=True,
-            found="copied by the batch system: other users of a node may read them while the job runs; "
-            "script_delivery = 'private' avoids that",
-        )
-    try:
-        made, mode = await host.make_directory(str(directory))
-    except OSError as error:
-        found, remedy = f"{directory}: {error.strerror}", "set script_directory to a directory of yours"
-        return CheckResult(subject=subject, ok=False, found=found, remedy=remedy)
-    if mode & 0o077:
-        return CheckResult(subject=subject, ok=False, found=f"{made} is open to others", remedy=f"chmod 700 {made}")
-    return CheckResult(subject=subject, ok=True, found=f"private in {made}, which the nodes must see")
+    async def check(self) -> CheckResult:
+        """Report where scripts go and who can read them."""
+        subject = "placeholder scripts"
+        if self.delivery is ScriptDelivery.COPIED:
+            found = (
+                "copied by the batch system: other users of a node may read them while the job runs; "
+                "script_delivery = 'private' avoids that"
+            )
+            return CheckResult(subject=subject, ok=True, found=found)
+        try:
+            made, mode = await self.host.make_directory(str(self.directory))
+        except OSError as error:
+            found, remedy = f"{self.directory}: {error.strerror}", "set script_directory to a directory of yours"
+            return CheckResult(subject=subject, ok=False, found=found, remedy=remedy)
+        if mode & 0o077:
+            return CheckResult(subject=subject, ok=False, found=f"{made} is open to others", remedy=f"chmod 700 {made}")
+        return CheckResult(subject=subject, ok=True, found=f"private in {made}, which the nodes must see")

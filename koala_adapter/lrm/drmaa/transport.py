@@ -15,11 +15,10 @@ from koala_adapter.lrm import CheckResult, RenderedSubmission
 from koala_adapter.lrm.drmaa.complaints import FailureKind
 from koala_adapter.lrm.drmaa.libraries import OTHER, error_of
 from koala_adapter.lrm.drmaa.protocol import Template
-from koala_adapter.lrm.drmaa.scripts import ScriptDelivery, check_scripts
+from koala_adapter.lrm.drmaa.scripts import ScriptDelivery
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
-    from pathlib import PurePath
 
     from koala_adapter.lrm import Submission
     from koala_adapter.lrm.contract import Directives
@@ -78,17 +77,16 @@ def _renamed(option: str, pairs: Iterable[tuple[str, str]]) -> str:
     return option
 
 
-def job_template(
-    submission: Submission, *, script: PurePath, delivery: ScriptDelivery, native: Iterable[str]
-) -> Template:
-    """Return the template of a submission whose script is, or will be, at ``script``.
+def job_template(submission: Submission, scripts: ScriptStore, native: Iterable[str]) -> Template:
+    """Return the template of a submission whose script is, or will be, among ``scripts``.
 
     Raises LrmRejectedError for a path that libraries do not pass on as it is.
     """
+    script = scripts.path(submission.key)
     if _CONTROL.search(str(script)):
         message = f"the path of the placeholder's script, {str(script)!r}, contains a line break or control character"
         raise LrmRejectedError(message, hint="use another state directory, or set script_directory")
-    private = delivery is ScriptDelivery.PRIVATE
+    private = scripts.delivery is ScriptDelivery.PRIVATE
     return Template(
         name=submission.key,
         remote_command=SHELL if private else str(script),
@@ -131,18 +129,10 @@ def render_template(template: Template, count: int, index_variable: str | None =
 class DrmaaTransport:
     """The submissions of one cluster: scripts on disk, templates, and the library that takes them."""
 
-    def __init__(
-        self,
-        client: DrmaaClient,
-        scripts: ScriptStore,
-        *,
-        delivery: ScriptDelivery = ScriptDelivery.PRIVATE,
-        expected: Library = OTHER,
-    ) -> None:
+    def __init__(self, client: DrmaaClient, scripts: ScriptStore, *, expected: Library = OTHER) -> None:
         """``expected``: the library of the system whose jobs are read; OTHER: any will do."""
         self.client = client
         self.scripts = scripts
-        self._delivery = delivery
         self._expected = expected
         self.doubtful = False
         """Whether the last submission came to an end that is not known."""
@@ -158,11 +148,6 @@ class DrmaaTransport:
         """End the helper; jobs go on."""
         await self.client.close()
 
-    def template(self, submission: Submission, native: Iterable[str]) -> Template:
-        """Return the job template of a submission with these native options."""
-        script = self.scripts.path(submission.key)
-        return job_template(submission, script=script, delivery=self._delivery, native=native)
-
     def render(
         self,
         submission: Submission,
@@ -172,7 +157,7 @@ class DrmaaTransport:
         equivalent: RenderedSubmission | None = None,
     ) -> RenderedSubmission:
         """Return the DRMAA request in words, with the command of the same effect if there is one."""
-        call = render_template(self.template(submission, native), submission.count, index_variable)
+        call = render_template(job_template(submission, self.scripts, native), submission.count, index_variable)
         single = index_variable is None or submission.count == 1
         calls = "a call" if single else f"{submission.count} calls"
         note = f"{calls} of the DRMAA library" + ("" if single else ", of which this is the first")
@@ -189,8 +174,9 @@ class DrmaaTransport:
         Raises LrmRejectedError, too, when the library is that of another system.
         """
         self.require(await self.client.open())
-        async with self.scripts.submitted(submission.key, submission.script, self._delivery):
-            template = self.template(submission, native)  # where scripts are at a site is known when one is there
+        async with self.scripts.submitted(submission.key, submission.script):
+            # Where scripts are at a site is known when one is there.
+            template = job_template(submission, self.scripts, native)
             try:
                 return await self.client.submit(template, submission.count, index_variable=index_variable)
             except LrmUnavailableError:
@@ -206,7 +192,7 @@ class DrmaaTransport:
     async def check(self) -> tuple[CheckResult, ...]:
         """Load the library, ask the LRM, look at the directory of scripts."""
         library = await self._check_library()
-        return (library, await check_scripts(self.scripts.directory, self._delivery, self.scripts.host))
+        return (library, await self.scripts.check())
 
     async def _check_library(self) -> CheckResult:
         subject = f"DRMAA library {self.client.launch.library or 'libdrmaa.so'}"

@@ -85,9 +85,7 @@ class TestTemplate:
     """From a submission to a job template."""
 
     def test_private_script(self) -> None:
-        template = job_template(
-            submission(held=True), script=Path("/s/k1.sh"), delivery=ScriptDelivery.PRIVATE, native=("-a 1", "-b")
-        )
+        template = job_template(submission(held=True), ScriptStore(Path("/s"), THIS_HOST), ("-a 1", "-b"))
         assert (template.remote_command, template.arguments, template.held) == ("/bin/sh", ("/s/k1.sh",), True)
         assert (template.name, template.output_path) == ("k1", "/scratch/k1.{index}.out")
         assert template.native_specification == "-a 1 -b"
@@ -97,14 +95,15 @@ class TestTemplate:
 
     def test_copied_script(self) -> None:
         """The program is the script itself, which the LRM copies."""
-        template = job_template(submission(), script=Path("/s/k1.sh"), delivery=ScriptDelivery.COPIED, native=())
+        scripts = ScriptStore(Path("/s"), THIS_HOST, delivery=ScriptDelivery.COPIED)
+        template = job_template(submission(), scripts, ())
         assert (template.remote_command, template.arguments) == ("/s/k1.sh", ())
         assert "drmaa_js_state=drmaa_active" in render_template(template, 2)
 
     def test_a_path_with_a_line_break_is_refused(self) -> None:
         """For good: Grid Engine would fail each time, and be asked again for ever."""
         with pytest.raises(LrmRejectedError, match=r"'/s/a\\nb/k1\.sh', contains a line break"):
-            job_template(submission(), script=Path("/s/a\nb/k1.sh"), delivery=ScriptDelivery.PRIVATE, native=())
+            job_template(submission(), ScriptStore(Path("/s/a\nb"), THIS_HOST), ())
 
     @pytest.mark.parametrize(
         ("directives", "expected"),
