@@ -174,8 +174,8 @@ class JobArguments:
         return bool(self.keys) or self.save is not None
 
     def _description(self) -> Job:
-        keys = {**self.keys, "walltime": self.keys.get("walltime") or WALLTIME, "working_directory": Path.cwd()}
-        return Job(self.words, **keys)
+        keys = {"processors": 1, **self.keys, "walltime": self.keys.get("walltime") or WALLTIME}
+        return Job(self.words, working_directory=Path.cwd(), **keys)
 
 
 def with_dependencies(job: CheckedJob, after: Sequence[str]) -> CheckedJob:
