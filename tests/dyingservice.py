@@ -12,21 +12,20 @@ import sys
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from koala_adapter.api.server import Server
 from koala_adapter.cli import main
 from koala_adapter.driver.loop import EventLoop
 from koala_adapter.scheduler.events import JobSubmitted
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.journal import Journal
+from koala_adapter.service.service import Service
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 def of_a_submission(*arguments: Any) -> bool:  # noqa: ANN401 - of several methods
-    """Tell whether a call belongs to taking in a submission."""
-    request = arguments[0]
-    return isinstance(request, JobSubmitted) or getattr(request, "operation", "") == "submit"
+    """Tell whether an event is that of a submission."""
+    return isinstance(arguments[0], JobSubmitted)
 
 
 def always(*_: object) -> bool:
@@ -35,13 +34,13 @@ def always(*_: object) -> bool:
 
 
 STEPS: dict[str, tuple[type, str, bool, Callable[..., bool]]] = {
-    "before anything is done": (Server, "_result", True, of_a_submission),
+    "before anything is done": (Service, "submit", True, always),
     "when it has a number": (Journal, "next_job_number", False, always),
     "when its input is kept": (Applications, "keep_input", False, always),
     "before its name is noted": (Journal, "note_submission", True, always),
     "when its name is noted": (Journal, "note_submission", False, always),
     "when it is in the journal": (EventLoop, "enter", False, of_a_submission),
-    "before it is answered": (Server, "_result", False, of_a_submission),
+    "before it is answered": (Service, "submit", False, always),
 }
 """Method at which it is killed, whether before its call or after it, and at which calls."""
 

@@ -40,9 +40,7 @@ from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.host.sockets import same_user
 from koala_adapter.host.unixstream import Received
 from koala_adapter.lrm.commands import login_name
-from koala_adapter.model import Job as CheckedJob
 from koala_adapter.model import JobId
-from koala_adapter.report.sitevalues import ClusterReport, NegotiationReport, PlanReport, SampleSubmission
 from koala_adapter.report.values import JobReport, as_kept, in_order
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.agents import sample_submissions
@@ -143,8 +141,8 @@ CHECKS = 4
 LOOKING_LIMIT = 1800.0
 """Seconds in which a cleaning must have looked through the state directory."""
 
-CHANGING = frozenset({"submit", "cancel", "resize"})
-"""Requests that change something; all others are answered at any time."""
+UNNUMBERED = JobId("0")
+"""Stands for the id of a job that is not taken in, or not yet."""
 
 LOST = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 """What a client that has gone raises."""
@@ -233,18 +231,7 @@ class Server:
                 async for reply in self._watch(request) if request.job_id else self._watch_jobs(request):
                     await stream.send(protocol.encode(reply))
                 return
-            if request.operation == "negotiate":
-                access = await self._service.sizes.made.access(self._service.core.scheduler.job(request.job_id))
-                await stream.send(protocol.encode(protocol.Reply(result=asdict(access))))
-                return
-            if request.operation == "check":
-                await stream.send(protocol.encode(protocol.Reply(result=await self._checked(request))))
-                return
-            if request.operation == "clean":
-                await stream.send(protocol.encode(protocol.Reply(result=asdict(await self._clean(request)))))
-                return
-            await self._prepare(request)
-            reply = protocol.Reply(result=self._result(request))
+            reply = protocol.Reply(result=await self._result(request))
             await stream.send(protocol.encode(reply))
             if request.operation == "stop" or self._ending or self.reload_wanted:
                 self.stop_wanted.set()
@@ -256,38 +243,25 @@ class Server:
             report_defect("a request", error, request=line[:200])
             await stream.send(protocol.encode(protocol.refusal(KoalaError(f"the service failed: {error!r}"))))
 
-    async def _checked(self, request: Request) -> Any:  # noqa: ANN401 - JSON
-        """Check a job in a thread, as the file systems of its input files may not answer."""
-        if request.described is None:
-            raise ProtocolError("the request carries no job")
-        check = partial(job_as_described, request.described, user=login_name(), site=self._service.site)
-        job = await to_thread.run_sync(check, abandon_on_cancel=True, limiter=self._checks)
-        return adapter_of(CheckedJob).dump_python(job, mode="json")
-
-    async def _prepare(self, request: Request) -> None:
-        if request.operation == "submit":
-            await self._service.look_for_obstacles()
-            await self._service.take_in_files(self._job(request, JobId("0"), 0.0), request.submission)
-        if request.operation == "clusters" and request.measure:
-            with anyio.move_on_after(protocol.MEASURING):
-                await self._service.information.measure_all()
-        if request.operation == "plan":
-            await self._service.replicas.learn(self._job(request, JobId("0"), 0.0).input_files)
-        if request.operation in CHANGING:
-            await self._service.ready()
-
-    def _result(self, request: Request) -> Any:  # noqa: ANN401, C901, PLR0911, PLR0912 - JSON of many shapes, one return for each
+    async def _result(self, request: Request) -> Any:  # noqa: ANN401, C901, PLR0911, PLR0912 - JSON of many shapes, one return for each
         service = self._service
         match request.operation:
+            case "check":
+                return _json(await self._checked(request))
             case "submit":
+                await service.look_for_obstacles()
+                await service.take_in_files(self._job(request), request.submission)
+                await service.ready()
                 if self._ending:
                     raise ServiceAbsentError("the koala service is about to end", hint="try again in a second")
                 made = service.submit(lambda id_, now: self._job(request, id_, now), submission=request.submission)
                 return {"job_id": made}
             case "cancel":
+                await service.ready()
                 service.cancel(request.job_id)
                 return _json(self._report(request.job_id))
             case "resize":
+                await service.ready()
                 service.resize(request.job_id, request.component, request.processors)
                 return _json(self._report(request.job_id))
             case "job":
@@ -295,16 +269,30 @@ class Server:
             case "jobs":
                 return self._jobs(request)
             case "clusters":
-                reports = [cluster_report(service, driver) for driver in service.clusters.values()]
-                return [adapter_of(ClusterReport).dump_python(report, mode="json") for report in reports]
+                if request.measure:
+                    with anyio.move_on_after(protocol.MEASURING):
+                        await service.information.measure_all()
+                return [_json(cluster_report(service, driver)) for driver in service.clusters.values()]
             case "plan":
-                return self._plan(request)
+                await service.replicas.learn(self._job(request).input_files)
+                job = self._job(request, JobId("plan"), service.now())
+                service.tell_of(job)
+                return _json(plan_report(service.core.scheduler, job, now=service.now()))
             case "script":
-                return self._script(request)
+                job = self._job(request, now=service.now())
+                driver = service.clusters[service.site.cluster(request.cluster).cluster_name]
+                samples = sample_submissions(
+                    service.scripts, job, driver.config, driver.lrm, service.journal.instance()
+                )
+                return list(map(_json, samples))
+            case "negotiate":
+                return asdict(await service.sizes.made.access(service.core.scheduler.job(request.job_id)))
             case "negotiations":
                 return self._negotiations(request)
             case "defects":
                 return [*service.sites_away, *service.journal.defects_told(service.now())]
+            case "clean":
+                return asdict(await self._clean(request))
             case "metrics":
                 return this_host.openmetrics(self.meter).decode()
             case "stop-if-idle":
@@ -318,6 +306,13 @@ class Server:
         site = None if self._site_file is None else asdict(self._site_file)
         told = {"unfinished": len(service.unfinished), "site": site, "reload_failure": self._reload_failure}
         return {"pid": os.getpid(), **told}
+
+    async def _checked(self, request: Request) -> Job:
+        """Check a job in a thread, as the file systems of its input files may not answer."""
+        if request.described is None:
+            raise ProtocolError("the request carries no job")
+        check = partial(job_as_described, request.described, user=login_name(), site=self._service.site)
+        return await to_thread.run_sync(check, abandon_on_cancel=True, limiter=self._checks)
 
     def _reload(self) -> None:
         if self._stopping:
@@ -341,9 +336,9 @@ class Server:
             limit=request.limit,
             wall_offset=service.clock.offset,
         )
-        return [adapter_of(NegotiationReport).dump_python(report, mode="json") for report in reports]
+        return list(map(_json, reports))
 
-    def _job(self, request: Request, job_id: JobId, now: float) -> Job:
+    def _job(self, request: Request, job_id: JobId = UNNUMBERED, now: float = 0.0) -> Job:
         if request.job is None:
             raise ProtocolError("the request carries no job")
         job = job_from_dict({**request.job, "id": job_id, "submitted_at": now})
@@ -432,24 +427,9 @@ class Server:
             message = f"the state directory could not be looked through within {LOOKING_LIMIT / 60:.0f} minutes"
             raise ServiceUnavailableError(message, hint="see what slows its file system down") from None
 
-    def _plan(self, request: Request) -> Any:  # noqa: ANN401 - JSON
-        service = self._service
-        job = self._job(request, JobId("plan"), service.now())
-        service.tell_of(job)
-        return adapter_of(PlanReport).dump_python(
-            plan_report(service.core.scheduler, job, now=service.now()), mode="json"
-        )
 
-    def _script(self, request: Request) -> Any:  # noqa: ANN401 - JSON
-        service = self._service
-        job = self._job(request, JobId("0"), service.now())
-        driver = service.clusters[service.site.cluster(request.cluster).cluster_name]
-        samples = sample_submissions(service.scripts, job, driver.config, driver.lrm, service.journal.instance())
-        return [adapter_of(SampleSubmission).dump_python(sample, mode="json") for sample in samples]
-
-
-def _json(report: JobReport) -> Any:  # noqa: ANN401 - JSON
-    return adapter_of(JobReport).dump_python(report, mode="json")
+def _json(value: object) -> Any:  # noqa: ANN401 - JSON
+    return adapter_of(type(value)).dump_python(value, mode="json")
 
 
 # -- Hosting a service, in the foreground or inside ``koala run`` --------------------------------------------

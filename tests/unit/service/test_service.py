@@ -405,12 +405,12 @@ async def test_a_stop_goes_before_a_reload(served: Served) -> None:
     stop, reload = Request(operation="stop"), Request(operation="reload")
     async with served.running() as service:
         server = Server(service, read_again=lambda: None)
-        server._result(reload)
+        await server._result(reload)
         assert server.reload_wanted
-        server._result(stop)
+        await server._result(stop)
         assert not server.reload_wanted
         with pytest.raises(ServiceAbsentError, match="is about to end"):
-            server._result(reload)
+            await server._result(reload)
         assert not server.reload_wanted
 
 
