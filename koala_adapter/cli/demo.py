@@ -31,7 +31,7 @@ from rich.text import Text
 from koala_adapter.api.statedirectory import LogPrinter, ownership
 from koala_adapter.cli.display import styled
 from koala_adapter.cli.following import closing
-from koala_adapter.cli.innerservice import everywhere, inner_service, temporary_site
+from koala_adapter.cli.innerservice import inner_service
 from koala_adapter.cli.session import Session, command_body, pass_session
 from koala_adapter.cli.terminal import Interrupts
 from koala_adapter.errors import KoalaError
@@ -39,7 +39,7 @@ from koala_adapter.host.sockets import free_port
 from koala_adapter.lrm import Submission
 from koala_adapter.model import BatchKey
 from koala_adapter.outcome import JobState
-from koala_adapter.python.localsite import local_site_text
+from koala_adapter.python.localsite import local_site_text, on_all_clusters, temporary_site
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -149,7 +149,7 @@ class Story:
 
     def prepare(self) -> None:
         """Submit a local user's job to cluster gamma."""
-        everywhere(self.session, partial(submit_as_local_user, cluster="gamma", processors=3, seconds=5.0))
+        on_all_clusters(self.session.here, partial(submit_as_local_user, cluster="gamma", processors=3, seconds=5.0))
 
     def run(self) -> JobReport:
         """Run the demonstration to its result. Raises KoalaError if the service ends first."""
@@ -290,7 +290,8 @@ class MalleableStory(Story):
             cluster, processors = self.local_users[self._visits]
             self._visits += 1
             self._full_since = None
-            everywhere(self.session, partial(submit_as_local_user, cluster=cluster, processors=processors, seconds=4.0))
+            submit = partial(submit_as_local_user, cluster=cluster, processors=processors, seconds=4.0)
+            on_all_clusters(self.session.here, submit)
             self._tell_now(f"[yellow]a local user[/] wants {processors} of [bold]{cluster}[/]")
 
     def last_line(self, report: JobReport) -> str:
@@ -397,7 +398,11 @@ def demo(session: Session, malleable: bool, sites: bool) -> None:
     kind = MalleableStory if malleable else SitesStory if sites else Story
     began = time.monotonic()
     session.console.print(f"[bold]koala[/]: {kind.title}")
-    with Interrupts() as interrupts, temporary_site(interrupts, partial(demo_files, kind)) as inner:
+    with (
+        Interrupts() as interrupts,
+        temporary_site(partial(demo_files, kind), prefix="koala-demo-", undisturbed=interrupts.deferred) as site,
+    ):
+        inner = Session(site_option=site.file, state_option=site.directory)
         story = kind(session.console, inner)
         story.prepare()
         with ownership(inner.directory, "koala demo"), inner_service(inner, interrupts):

@@ -1,45 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service inside the process of ``koala run`` or ``koala demo``, and a temporary site.
-
-First the service and its log file, then a site of local clusters in a temporary directory.
-"""
+"""A service inside the process of ``koala run`` or ``koala demo``, and its log file."""
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-import anyio
 import structlog
 from anyio.from_thread import start_blocking_portal
 
-from koala_adapter.api.offline import cancel_all, end_daemons, temporary_directory
-from koala_adapter.api.offline import everywhere as on_all_clusters
 from koala_adapter.api.server import host
 from koala_adapter.api.statedirectory import LOG_NAME
 from koala_adapter.cli import collect_only_new
 from koala_adapter.cli.log import LogStream, RotatedLog
-from koala_adapter.cli.session import Session, koala_error
+from koala_adapter.cli.session import koala_error
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL
 from koala_adapter.errors import ServiceUnavailableError
 from koala_adapter.lrm.commands import SETTINGS_KEPT
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from koala_adapter.api.server import Server
+    from koala_adapter.cli.session import Session
     from koala_adapter.cli.terminal import Interrupts
-    from koala_adapter.lrm import Lrm
     from koala_adapter.model import JobId
 
-
-# -- Service inside this process -----------------------------------------------------------------------------
 
 JOURNAL_PATIENCE = 60.0
 """Seconds after which our own service ends where the journal cannot be written and no application runs."""
@@ -134,39 +124,3 @@ def log_to_file(session: Session) -> Iterator[None]:
     finally:
         structlog.configure(**former)
         os.close(descriptor)
-
-
-# -- Temporary site ------------------------------------------------------------------------------------------
-# Local clusters in a temporary directory, which is removed afterwards with all that ran there.
-
-
-@contextmanager
-def temporary_site(
-    interrupts: Interrupts, files: Callable[[Path], Mapping[str, str]], *, prefix: str = "koala-demo-"
-) -> Iterator[Session]:
-    """Yield a session on a temporary site; at the end its clusters are stopped and all files removed.
-
-    ``files``: texts by their names for the directory that it is given, ``site.toml`` among them. ``prefix``: of the
-    name of the directory.
-    """
-    directory = temporary_directory(prefix)
-    try:
-        state = directory / "state"
-        state.mkdir(mode=0o700)
-        for name, text in files(directory).items():
-            (directory / name).write_text(text, encoding="utf-8")
-            (directory / name).chmod(0o700 if text.startswith("#!") else 0o600)
-        inner = Session(site_option=directory / "site.toml", state_option=state)
-        try:
-            yield inner
-        finally:
-            with interrupts.deferred():
-                everywhere(inner, cancel_all)
-                end_daemons(state)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def everywhere(session: Session, do: Callable[[str, Lrm], Awaitable[None]]) -> None:
-    """Run a coroutine for every cluster at the same time."""
-    anyio.run(on_all_clusters, session.site, session.plugins, session.directory, do)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from anyio.from_thread import start_blocking_portal
@@ -16,8 +16,11 @@ from koala_adapter.errors import KoalaError
 from koala_adapter.python.site import Site
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
+
+    from koala_adapter.lrm import Lrm
 
 
 @contextmanager
@@ -31,17 +34,39 @@ def local_site(clusters: Sequence[str] = ("alpha", "beta"), *, processors: int =
     ...     [(cluster.name, cluster.processors) for cluster in site.clusters()]
     [('alpha', 2)]
     """
-    directory = temporary_directory("koala-")
+
+    def files(directory: Path) -> Mapping[str, str]:
+        return {"site.toml": local_site_text(directory, dict.fromkeys(clusters, processors))}
+
+    with temporary_site(files, prefix="koala-") as site, site:
+        yield site
+
+
+@contextmanager
+def temporary_site(
+    files: Callable[[Path], Mapping[str, str]],
+    *,
+    prefix: str,
+    undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Iterator[Site]:
+    """Yield a site in a temporary directory; at the end all that ran there is stopped, and all files are removed.
+
+    ``files``: texts by their names for the directory that it is given, ``site.toml`` among them. ``prefix``: of the
+    name of the directory. ``undisturbed``: makes a block in which no interrupt comes, for the stopping.
+    """
+    directory = temporary_directory(prefix)
     try:
-        file, state = directory / "site.toml", directory / "state"
+        state = directory / "state"
         state.mkdir(mode=0o700)
-        file.write_text(local_site_text(directory, dict.fromkeys(clusters, processors)), encoding="utf-8")
-        site = Site.load(file, state=state)
+        for name, text in files(directory).items():
+            (directory / name).write_text(text, encoding="utf-8")
+            (directory / name).chmod(0o700 if text.startswith("#!") else 0o600)
+        site = Site.load(directory / "site.toml", state=state)
         try:
-            with site:
-                yield site
+            yield site
         finally:
-            _end_all(site, state)
+            with undisturbed():
+                _end_all(site, state)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -89,6 +114,11 @@ def _end_all(site: Site, state: Path) -> None:
         with suppress(KoalaError):
             site.client.stop()
             ended_within(pid, ENDING)
-    with start_blocking_portal() as portal:
-        portal.call(everywhere, site.config, site.plugins, site.directory, cancel_all)
+    on_all_clusters(site, cancel_all)
     end_daemons(state)
+
+
+def on_all_clusters(site: Site, do: Callable[[str, Lrm], Awaitable[None]]) -> None:
+    """Run a coroutine for every cluster of a site at the same time."""
+    with start_blocking_portal() as portal:  # in a thread: the caller may have an event loop running in this one
+        portal.call(everywhere, site.config, site.plugins, site.directory, do)

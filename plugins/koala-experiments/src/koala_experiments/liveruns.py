@@ -19,13 +19,13 @@ from rich.console import Console
 
 from koala_adapter.api.offline import end_daemons, read_record, temporary_directory
 from koala_adapter.api.statedirectory import ownership
-from koala_adapter.cli.innerservice import inner_service, temporary_site
+from koala_adapter.cli.innerservice import inner_service
 from koala_adapter.cli.session import Session
 from koala_adapter.cli.terminal import Interrupts
 from koala_adapter.errors import KoalaError, SimulationError
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.outcome import JobState
-from koala_adapter.python.localsite import local_site_text
+from koala_adapter.python.localsite import local_site_text, temporary_site
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
@@ -285,8 +285,8 @@ def _on_clusters(
         def files(directory: Path) -> Mapping[str, str]:
             return {"site.toml": site_text(clusters, approach, malleability, directory)}
 
-        with temporary_site(interrupts, files, prefix=PREFIX) as session:
-            yield session
+        with temporary_site(files, prefix=PREFIX, undisturbed=interrupts.deferred) as there:
+            yield Session(site_option=there.file, state_option=there.directory)
         return
     session = Session(site_option=Path(site), state_option=temporary_directory(PREFIX))
     policies = {"approach": approach, "malleability": malleability}
