@@ -13,10 +13,9 @@ import anyio
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from koala_adapter.api import protocol
-from koala_adapter.api.client import AGAIN, LOOK_AGAIN, TIMEOUT, new_submission, patience_with, unanswered, unavailable
+from koala_adapter.api.client import TIMEOUT, patience_with, unavailable
 from koala_adapter.api.protocol import from_json
 from koala_adapter.api.statedirectory import socket_path
-from koala_adapter.errors import ServiceAbsentError, ServiceUnavailableError
 from koala_adapter.host.unixstream import Received
 from koala_adapter.report.values import JobReport
 
@@ -40,24 +39,12 @@ class AsyncClient:
         """``directory``: the state directory of the service."""
         self.directory = directory
 
-    async def submit(self, job: Job, *, submission: str = "") -> str:
-        """As :meth:`koala_adapter.api.client.Client.submit`. Raises JobRefusedError."""
-        if submission:
-            return await self._submit(job, submission)
-        submission, until = new_submission(), anyio.current_time() + AGAIN
-        lost: ServiceUnavailableError | None = None
-        while True:
-            try:
-                return await self._submit(job, submission)
-            except ServiceUnavailableError as error:
-                if lost is None and isinstance(error, ServiceAbsentError):
-                    raise
-                lost = lost or error
-                if anyio.current_time() >= until:
-                    raise unanswered(lost) from error
-            await anyio.sleep(LOOK_AGAIN)
+    async def submit(self, job: Job, submission: str) -> str:
+        """Submit a job once and return its id (the one in ``job`` is not used). Raises JobRefusedError.
 
-    async def _submit(self, job: Job, submission: str) -> str:
+        ``submission``: its name, see :func:`koala_adapter.api.client.new_submission`; a job of the same name is not
+        taken twice.
+        """
         return str((await self._ask(protocol.submission(job, submission), patience_with(job)))["job_id"])
 
     async def cancel(self, job_id: str) -> JobReport:

@@ -114,31 +114,29 @@ class Client:
 
         return from_json(Job, self._ask(protocol.Request(operation="check", described=described)))
 
-    def submit(self, job: Job, *, submission: str = "") -> str:
+    def submit(self, job: Job, *, begin: Callable[[], object] | None = None) -> str:
         """Submit a job and return its id (the one in ``job`` is not used).
 
         Where the service is killed before it answers, the submission is sent again to the next one, for AGAIN seconds;
-        it is answered with the same job. ``submission``: the name of one that the caller sends again itself, see
-        :func:`new_submission`. Raises ServiceUnavailableError when it is not known whether the job was taken,
-        ServiceAbsentError when it certainly was not.
+        it is answered with the same job. ``begin``: starts a service before each attempt if none runs; without it, none
+        is waited for before the first one has answered. Raises ServiceUnavailableError when it is not known whether the
+        job was taken, ServiceAbsentError when it certainly was not.
         """
-        if submission:
-            return self._submit(job, submission)
-        submission, until = new_submission(), time.monotonic() + AGAIN
+        request, until = protocol.submission(job, new_submission()), time.monotonic() + AGAIN
         lost: ServiceUnavailableError | None = None
         while True:
+            if begin is not None:
+                begin()
             try:
-                return self._submit(job, submission)
+                return str(self._ask(request, timeout=patience_with(job))["job_id"])
             except ServiceUnavailableError as error:
-                if lost is None and isinstance(error, ServiceAbsentError):
+                if not isinstance(error, ServiceAbsentError):  # it may have taken the job, and then knows this name
+                    lost = lost or error
+                elif lost is None and begin is None:
                     raise
-                lost = lost or error
                 if time.monotonic() >= until:
-                    raise unanswered(lost) from error
+                    raise unanswered(lost) if lost else error from None
             time.sleep(LOOK_AGAIN)
-
-    def _submit(self, job: Job, submission: str) -> str:
-        return str(self._ask(protocol.submission(job, submission), timeout=patience_with(job))["job_id"])
 
     def cancel(self, job_id: str) -> JobReport:
         """Cancel a job; returns at once with its report."""

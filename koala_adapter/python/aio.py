@@ -196,7 +196,7 @@ async def submit(job: Job | str | PathLike[str] | CheckedJob, *, site: Site | No
                 await to_thread.run_sync(there.begin_service)
                 # Shielded, or nobody knew whether it is in. What was not answered is sent again by its name.
                 with anyio.CancelScope(shield=True), suppress(ServiceUnavailableError):
-                    job_id = await client.submit(wanted, submission=submission)
+                    job_id = await client.submit(wanted, submission)
                     there.note(job_id)
                     return AsyncJobHandle(there, job_id)
                 await anyio.sleep(LOOK_AGAIN)

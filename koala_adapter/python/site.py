@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import warnings
 from contextlib import suppress
 from functools import cached_property
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from koala_adapter import config, lrm, policies, python, sitesetup
-from koala_adapter.api.client import LOOK_AGAIN, Client, new_submission, stand_by, unanswered
+from koala_adapter.api.client import Client, stand_by
 from koala_adapter.api.statedirectory import JOURNAL_NAME, check_directory, ended_within, require_journal
 from koala_adapter.config.locations import SiteFileState, locate_site_file, state_directory
 from koala_adapter.config.tomlfile import read_text
@@ -22,7 +21,6 @@ from koala_adapter.errors import (
     ConfigurationError,
     KoalaError,
     ProtocolError,
-    ServiceAbsentError,
     ServiceUnavailableError,
 )
 from koala_adapter.python.jobs import JobHandle
@@ -205,21 +203,9 @@ class Site:
         return self.job(job_id)
 
     def _submit(self, job: CheckedJob) -> str:
-        until, submission = time.monotonic() + ENDING, new_submission()
-        lost: ServiceUnavailableError | None = None
-        while True:
-            self.begin_service()
-            try:
-                job_id = self.client.submit(job, submission=submission)
-            except ServiceUnavailableError as error:
-                if not isinstance(error, ServiceAbsentError):  # it may have taken the job, and then knows this name
-                    lost = lost or error
-                if time.monotonic() > until:
-                    raise unanswered(lost) if lost else error from None
-                time.sleep(LOOK_AGAIN)
-                continue
-            self.note(job_id)
-            return job_id
+        job_id = self.client.submit(job, begin=self.begin_service)
+        self.note(job_id)
+        return job_id
 
     def note(self, job_id: str) -> None:
         """Have a job waited for, or cancelled, at the end of the block in which it was submitted, if it was in one."""

@@ -72,8 +72,8 @@ class Interrupted(Client):
     def running(self) -> bool:
         return True
 
-    def submit(self, job: Job, *, submission: str = "") -> str:
-        del job, submission
+    def submit(self, job: Job, *, begin: Callable[[], object] | None = None) -> str:
+        del job, begin
         return self.report.id
 
     def cancel(self, job_id: str) -> JobReport:

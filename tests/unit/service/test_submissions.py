@@ -14,7 +14,6 @@ from anyio.abc import SocketStream, TaskGroup, TaskStatus
 
 from koala_adapter.api import client as clients
 from koala_adapter.api import protocol
-from koala_adapter.api.asyncclient import AsyncClient
 from koala_adapter.api.client import Client
 from koala_adapter.api.reporting import live_report
 from koala_adapter.api.statedirectory import SOCKET_NAME
@@ -99,7 +98,7 @@ async def test_obstacle_is_looked_for_before_a_job_is_refused_for_it(served: Ser
         served.lrm.obstacle = OBSTACLE
         reports = await to_thread.run_sync(Client(served.directory).clusters)
         assert OBSTACLE in str(reports[0].closed)
-        await AsyncClient(served.directory).submit(job("0", component("x", 1)))
+        await to_thread.run_sync(Client(served.directory).submit, job("0", component("x", 1)))
         assert served.lrm.obstacle == ""
 
 
@@ -122,20 +121,12 @@ async def lose_answers(
         await listener.serve(pass_on)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-async def test_a_client_sends_again_what_was_not_answered(
-    served: Served,
-    tmp_path: Path,
-    asynchronous: bool,  # noqa: FBT001 - drawn
-) -> None:
+async def test_a_client_sends_again_what_was_not_answered(served: Served, tmp_path: Path) -> None:
     wanted, losses = job("0", component("x", 1)), list[bytes]()
     async with served.hosted():
         async with anyio.create_task_group() as between:
             await between.start(lose_answers, tmp_path, served, losses)
-            if asynchronous:
-                id_ = await AsyncClient(tmp_path).submit(wanted)
-            else:
-                id_ = await to_thread.run_sync(partial(Client(tmp_path).submit, wanted))
+            id_ = await to_thread.run_sync(partial(Client(tmp_path).submit, wanted))
             between.cancel_scope.cancel()
         assert [protocol.decode_reply(one).result["job_id"] for one in losses] == [id_, id_]
         assert [one.id for one in await to_thread.run_sync(Client(served.directory).jobs)] == [id_]
