@@ -11,6 +11,7 @@ way is too long for the window, which is made wider. Python 3.6 or newer.
 
 import json
 import struct
+from typing import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,25 +45,14 @@ class ViolationError(Exception):
     """The peer broke the rules of the protocol: nothing that it says after that counts."""
 
 
-class Event:
+class Event(NamedTuple):
     """What a peer has done on a stream."""
 
-    def __init__(self, kind: int, stream: int, data: bytes = b"", content: "Optional[Dict[str, Any]]" = None) -> None:
-        """``content``: the request of OPEN, the result of END, the reason of RESET."""
-        self.kind = kind
-        self.stream = stream
-        self.data = data
-        self.content: "Dict[str, Any]" = content if content is not None else {}
-
-    def __repr__(self) -> str:
-        """Show all of it, for messages of failing tests."""
-        return "Event({}, {}, {!r}, {!r})".format(self.kind, self.stream, self.data, self.content)
-
-    def __eq__(self, other: object) -> bool:
-        """Compare by value."""
-        return isinstance(other, Event) and repr(self) == repr(other)
-
-    __hash__ = None  # type: ignore[assignment]
+    kind: int
+    stream: int
+    data: bytes = b""
+    content: "Dict[str, Any]" = {}  # noqa: RUF012 - nobody changes it
+    """The request of OPEN, the result of END, the reason of RESET."""
 
 
 class _Stream:

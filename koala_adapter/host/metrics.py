@@ -47,17 +47,6 @@ class Metric:
     bounds: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets, without the infinite one."""
 
-    @property
-    def samples(self) -> tuple[str, ...]:
-        """Names of the metric's samples in Prometheus."""
-        match self.kind:
-            case Kind.GAUGE:
-                return (self.name,)
-            case Kind.COUNTER:
-                return (f"{self.name}_total",)
-            case Kind.HISTOGRAM:
-                return tuple(f"{self.name}_{part}" for part in ("bucket", "count", "sum"))
-
 
 def _gauge(name: str, meaning: str, *labels: str) -> Metric:
     return Metric(name=f"koala_{name}", kind=Kind.GAUGE, help=meaning, labels=labels)

@@ -190,7 +190,8 @@ async def test_a_port_that_is_taken_is_refused_with_the_way_out() -> None:
 DASHBOARD = json.loads((Path(__file__).parents[3] / "conf" / "grafana.json").read_text(encoding="utf-8"))
 PANELS: list[dict[str, Any]] = [one for one in DASHBOARD["panels"] if one["type"] != "row"]
 QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
-SAMPLES = {name: one for one in catalogue.ALL for name in one.samples}
+SUFFIXES = {Kind.GAUGE: ("",), Kind.COUNTER: ("_total",), Kind.HISTOGRAM: ("_bucket", "_count", "_sum")}
+SAMPLES = {one.name + suffix: one for one in catalogue.ALL for suffix in SUFFIXES[one.kind]}
 SELECTOR = re.compile(r"(koala_\w+)\{([^}]*)\}")
 GROUPING = re.compile(r"by \(([^)]*)\)")
 SHOWN = re.compile(r"\{\{(\w+)\}\}")
