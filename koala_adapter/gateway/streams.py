@@ -22,8 +22,8 @@ HELLO = b"koala gateway 1 is ready\n"
 
 WINDOW = 16 * 1024
 """Bytes that each side may send on a new stream before the other grants more."""
-LONGEST_PAYLOAD = 1024 * 1024
-"""Bytes of one request or result."""
+LONGEST_PAYLOAD = 8 * 1024 * 1024
+"""Bytes of one request or result: that on the input files of all jobs names each of them by its digest."""
 PIECE = 128 * 1024
 """Bytes of data in one frame, so that streams take turns."""
 LEAST_CREDIT = 2
@@ -87,11 +87,11 @@ class Streams:
     # -- sending --
 
     def open(self, request: "Dict[str, Any]") -> int:
-        """Open a stream and return its number."""
+        """Open a stream and return its number. Raises ValueError for a request that is too long."""
         number = self._next
+        self._put(OPEN, number, _encoded(request))
         self._next += 2
         self._streams[number] = _Stream()
-        self._put(OPEN, number, _encoded(request))
         return number
 
     def credit(self, number: int) -> int:

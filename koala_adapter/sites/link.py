@@ -491,7 +491,10 @@ class Link:
         """
         if self._lost:
             raise LrmUnreachableError(f"site {self.site} is away: {self._lost}")
-        number = self._streams.open(dict(request))
+        try:
+            number = self._streams.open(dict(request))
+        except ValueError as error:
+            raise OSError(errno.EMSGSIZE, str(error)) from error
         self._calls[number] = call = Call(heard)
         if request["do"] == "run":
             self._streams.widen(number, OUTPUT_AHEAD)

@@ -183,6 +183,16 @@ async def test_what_is_used_now_goes_last(place: Place, cached: Path, tmp_path: 
     assert set((await cache.look()).whole) == {contents[0].digest}
 
 
+async def test_very_many_contents_are_asked_for(place: Place) -> None:
+    """A job may have several directories of 10,000 files each; what no request holds is an error of that request."""
+    cache, many = SiteCache(place.site), [f"{number:064x}" for number in range(50_000)]
+    assert not (await cache.look(many)).whole
+    assert await cache.make_room(1, bound=2, keep=many) == ([], 0)
+    with pytest.raises(OSError, match="too long"):
+        await cache.look(many * 4)
+    assert not (await cache.look(many[:1])).whole
+
+
 # -- Transfers from one site to another ----------------------------------------------------------------------
 
 HERE = ("127.0.0.1",)
