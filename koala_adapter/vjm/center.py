@@ -16,11 +16,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
-from anyio.abc import SocketAttribute, SocketListener
+from anyio.abc import SocketAttribute
 from anyio.streams.tls import TLSStream
 
 from koala_adapter.errors import ConfigurationError, JournalBlockedError, ProtocolError
-from koala_adapter.host.accepting import Admission, accepted
+from koala_adapter.host.accepting import Admission, accepted, parts
 from koala_adapter.host.containment import report_defect
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm import channel
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from collections.abc import Set as AbstractSet
 
-    from anyio.abc import SocketStream, TaskGroup, TaskStatus
+    from anyio.abc import SocketListener, SocketStream, TaskGroup, TaskStatus
 
     from koala_adapter.vjm.channel import AgentMessage, CenterMessage, Decoder
     from koala_adapter.vjm.listener import AgentListener, TaskListener
@@ -139,9 +139,8 @@ class ControlCenter:
         admission = Admission(limit=APPLICANTS, time_limit=TIME_TO_PROVE, patience=PATIENCE)
         async with listener, anyio.create_task_group() as tasks:
             try:
-                for one in listener.listeners:
-                    if isinstance(one, SocketListener):
-                        tasks.start_soon(self._accept, one, admission, tasks)
+                for one in parts(listener):
+                    tasks.start_soon(self._accept, one, admission, tasks)
                 task_status.started(listener.extra(SocketAttribute.local_port))
                 await anyio.sleep_forever()
             finally:

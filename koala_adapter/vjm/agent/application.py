@@ -13,6 +13,7 @@ import socket
 import struct
 
 from koala_adapter.vjm.agent.node import Timers, clock, raw, say
+from koala_adapter.vjm.agent.sockets import Watched
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -142,13 +143,12 @@ class Peer:
     def __init__(
         self, selector: selectors.BaseSelector, timers: Timers, connection: socket.socket, owner: ApplicationSocket
     ) -> None:
-        self._selector = selector
         self._timers = timers
         self._connection = connection
+        self._watched = Watched(selector, connection, self._ready)
         self._owner = owner
         self._in = bytearray()
         self._out = bytearray()
-        self._interest = 0
         self._reading = False
         self._parting = False
         self._spell = clock()
@@ -194,23 +194,14 @@ class Peer:
 
     def close(self) -> None:
         """End the connection."""
-        self._watch(0)
+        self._watched.watch(0)
         self._reading = False
         self._connection.close()
         self._owner.gone(self)
 
-    def _watch(self, interest: int) -> None:
-        if interest == self._interest:
-            return
-        if self._interest:
-            self._selector.unregister(self._connection)
-        if interest:
-            self._selector.register(self._connection, interest, self._ready)
-        self._interest = interest
-
     def _listen_on(self) -> None:
         if self._connection.fileno() >= 0:
-            self._watch(selectors.EVENT_READ * self._reading | selectors.EVENT_WRITE * bool(self._out))
+            self._watched.watch(selectors.EVENT_READ * self._reading | selectors.EVENT_WRITE * bool(self._out))
 
     def _ready(self, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
