@@ -21,7 +21,7 @@ something happens, a driver does the following:
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from itertools import islice
 from math import inf
 from types import MappingProxyType
@@ -100,19 +100,11 @@ class Easy(Fcfs):
         free = self.free
         if free < self._smallest:
             return []
-        if len(queue) == 1:
-            job = queue[0]
-            processors = job.processors
-            if processors <= free:
-                self._queue = []
-                self._changed = True
-                job.started_at = now
-                job.entry = entry = (now + job.estimate, processors, job)
-                insort(self._ends, entry)
-                self.free = free - processors
-                if self._shares is not None:
-                    self._shares.hold(job.user, processors, now)
-                return queue
+        if len(queue) == 1 and queue[0].processors <= free:
+            self._queue = []
+            self._changed = True
+            self._start(queue[0], now)
+            return queue
         if self._shares is not None:
             self._order(now)
         if not self._changed and now <= self._shadow_time:

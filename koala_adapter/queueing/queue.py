@@ -213,7 +213,6 @@ class ClusterScheduler(ABC):
 
     __slots__ = (
         "_aside",
-        "_by_arrival",
         "_changed",
         "_ends",
         "_queue",
@@ -241,7 +240,6 @@ class ClusterScheduler(ABC):
     def __init__(self, processors: int, *, weights: PriorityWeights = ARRIVAL) -> None:
         self.processors = self.free = processors
         self.weights = weights
-        self._by_arrival = weights.queue_time == 1 and not weights.processors
         self.passes = self.backfilled = 0
         self.wake_at = inf
         self._queue: list[LocalJob] = []
@@ -259,12 +257,8 @@ class ClusterScheduler(ABC):
         if processors > self.processors:
             self._aside.append(job)
             return
-        if self._by_arrival and not job.priority:
-            job.rank = rank = job.submitted_at
-        else:
-            weights = self.weights
-            rank = job.submitted_at * weights.queue_time - processors * weights.processors - job.priority
-            job.rank = rank
+        weights = self.weights
+        rank = job.rank = job.submitted_at * weights.queue_time - processors * weights.processors - job.priority
         queue = self._queue
         if not queue:
             self._smallest = processors
