@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import ClusterName, JobKind, PlaceholderId
+from koala_adapter.model import ClusterName, JobId, JobKind, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.claiming import claims
 from koala_adapter.scheduler.claiming.connections import doubts, must_connect
@@ -286,27 +286,20 @@ def _completions(
     context: Context, giver: JobRecord, left: dict[PlaceholderId, PlaceholderRecord], *, both: bool
 ) -> Iterator[tuple[JobRecord, list[Exchange]]]:
     """Yield jobs that can start with the remaining placeholders, in order, with the exchanges needed."""
-    for taker, pending in _takers(context, giver, left.values()):
+    awaited: dict[JobId, list[PlaceholderRecord]] = {}
+    for one in _pending(context, giver, {placeholder.cluster for placeholder in left.values()}):
+        awaited.setdefault(one.job_id, []).append(one)
+    for taker in sorted((context.state.jobs[job_id] for job_id in awaited), key=position_of):
+        pending = awaited[taker.job.id]
         if any(claim.cluster is None or claim.missing for claim in taker.claims) or not is_staged(taker):
             continue
-        awaited = {one.id for one in pending}
-        others = [one for one in context.state.placeholders_of(taker) if one.id not in awaited]
+        own = {one.id for one in pending}
+        others = [one for one in context.state.placeholders_of(taker) if one.id not in own]
         if not all(one.held and one.lasts(context.now, taker.job.walltime) for one in others):
             continue
         pairs = _paired(context, left.values(), pending, both=both)
         if len(pairs) == len(pending):
             yield taker, pairs
-
-
-def _takers(
-    context: Context, giver: JobRecord, held: Iterable[PlaceholderRecord]
-) -> list[tuple[JobRecord, list[PlaceholderRecord]]]:
-    """Return the user's claiming jobs in order, with what they await on clusters of the placeholders."""
-    awaited: dict[str, list[PlaceholderRecord]] = {}
-    for one in _pending(context, giver, {placeholder.cluster for placeholder in held}):
-        awaited.setdefault(one.job_id, []).append(one)
-    takers = [(context.state.jobs[pending[0].job_id], pending) for pending in awaited.values()]
-    return sorted(takers, key=lambda taker: position_of(taker[0]))
 
 
 def _pending(

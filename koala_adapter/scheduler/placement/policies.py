@@ -240,19 +240,16 @@ def _poured(
         for view in allowed(request, views)
         if left.get(view.name, 0) > 0 and request.never(view) is None
     }
-    ours = sorted((name for name in usable if name in used), key=lambda name: -usable[name])
-    others = sorted((name for name in usable if name not in used), key=lambda name: -usable[name])
-    beyond = need - sum(usable[name] for name in ours)
-    added: list[ClusterName] = []
-    for name in others:
-        if beyond <= 0:
-            break
-        added.append(name)
-        beyond -= usable[name]
+    chosen: list[ClusterName] = []
+    beyond = need
+    for name in sorted(usable, key=lambda name: (name not in used, -usable[name])):  # used ones first, then the largest
+        if name in used or beyond > 0:
+            chosen.append(name)
+            beyond -= usable[name]
     if beyond > 0:
         return None
     shares = []
-    for name in sorted([*ours, *added], key=lambda name: -usable[name]):
+    for name in sorted(chosen, key=lambda name: -usable[name]):
         taken = min(need, usable[name])
         if taken:
             shares.append(Share(request, name, taken))
