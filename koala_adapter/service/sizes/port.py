@@ -143,10 +143,8 @@ class NegotiationPort:
         self._tokens = OneTimeTokens()
         self.admission = Admission(limit=MOST_SILENT, time_limit=GREET_WITHIN, patience=0.0)
         self.most_connections = MOST_CONNECTIONS
-        self.connections = 0
-        """Programs that are connected."""
-        self._connections: dict[JobId, _Connection] = {}
-        """By the jobs for which they negotiate."""
+        self.connections: dict[JobId, _Connection] = {}
+        """Programs that are connected, by the jobs for which they negotiate."""
         self._opening = anyio.Lock()
         self._tasks: TaskGroup | None = None
         self.port: int | None = None
@@ -170,18 +168,18 @@ class NegotiationPort:
 
     def represents(self, job_id: JobId) -> bool:
         """Return whether a program negotiates for a job now."""
-        return job_id in self._connections
+        return job_id in self.connections
 
     def say(self, job_id: JobId, payload: bytes) -> None:
         """Send a template to a job's program; without one it is lost."""
-        connection = self._connections.get(job_id)
+        connection = self.connections.get(job_id)
         if connection is not None:
             connection.say(payload)
 
     def close(self, job_id: JobId) -> None:
         """Send a job's program the last messages and end its connection."""
         self._tokens.revoke(job_id)
-        connection = self._connections.pop(job_id, None)
+        connection = self.connections.pop(job_id, None)
         if connection is not None:
             connection.finish()
 
@@ -205,14 +203,10 @@ class NegotiationPort:
                 peer = str(stream.extra(SocketAttribute.remote_address)[0])
                 report_refused("a connection without a good token", kind=peer, peer=peer)
                 return
-            if self.connections >= self.most_connections:
+            if len(self.connections) >= self.most_connections:
                 report_refused("too many applications are connected", bound=self.most_connections)
                 return
-            self.connections += 1
-            try:
-                await self._converse(JobId(application), stream)
-            finally:
-                self.connections -= 1
+            await self._converse(JobId(application), stream)
 
     async def _greeting(self, stream: SocketStream) -> bytes | None:
         """Return the payload of the first frame, or None if there is none or it is invalid."""
@@ -229,10 +223,10 @@ class NegotiationPort:
         return None
 
     async def _converse(self, job_id: JobId, stream: SocketStream) -> None:
-        if job_id in self._connections:
+        if job_id in self.connections:
             await stream.send(nt.frame(_complaint("another program negotiates for this job already")))
             return
-        connection = self._connections[job_id] = _Connection(stream)
+        connection = self.connections[job_id] = _Connection(stream)
         log.info("a program negotiates for a job", job=job_id)
         try:
             with connection.scope:
@@ -247,14 +241,14 @@ class NegotiationPort:
                     connection.finish()
         finally:
             connection.finish()
-            if self._connections.get(job_id) is connection:
-                del self._connections[job_id]
+            if self.connections.get(job_id) is connection:
+                del self.connections[job_id]
         self._programs.program_went(job_id)  # not when the service ends: what stands is settled with the next one
 
     async def _read(self, job_id: JobId, connection: _Connection) -> None:
         frames = nt.FrameBuffer()
         try:
-            while self._connections.get(job_id) is connection:
+            while self.connections.get(job_id) is connection:
                 for payload in frames.feed(await connection.stream.receive(CHUNK)):
                     self._programs.program_said(job_id, payload)
         except UnreadableTemplateError:

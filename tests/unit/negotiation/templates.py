@@ -210,7 +210,7 @@ class Manager:
     @property
     def connections(self) -> int:
         """Programs that are connected."""
-        return self.port.connections
+        return len(self.port.connections)
 
     def endpoint(self, job_id: JobId) -> nt.Endpoint:
         """Return the end of a job's negotiations, made now if need be."""
