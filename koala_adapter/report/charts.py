@@ -11,17 +11,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter.outcome import JobState
-from koala_adapter.report.history import awaited, by_cluster, lanes, used
+from koala_adapter.report.history import Occupation, awaited, by_cluster, lanes, used
 from koala_adapter.report.markup import Markup, joined, tag
 from koala_adapter.report.timeaxis import Period, duration, moment
-from koala_adapter.report.values import run_time, waiting_time
+from koala_adapter.report.values import JobReport, run_time, waiting_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import tzinfo
-
-    from koala_adapter.report.history import Occupation
-    from koala_adapter.report.values import JobReport
 
     Link: TypeAlias = Callable[[str], str]
     """Returns the address of the page of a job."""

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.report.page import Table
 from koala_adapter.report.timeaxis import HOUR, moment
-from koala_adapter.report.values import run_time, waiting_time
+from koala_adapter.report.values import JobReport, run_time, waiting_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from datetime import tzinfo
-
-    from koala_adapter.report.values import JobReport
 
 
 # -- Occupation: when processors were waited for and used ----------------------------------------------------

@@ -17,13 +17,11 @@ from itertools import zip_longest
 from math import isnan
 from typing import TYPE_CHECKING, TypeAlias
 
-from koala_adapter.report.figures import Figure, draw
+from koala_adapter.report.figures import Drawing, Figure, draw
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
-
-    from koala_adapter.report.figures import Drawing
 
 
 # -- Writing CSV, JSON and HTML ------------------------------------------------------------------------------

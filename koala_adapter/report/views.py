@@ -22,10 +22,10 @@ from koala_adapter.report.history import (
     reason,
     usage_table,
 )
-from koala_adapter.report.markup import Markup, isolated, joined, tag
-from koala_adapter.report.page import Result, csv_text, result_json
+from koala_adapter.report.markup import Content, Markup, isolated, joined, tag
+from koala_adapter.report.page import Heading, Result, csv_text, result_json
 from koala_adapter.report.timeaxis import Period, duration, moment, zone_name
-from koala_adapter.report.values import counted, run_time, waiting_time
+from koala_adapter.report.values import ComponentReport, JobReport, counted, run_time, waiting_time
 from koala_adapter.slots import ranks_of
 
 if TYPE_CHECKING:
@@ -36,10 +36,7 @@ if TYPE_CHECKING:
     from koala_adapter.outcome import JobState
     from koala_adapter.report.charts import Link
     from koala_adapter.report.history import Occupation
-    from koala_adapter.report.markup import Content
-    from koala_adapter.report.page import Heading
     from koala_adapter.report.sitevalues import ClusterReport, NegotiationReport
-    from koala_adapter.report.values import ComponentReport, JobReport
 
 
 # -- Documents, tables and figures ---------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from koala_adapter.host.containment import contained, report_defect, report_refu
 from koala_adapter.host.privatedirectory import make_directory
 from koala_adapter.host.sockets import lasting_ports
 from koala_adapter.lrm import Submission
-from koala_adapter.model import BatchKey, ClusterName
+from koala_adapter.model import BatchKey, ClusterName, Component, Job, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.report.sitevalues import SampleSubmission
 from koala_adapter.scheduler import actions as act
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.lrm import Lrm
-    from koala_adapter.model import Component, Job, PlaceholderId
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.service.applications import Applications, Archive
     from koala_adapter.service.clusters import ClusterDriver

@@ -16,7 +16,7 @@ from koala_adapter import runners
 from koala_adapter.application.shipping import FILE_NAME, library_file
 from koala_adapter.errors import JobRefusedError, KoalaError, ProtocolError
 from koala_adapter.host.containment import contained, report_defect
-from koala_adapter.model import EndReason, JobId, Launcher, MpiResize, RunnerName, TaskEnd
+from koala_adapter.model import EndReason, Job, JobId, Launcher, MpiResize, PlaceholderId, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.report.values import ATTEMPTS
 from koala_adapter.runners.nodes import ClusterSoftware
@@ -32,32 +32,28 @@ from koala_adapter.runners.runner import (
     task_id,
 )
 from koala_adapter.runners.workers import SweepRunner, WorkersRunner
-from koala_adapter.scheduler.events import RankEnded, RankMeasured
+from koala_adapter.scheduler.events import Event, RankEnded, RankMeasured
 from koala_adapter.service.inputfiles import INPUT, InputStore
 from koala_adapter.service.relays import Relays
 from koala_adapter.service.results import Results, ResultStore
 from koala_adapter.service.staging import Stager
 from koala_adapter.sites.contents import DIRECTORY as CACHE
 from koala_adapter.vjm import channel
-from koala_adapter.vjm.channel import LaunchFile
-from koala_adapter.vjm.listener import TaskListener
+from koala_adapter.vjm.channel import FileAck, FilePiece, LaunchFile, TaskFiles, TaskReport, TunnelAsked
+from koala_adapter.vjm.listener import Route, TaskListener, TaskMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from koala_adapter.model import Job, PlaceholderId
     from koala_adapter.runners.adaptive import AdaptiveRunner
     from koala_adapter.runners.runner import Order
     from koala_adapter.scheduler.actions import Rank
-    from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.service.core import Core
     from koala_adapter.service.information import Information
     from koala_adapter.service.sweeps import Sweeps
-    from koala_adapter.vjm.channel import FileAck, FilePiece, TaskFiles, TaskReport, TunnelAsked
-    from koala_adapter.vjm.listener import Route, TaskMessage
 
 
 # -- Output files that cannot be written ---------------------------------------------------------------------

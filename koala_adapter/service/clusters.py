@@ -39,7 +39,7 @@ from koala_adapter.lrm.listing import (
     read_listing,
 )
 from koala_adapter.lrm.rate import CircuitBreaker, PollPace
-from koala_adapter.model import BatchKey, ClusterName, LrmJobId
+from koala_adapter.model import BatchKey, ClusterName, Job, LrmJob, LrmJobId, Node, PlaceholderId
 from koala_adapter.outcome import JobState
 from koala_adapter.scheduler.events import (
     BatchAbsent,
@@ -53,7 +53,7 @@ from koala_adapter.scheduler.events import (
     ReservationRefused,
     SlotsCounted,
 )
-from koala_adapter.service.core import Nudge
+from koala_adapter.service.core import Core, Nudge
 from koala_adapter.service.listings import ListingJudge, processors_held
 from koala_adapter.service.opening import token_path
 
@@ -65,9 +65,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.lrm import Lrm
     from koala_adapter.lrm.commands import CommandRunner
-    from koala_adapter.model import Job, LrmJob, Node, PlaceholderId
     from koala_adapter.scheduler.actions import ReserveProcessors
-    from koala_adapter.service.core import Core
     from koala_adapter.slots import Slot, SlotCount
 
 

@@ -20,13 +20,12 @@ import anyio.to_thread
 from pydantic import TypeAdapter
 
 from koala_adapter.host.regularfile import files_below, open_regular
-from koala_adapter.model import LARGEST_SENT, InputFile
+from koala_adapter.model import LARGEST_SENT, Component, InputFile, Job, JobId
 from koala_adapter.vjm.channel import LaunchFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from koala_adapter.model import Component, Job, JobId
 
 INPUT = "_input"
 """Directory below that of a job's output with its input files. No component has such a name."""

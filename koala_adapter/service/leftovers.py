@@ -21,7 +21,7 @@ from koala_adapter.errors import LrmError
 from koala_adapter.host.regularfile import paths_below
 from koala_adapter.lrm.listing import is_users
 from koala_adapter.lrm.rate import SUFFIX, UNUSED_AFTER, remove_window, unused_windows
-from koala_adapter.model import BatchKey, JobId, LrmJobId, LrmJobState, PlaceholderId
+from koala_adapter.model import BatchKey, JobId, LrmJob, LrmJobId, LrmJobState, PlaceholderId
 from koala_adapter.report.sitevalues import CleanReport, Removed
 from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
 from koala_adapter.service.sweepfiles import first_job
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.lrm import Lrm, PluginDefinition
     from koala_adapter.lrm.lrmhost import LrmHost
-    from koala_adapter.model import LrmJob
     from koala_adapter.scheduler.records import JobRecord, State
     from koala_adapter.service.journal import Journal
 

@@ -7,12 +7,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from koala_adapter.host import metrics as metric
-from koala_adapter.host.metrics import process_meter
+from koala_adapter.host.metrics import Meter, process_meter
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import events as ev
 
 if TYPE_CHECKING:
-    from koala_adapter.host.metrics import Meter
     from koala_adapter.lrm.commands import CommandRunner
     from koala_adapter.model import JobId
     from koala_adapter.scheduler.records import JobRecord

@@ -23,16 +23,13 @@ from anyio import to_thread
 
 from koala_adapter.host.containment import contained
 from koala_adapter.lrm.commands import child_environment
-from koala_adapter.model import Notified
-from koala_adapter.outcome import JobState
-from koala_adapter.service.core import Nudge
+from koala_adapter.model import Job, Notified
+from koala_adapter.outcome import JobOutcome, JobState
+from koala_adapter.service.core import Core, Nudge
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from koala_adapter.model import Job
-    from koala_adapter.outcome import JobOutcome
-    from koala_adapter.service.core import Core
 
 MOST_WAITING = 1000
 """Notices that wait to be told, at most."""

@@ -21,7 +21,7 @@ from koala_adapter.host.containment import contained
 from koala_adapter.model import ClusterName, PlaceholderId  # noqa: TC001 - types of fields are read at run time
 from koala_adapter.scheduler.clusters import CONNECTIONS_LAST
 from koala_adapter.scheduler.events import NodesConnect
-from koala_adapter.service.core import Nudge
+from koala_adapter.service.core import Core, Nudge
 from koala_adapter.vjm.channel import Probed, ProbeListen, ProbeReach, Probing
 from koala_adapter.wire.messages import adapter_of
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from koala_adapter.service.core import Core
     from koala_adapter.vjm.center import ControlCenter
 
     Direction = tuple[ClusterName, ClusterName]

@@ -25,7 +25,7 @@ from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.runners.nodes import HOST, RelayPlan
 from koala_adapter.runners.runner import task_id
 from koala_adapter.vjm.agent.sockets import process_at
-from koala_adapter.vjm.channel import Forward, Forwarded, Listening
+from koala_adapter.vjm.channel import Forward, Forwarded, Listening, TunnelAsked
 from koala_adapter.vjm.listener import Route
 from koala_adapter.vjm.tunnels import join_directly, reset
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.service.core import Core
-    from koala_adapter.vjm.channel import TunnelAsked
 
 SETTLING = 3.0
 """Seconds that a relayed connection waits for agents to listen where its other end may be told to connect."""

@@ -19,7 +19,7 @@ from anyio import to_thread
 
 from koala_adapter.errors import JobRefusedError, LrmError, LrmUnavailableError
 from koala_adapter.host.containment import contained
-from koala_adapter.model import CACHED, LOGICAL
+from koala_adapter.model import CACHED, LOGICAL, InputFile, Job
 from koala_adapter.outcome import JobState
 from koala_adapter.report.sitevalues import ClusterFiles
 from koala_adapter.scheduler.events import FilesFound
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.lrm.lrmhost import LrmHost
-    from koala_adapter.model import InputFile, Job
     from koala_adapter.scheduler.clusters import ClusterRecord
     from koala_adapter.service.core import Core
     from koala_adapter.service.staging import Stager

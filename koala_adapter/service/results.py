@@ -25,7 +25,7 @@ from koala_adapter.config.tomlfile import show_size
 from koala_adapter.errors import ProtocolError
 from koala_adapter.host.regularfile import paths_below, paths_matching
 from koala_adapter.report.values import FilesReport
-from koala_adapter.vjm.channel import FileAck, TaskFiles
+from koala_adapter.vjm.channel import FileAck, FilePiece, TaskFiles
 from koala_adapter.wire.messages import adapter_of
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from koala_adapter.model import PlaceholderId
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.records import JobRecord
-    from koala_adapter.vjm.channel import FilePiece
 
 
 # -- Store of arriving files ---------------------------------------------------------------------------------

@@ -22,10 +22,10 @@ import structlog
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL, EventLoop
 from koala_adapter.driver.store import doubts, rebuilt, tellers
 from koala_adapter.errors import JobRefusedError, JournalBlockedError, KoalaError, ServiceUnavailableError
-from koala_adapter.host.clock import ServiceClock
+from koala_adapter.host.clock import HostClocks, ServiceClock
 from koala_adapter.host.containment import contained
 from koala_adapter.lrm.contract import expressible
-from koala_adapter.model import JobId
+from koala_adapter.model import ClusterName, Job, JobId, PlaceholderId
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
@@ -54,9 +54,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
-    from koala_adapter.host.clock import HostClocks
     from koala_adapter.lrm import Capabilities, PluginDefinition
-    from koala_adapter.model import ClusterName, Job, PlaceholderId
     from koala_adapter.scheduler.parameters import ClusterParameters
     from koala_adapter.scheduler.records import State
 

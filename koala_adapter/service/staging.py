@@ -20,11 +20,11 @@ import structlog
 from koala_adapter.config.tomlfile import show_size
 from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.host.containment import contained
-from koala_adapter.model import CACHED, LOGICAL
+from koala_adapter.model import CACHED, LOGICAL, ClusterName, InputFile, JobId
 from koala_adapter.scheduler.events import FilesFound, FilesStaged, StagingFailed, StagingProgressed
 from koala_adapter.scheduler.placement.policies import is_below
-from koala_adapter.service.core import Nudge
-from koala_adapter.service.inputfiles import KeptFile
+from koala_adapter.service.core import Core, Nudge
+from koala_adapter.service.inputfiles import InputStore, KeptFile
 from koala_adapter.sites.contents import Content, PassingError, SiteCache, cached_path, digest_at, pieces_at
 from koala_adapter.sites.remotesite import RemoteSite
 
@@ -34,11 +34,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from koala_adapter.lrm.lrmhost import LrmHost
-    from koala_adapter.model import ClusterName, InputFile, JobId
     from koala_adapter.scheduler.actions import StageFiles
-    from koala_adapter.service.core import Core
     from koala_adapter.service.information import Information, Routes
-    from koala_adapter.service.inputfiles import InputStore
 
 AT_ONCE = 4
 """Contents on their way to one site at the same time."""

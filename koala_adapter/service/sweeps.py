@@ -21,11 +21,11 @@ from anyio import to_thread
 
 from koala_adapter.errors import JobRefusedError, KoalaError, LrmUnreachableError
 from koala_adapter.host.sockets import lasting_ports
-from koala_adapter.model import EndReason, RunnerName, TaskEnd
+from koala_adapter.model import EndReason, Job, JobId, RunnerName, TaskEnd
 from koala_adapter.outcome import JobState
 from koala_adapter.report.values import MOST_NAMED, SweepProgress, end_in_words
 from koala_adapter.scheduler.events import RankEnded
-from koala_adapter.service.core import Nudge
+from koala_adapter.service.core import Core, Nudge
 from koala_adapter.service.sweepfiles import FOLDER, Contact, SweepFiles, first_job, recorded_progress
 from koala_adapter.tasks.launcher import SETTINGS
 from koala_adapter.tasks.results import RESULTS
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from socket import socket
 
-    from koala_adapter.model import Job, JobId
-    from koala_adapter.service.core import Core
     from koala_adapter.vjm.certificate import Certificate
 
 

@@ -13,8 +13,8 @@ import structlog
 
 from koala_adapter.errors import JournalBlockedError
 from koala_adapter.scheduler import events as ev
-from koala_adapter.service.agents import tidy_words
-from koala_adapter.service.core import Nudge
+from koala_adapter.service.agents import LiveEffector, tidy_words
+from koala_adapter.service.core import Core, Nudge
 from koala_adapter.service.opening import words_directory
 
 if TYPE_CHECKING:
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import ClusterName, PlaceholderId
     from koala_adapter.scheduler.events import Event
-    from koala_adapter.service.agents import LiveEffector
     from koala_adapter.service.clusters import ClusterDriver
-    from koala_adapter.service.core import Core
 
 log = structlog.get_logger()
 

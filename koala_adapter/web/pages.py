@@ -14,10 +14,10 @@ from urllib.parse import quote, urlencode
 
 from koala_adapter.outcome import JobState
 from koala_adapter.report.history import occupations
-from koala_adapter.report.markup import Markup, isolated, joined, tag
+from koala_adapter.report.markup import Content, Markup, isolated, joined, tag
 from koala_adapter.report.selection import JobSelection
 from koala_adapter.report.timeaxis import DAY, HOUR, moment, zone_name
-from koala_adapter.report.values import ATTEMPTS, counted
+from koala_adapter.report.values import ATTEMPTS, JobReport, counted
 from koala_adapter.report.views import (
     MOST_ROWS,
     chart_sections,
@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from datetime import tzinfo
 
     from koala_adapter.errors import KoalaError
-    from koala_adapter.report.markup import Content
     from koala_adapter.report.sitevalues import ClusterReport, NegotiationReport
-    from koala_adapter.report.values import JobReport
 
 SECTIONS = {"": "Now", "chart": "Chart", "history": "History"}
 """Pages that every page leads to, by their path."""

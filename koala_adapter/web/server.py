@@ -23,7 +23,7 @@ from koala_adapter.api.client import Client
 from koala_adapter.errors import JobNotFoundError, KoalaError, ServiceUnavailableError
 from koala_adapter.report.selection import JobSelection
 from koala_adapter.report.views import style
-from koala_adapter.web.access import Asked, Refusal, same
+from koala_adapter.web.access import Access, Asked, Refusal, same
 from koala_adapter.web.pages import (
     PERIODS,
     SHOWN_OUTPUTS,
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.report.sitevalues import NegotiationReport
     from koala_adapter.report.values import JobReport
-    from koala_adapter.web.access import Access
 
 
 # -- What is shown -------------------------------------------------------------------------------------------

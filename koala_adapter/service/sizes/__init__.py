@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import JobRefusedError, PolicyAnswerError
-from koala_adapter.model import JobKind, RunnerName
+from koala_adapter.model import JobId, JobKind, RunnerName
 from koala_adapter.sizes import OWN_SIZES, SizeRules
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from koala_adapter.model import JobId
     from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.service.applications import Applications
     from koala_adapter.service.core import Core

@@ -15,7 +15,7 @@ from koala_adapter.errors import JournalBlockedError, ProtocolError
 from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.negotiation import HEADER_SIZE
 from koala_adapter.outcome import JobState
-from koala_adapter.runners.adaptive import able_to_leave
+from koala_adapter.runners.adaptive import AdaptiveRunner, able_to_leave
 from koala_adapter.runners.notes import Complaint, note, parse_note, payload_of
 from koala_adapter.runners.runner import job_ends_at
 from koala_adapter.scheduler import actions as act
@@ -24,7 +24,6 @@ from koala_adapter.service.sizes.bargaining import SizedJob, Surroundings
 from koala_adapter.service.sizes.offers import NEGOTIATOR
 
 if TYPE_CHECKING:
-    from koala_adapter.runners.adaptive import AdaptiveRunner
     from koala_adapter.runners.coordinator import Coordinator
     from koala_adapter.scheduler.records import Claim, JobRecord
     from koala_adapter.scheduler.sizechange import Change

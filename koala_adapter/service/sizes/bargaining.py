@@ -39,8 +39,8 @@ from koala_adapter.negotiation.templates import (
 from koala_adapter.runners.runner import task_id
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.sizechange import ChangePhase
-from koala_adapter.service.sizes.kept import Spoken, spoken
+from koala_adapter.scheduler.sizechange import Change, ChangePhase
+from koala_adapter.service.sizes.kept import NegotiationKeeper, Spoken, spoken
 from koala_adapter.service.sizes.offers import HOST, NEGOTIATOR, host_of, offer_of, problem_of, wish_of
 from koala_adapter.vjm.channel import Application
 
@@ -49,10 +49,8 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import JobId
     from koala_adapter.scheduler.records import Claim, JobRecord
-    from koala_adapter.scheduler.sizechange import Change
     from koala_adapter.service.applications import Applications
     from koala_adapter.service.core import Core
-    from koala_adapter.service.sizes.kept import NegotiationKeeper
     from koala_adapter.service.sizes.port import NegotiationPort
 
 

@@ -23,7 +23,7 @@ from koala_adapter.service.sizes.adaptive import AdaptiveJob
 from koala_adapter.service.sizes.bargaining import SizedJob, Surroundings
 from koala_adapter.service.sizes.kept import NegotiationKeeper
 from koala_adapter.service.sizes.offers import NEGOTIATOR
-from koala_adapter.service.sizes.port import NegotiationPort
+from koala_adapter.service.sizes.port import Access, NegotiationPort
 from koala_adapter.service.sizes.workers import WorkersJob, answer_of
 from koala_adapter.sizes import Decision
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.service.applications import Applications
     from koala_adapter.service.core import Core
-    from koala_adapter.service.sizes.port import Access
 
 log = structlog.get_logger()
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from koala_adapter.model import RunnerName
+from koala_adapter.model import ClusterName, Job, JobId, RunnerName
 from koala_adapter.outcome import JobState
 from koala_adapter.runners.runner import process_ends_at
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.sizechange import ChangePhase
+from koala_adapter.scheduler.sizechange import Change, ChangePhase
 from koala_adapter.scheduler.states import bounds
 from koala_adapter.service.sizes.bargaining import SizedJob, Surroundings
 from koala_adapter.service.sizes.offers import NEGOTIATOR
@@ -26,10 +26,8 @@ from koala_adapter.sizes import Decision
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from koala_adapter.model import ClusterName, Job, JobId
     from koala_adapter.runners.workers import WorkersRunner
     from koala_adapter.scheduler.records import Claim, JobRecord
-    from koala_adapter.scheduler.sizechange import Change
 
 
 log = structlog.get_logger()
