@@ -220,23 +220,14 @@ def job_end(status: int | None, substate: str) -> tuple[EndReason | None, int | 
     return EndReason.EXITED, status, None
 
 
+_DRAINING = (
+    *("busy", "offline", "offline_by_mom", "maintenance", "provisioning", "wait-provisioning"),
+    *("resv-exclusive", "reserve", "sleep"),
+)
 NODE_STATES = {
-    "free": NodeState.UP,
-    "job-busy": NodeState.UP,
-    "job-exclusive": NodeState.UP,
-    "job-sharing": NodeState.UP,
-    "busy": NodeState.DRAINING,
-    "offline": NodeState.DRAINING,
-    "offline_by_mom": NodeState.DRAINING,
-    "maintenance": NodeState.DRAINING,
-    "provisioning": NodeState.DRAINING,
-    "wait-provisioning": NodeState.DRAINING,
-    "resv-exclusive": NodeState.DRAINING,
-    "reserve": NodeState.DRAINING,
-    "sleep": NodeState.DRAINING,
-    "down": NodeState.DOWN,
-    "stale": NodeState.DOWN,
-    "unresolvable": NodeState.DOWN,
+    **dict.fromkeys(("free", "job-busy", "job-exclusive", "job-sharing"), NodeState.UP),
+    **dict.fromkeys(_DRAINING, NodeState.DRAINING),
+    **dict.fromkeys(("down", "stale", "unresolvable"), NodeState.DOWN),
 }
 EXCLUSIVE = frozenset({"job-exclusive"})
 """A job has the whole vnode, however few of its processors it uses."""

@@ -157,37 +157,6 @@ def turn(job: LrmJob) -> tuple[int, int]:
 # Sources: squeue(1) "JOB STATE CODES", sinfo(1) "NODE STATE CODES". A word that is not in a table is UNKNOWN, never a
 # guess: new releases add words.
 
-JOB_STATES: Mapping[str, LrmJobState] = {
-    "PENDING": LrmJobState.QUEUED,
-    "REQUEUED": LrmJobState.QUEUED,
-    "REQUEUE_FED": LrmJobState.QUEUED,
-    "EXPEDITING": LrmJobState.QUEUED,
-    "REQUEUE_HOLD": LrmJobState.HELD,
-    "SPECIAL_EXIT": LrmJobState.HELD,
-    "RESV_DEL_HOLD": LrmJobState.HELD,
-    "CONFIGURING": LrmJobState.STARTING,
-    "POWER_UP_NODE": LrmJobState.STARTING,
-    "RUNNING": LrmJobState.RUNNING,
-    "RESIZING": LrmJobState.RUNNING,
-    "SIGNALING": LrmJobState.RUNNING,
-    "SUSPENDED": LrmJobState.SUSPENDED,
-    "STOPPED": LrmJobState.SUSPENDED,
-    "COMPLETING": LrmJobState.ENDING,
-    "STAGE_OUT": LrmJobState.ENDING,
-    "COMPLETED": LrmJobState.ENDED,
-    "FAILED": LrmJobState.ENDED,
-    "CANCELLED": LrmJobState.ENDED,
-    "TIMEOUT": LrmJobState.ENDED,
-    "DEADLINE": LrmJobState.ENDED,
-    "OUT_OF_MEMORY": LrmJobState.ENDED,
-    "NODE_FAIL": LrmJobState.ENDED,
-    "BOOT_FAIL": LrmJobState.ENDED,
-    "LAUNCH_FAILED": LrmJobState.ENDED,
-    "RECONFIG_FAIL": LrmJobState.ENDED,
-    "PREEMPTED": LrmJobState.ENDED,
-    "REVOKED": LrmJobState.ENDED,
-}
-
 END_REASONS: Mapping[str, EndReason] = {
     "CANCELLED": EndReason.CANCELLED,
     "REVOKED": EndReason.CANCELLED,
@@ -202,6 +171,16 @@ END_REASONS: Mapping[str, EndReason] = {
     "PREEMPTED": EndReason.LOST,
 }
 """End states whose exit code says nothing; COMPLETED and FAILED are judged by theirs."""
+
+JOB_STATES: Mapping[str, LrmJobState] = {
+    **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_FED", "EXPEDITING"), LrmJobState.QUEUED),
+    **dict.fromkeys(("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"), LrmJobState.HELD),
+    **dict.fromkeys(("CONFIGURING", "POWER_UP_NODE"), LrmJobState.STARTING),
+    **dict.fromkeys(("RUNNING", "RESIZING", "SIGNALING"), LrmJobState.RUNNING),
+    **dict.fromkeys(("SUSPENDED", "STOPPED"), LrmJobState.SUSPENDED),
+    **dict.fromkeys(("COMPLETING", "STAGE_OUT"), LrmJobState.ENDING),
+    **dict.fromkeys(("COMPLETED", "FAILED", *END_REASONS), LrmJobState.ENDED),
+}
 
 HOLD_REASONS = frozenset({"jobheldadmin", "jobhelduser", "jobholdmaxrequeue", "reservationdeleted"})
 """Reasons of pending jobs that wait for a release, in lower case."""
@@ -222,37 +201,20 @@ NODE_FLAGS: Mapping[str, str] = {
 }
 """Characters that sinfo appends to a state, as the words that scontrol appends to it."""
 
+_UP = ("IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "POWERING_UP", "CLOUD")
+_DRAINING = (
+    *("RESERVED", "DRAIN", "DRAINED", "DRAINING", "FAILING", "POWER_DOWN", "POWERING_DOWN"),
+    *("MAINT", "MAINTENANCE", "REBOOT", "REBOOT_REQUESTED"),
+)
+_DOWN = (
+    *("DOWN", "ERROR", "FAIL", "FUTURE", "INVAL", "INVALID_REG", "BLOCKED", "PERFCTRS"),
+    *("NOT_RESPONDING", "NO_RESPOND", "REBOOT_ISSUED"),
+)
 NODE_STATES: Mapping[str, NodeState] = {
-    "IDLE": NodeState.UP,
-    "MIXED": NodeState.UP,
-    "ALLOCATED": NodeState.UP,
-    "COMPLETING": NodeState.UP,
-    "PLANNED": NodeState.UP,
+    **dict.fromkeys(_UP, NodeState.UP),
     "POWERED_DOWN": NodeState.UP,  # a node that sleeps is woken by the job that gets it
-    "POWERING_UP": NodeState.UP,
-    "CLOUD": NodeState.UP,
-    "RESERVED": NodeState.DRAINING,
-    "DRAIN": NodeState.DRAINING,
-    "DRAINED": NodeState.DRAINING,
-    "DRAINING": NodeState.DRAINING,
-    "FAILING": NodeState.DRAINING,
-    "POWER_DOWN": NodeState.DRAINING,
-    "POWERING_DOWN": NodeState.DRAINING,
-    "MAINT": NodeState.DRAINING,
-    "MAINTENANCE": NodeState.DRAINING,
-    "REBOOT": NodeState.DRAINING,
-    "REBOOT_REQUESTED": NodeState.DRAINING,
-    "REBOOT_ISSUED": NodeState.DOWN,
-    "DOWN": NodeState.DOWN,
-    "ERROR": NodeState.DOWN,
-    "FAIL": NodeState.DOWN,
-    "FUTURE": NodeState.DOWN,
-    "INVAL": NodeState.DOWN,
-    "INVALID_REG": NodeState.DOWN,
-    "BLOCKED": NodeState.DOWN,
-    "NOT_RESPONDING": NodeState.DOWN,
-    "NO_RESPOND": NodeState.DOWN,
-    "PERFCTRS": NodeState.DOWN,
+    **dict.fromkeys(_DRAINING, NodeState.DRAINING),
+    **dict.fromkeys(_DOWN, NodeState.DOWN),
     "UNKNOWN": NodeState.UNKNOWN,
 }
 
