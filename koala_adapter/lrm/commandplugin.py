@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -234,18 +234,18 @@ class SubmissionForm(ABC):
 # -- Checks --------------------------------------------------------------------------------------------------
 
 
-def good(subject: str, found: str) -> CheckResult:
-    """Return a passed check."""
-    return CheckResult(subject=subject, ok=True, found=found)
+def good(found: str) -> CheckResult:
+    """Return the result of a step that passed."""
+    return CheckResult(subject="", ok=True, found=found)
 
 
-def bad(subject: str, found: str, remedy: str) -> CheckResult:
-    """Return a failed check, with its remedy."""
-    return CheckResult(subject=subject, ok=False, found=found, remedy=remedy)
+def bad(found: str, remedy: str) -> CheckResult:
+    """Return the result of a step that failed, with its remedy."""
+    return CheckResult(subject="", ok=False, found=found, remedy=remedy)
 
 
 Step = tuple[str, "Callable[[], Awaitable[CheckResult]]", str]
-"""A check: its subject, the check itself, and the remedy where an error names none."""
+"""A check: its subject, which its result gets, the check itself, and the remedy where an error names none."""
 
 
 class Checks(ABC):
@@ -281,10 +281,10 @@ class Checks(ABC):
         results: list[CheckResult] = []
         for subject, step, remedy in self.steps():
             try:
-                results.append(await step())
+                results.append(replace(await step(), subject=subject))
             except LrmError as error:
                 first, second = (remedy, error.hint) if self.prefer_remedies else (error.hint, remedy)
-                results.append(bad(subject, error.message, first or second))
+                results.append(replace(bad(error.message, first or second), subject=subject))
                 if subject == self.decisive:
                     self.stopped = True
                     break
@@ -302,9 +302,9 @@ class Checks(ABC):
         missing = [program for program in self.programs if program not in places]
         if missing:
             directory = directory or (await self._host.facts()).variables.get("PATH", DEFAULT_PATH)
-            return bad("commands", f"no {', '.join(missing)} in {directory}", self.missing_remedy)
+            return bad(f"no {', '.join(missing)} in {directory}", self.missing_remedy)
         found = sorted({os.path.dirname(place) for place in places.values()})  # noqa: PTH120 - plain text
-        return good("commands", f"{', '.join(self.programs)} in {', '.join(found)}")
+        return good(f"{', '.join(self.programs)} in {', '.join(found)}")
 
 
 class OutsideChecks(ABC):
@@ -322,13 +322,15 @@ class OutsideChecks(ABC):
         try:
             return (await self.rights(), *await self._trial())
         except LrmError as error:
-            return (bad("outside scheduler", error.message, error.hint or "see `koala docs wiki`"),)
+            remedy = error.hint or "see `koala docs wiki`"
+            return (CheckResult(subject="outside scheduler", ok=False, found=error.message, remedy=remedy),)
 
     async def _trial(self) -> tuple[CheckResult, ...]:
         try:
             job = await self.submit()
         except LrmRejectedError as error:
-            return (bad("jobs come in held", f"an ordinary submission is refused: {error.message}", error.hint),)
+            found = f"an ordinary submission is refused: {error.message}"
+            return (CheckResult(subject="jobs come in held", ok=False, found=found, remedy=error.hint),)
         try:
             held = self._held(await self.seen(job))
             error_ = await self.release(job)

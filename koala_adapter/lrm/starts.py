@@ -36,12 +36,6 @@ if TYPE_CHECKING:
 
 PATIENCE = 30.0
 """Seconds in which an accepted start must show."""
-BACKOFF = 5.0
-"""Seconds before a failed start is tried again; doubled with each try."""
-LONGEST_BACKOFF = 600.0
-REFUSED_BACKOFF = 10.0
-"""Seconds at least when the batch system refused: asking again at once would be refused again."""
-
 BLOCKED_AFTER = 1.5
 """Seconds after which a released job that waits for something else than processors is not started: until then the batch
 system may still show a reason of before."""
@@ -54,9 +48,12 @@ class Patience:
     """Limits in seconds: for a start to show, and for keeping back a job that did not start."""
 
     start: float = PATIENCE
-    backoff: float = BACKOFF
-    refused: float = REFUSED_BACKOFF
-    longest: float = LONGEST_BACKOFF
+    backoff: float = 5.0
+    """Before a failed start is tried again; doubled with each try."""
+    refused: float = 10.0
+    """Pause at least when the batch system refused: asking again at once would be refused again."""
+    longest: float = 600.0
+    """Longest pause."""
 
     def after(self, failures: int, *, refused: bool) -> float:
         """Return the pause after ``failures`` failed starts."""

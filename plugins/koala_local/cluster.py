@@ -191,7 +191,8 @@ class LocalCluster:
 
     def _start(self, job: JobRecord) -> None:
         try:
-            gated = self._processes.start(job, script=self._script(job.number), gpus=self._has_gpus)
+            gpus = any(node.gpus for node in self.layout.nodes)
+            gated = self._processes.start(job, script=self._script(job.number), gpus=gpus)
         except OSError as error:
             reason = f"cannot start: {error}"
             self._finish(replace(job, reason=reason), EndReason.LAUNCH_FAILED)
@@ -210,10 +211,6 @@ class LocalCluster:
         self._put([running])
         self._processes.follow(running)
         gated.open()
-
-    @property
-    def _has_gpus(self) -> bool:
-        return any(node.gpus for node in self.layout.nodes)
 
     def _end(self, jobs: Iterable[JobRecord], ending: Ending) -> None:
         fresh = [job for job in jobs if job.state is not LrmJobState.ENDING]

@@ -251,13 +251,6 @@ def reap(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if done == pid else None
 
 
-def watch(pid: int, add_reader: Callable[[int, Callable[[], None]], None], ended: Callable[[], None]) -> int:
-    """Have ``ended`` called when a process ends; return the descriptor to be closed then. Raises ProcessLookupError."""
-    descriptor = os.pidfd_open(pid)
-    add_reader(descriptor, ended)
-    return descriptor
-
-
 # -- Supervision ---------------------------------------------------------------------------------------------
 # Each process is started, watched, given its time, ended; events only, nothing is polled.
 
@@ -303,9 +296,10 @@ class Supervisor:
             self._on_end(job.id)
 
         try:
-            descriptor = watch(job.pid, self._loop.add_reader, on_end)
+            descriptor = os.pidfd_open(job.pid)
         except ProcessLookupError:
             return False
+        self._loop.add_reader(descriptor, on_end)
         mark = job_mark(self._directory, job)
         self._watched[job.id] = _Watched(pid=job.pid, mark=mark, descriptor=descriptor)
         self.set_walltime(job)

@@ -65,17 +65,17 @@ class PbsChecks(Checks):
         version = await self._commands.release()
         numbers = tuple(int(part) for part in version.split(".") if part.isdecimal())
         if self._commands.dialect is OPENPBS and numbers and numbers < OLDEST_RELEASE:
-            return bad("version", version, f"PBS 18 or later is needed: older ones print no JSON; {SET_TORQUE}")
-        return good("version", version if self._commands.dialect is OPENPBS else f"Torque {version}")
+            return bad(version, f"PBS 18 or later is needed: older ones print no JSON; {SET_TORQUE}")
+        return good(version if self._commands.dialect is OPENPBS else f"Torque {version}")
 
     async def _server(self) -> CheckResult:
         self.require_answer()
         config = self._config = await self._commands.server()
         if not config.scheduling and not self._settings.operator:
             found = f"{config.name} answers, and its scheduling is off: nothing starts"
-            return bad("server", found, "qmgr -c 'set server scheduling=True', or wait for the site")
+            return bad(found, "qmgr -c 'set server scheduling=True', or wait for the site")
         others = "" if config.lists_others else "; it shows us our own jobs only (query_other_jobs)"
-        return good("server", f"{config.name} of release {config.version}{others}")
+        return good(f"{config.name} of release {config.version}{others}")
 
     async def _vnodes(self) -> CheckResult:
         nodes = await self._commands.nodes()
@@ -83,15 +83,15 @@ class PbsChecks(Checks):
         idle = sum(node.processors_idle for node in nodes)
         up = sum(node.state is NodeState.UP for node in nodes)
         if not up:
-            return bad("vnodes", f"none of {len(nodes)} is up", "see pbsnodes -avS, and the MoM's log on a node")
-        return good("vnodes", f"{up} of {len(nodes)} up, {processors} processors, {idle} idle")
+            return bad(f"none of {len(nodes)} is up", "see pbsnodes -avS, and the MoM's log on a node")
+        return good(f"{up} of {len(nodes)} up, {processors} processors, {idle} idle")
 
     async def _queues(self) -> CheckResult:
         queues = await self._commands.queues(home=self._config.name if self._config is not None else "")
         if not any(queue.up for queue in queues):
-            return bad("queues", "none is enabled and started", "wait until the site opens one")
+            return bad("none is enabled and started", "wait until the site opens one")
         by_name = {queue.name: queue for queue in queues}
-        return good("queues", "; ".join(self._described(queue, by_name) for queue in queues))
+        return good("; ".join(self._described(queue, by_name) for queue in queues))
 
     def _described(self, queue: QueueConfig, queues: Mapping[str, QueueConfig]) -> str:
         longest = walltime_limit(queue, queues)
@@ -109,14 +109,14 @@ class PbsChecks(Checks):
 
     async def _jobs(self) -> CheckResult:
         jobs = await self._commands.jobs()
-        return good("jobs", f"{len(jobs)} listed")
+        return good(f"{len(jobs)} listed")
 
     async def _history(self) -> CheckResult:
         if self._commands.dialect is TORQUE:
-            return good("history", "none; ended jobs stay listed for keep_completed seconds of server or queue")
+            return good("none; ended jobs stay listed for keep_completed seconds of server or queue")
         kept = self._config is not None and self._config.history
         found = "ended jobs can be asked for" if kept else "none kept; how jobs ended is not known afterwards"
-        return good("history", found)
+        return good(found)
 
 
 # -- Checks of starting from outside -------------------------------------------------------------------------

@@ -89,9 +89,7 @@ async def require_whole_listings(settings: SgeSettings, host: LrmHost) -> None:
     """Raise LrmRejectedError when a file of defaults hides jobs, queues or hosts."""
     for option in await hiding_options(settings, host):
         message = f"{option.path} has {option.name}, which hides jobs, queues or hosts from koala"
-        raise LrmRejectedError(
-            message, hint="take the option out of that file: Grid Engine cannot be told to ignore it"
-        )
+        raise LrmRejectedError(message, hint=REMEDY)
 
 
 async def groups_arrays(settings: SgeSettings, host: LrmHost) -> bool:
@@ -101,10 +99,10 @@ async def groups_arrays(settings: SgeSettings, host: LrmHost) -> bool:
 
 async def check_defaults(settings: SgeSettings, host: LrmHost) -> CheckResult:
     """Check defaults files for options that hide jobs or keep placeholders from being followed."""
-    bad = [*await hiding_options(settings, host)]
-    bad += [option for option in await default_options(settings, SUBMISSION, host) if option.name in DELAYING]
-    found = ", ".join(f"{option.name} in {option.path}" for option in bad) or "none that matter"
-    return CheckResult(subject="defaults of commands", ok=not bad, found=found, remedy=REMEDY)
+    harmful = [*await hiding_options(settings, host)]
+    harmful += [option for option in await default_options(settings, SUBMISSION, host) if option.name in DELAYING]
+    found = ", ".join(f"{option.name} in {option.path}" for option in harmful)
+    return bad(found, REMEDY) if harmful else good("none that matter")
 
 
 # -- Checks of a cell ----------------------------------------------------------------------------------------
@@ -126,59 +124,51 @@ class SgeChecks(Checks):
         self._settings = settings
 
     def steps(self) -> tuple[Step, ...]:
+        settings = self._settings
+        queue = f"queue {settings.queue}" if settings.queue else "queues"
+        qstat = f"command {self._commands.argv(('qstat',))[0]}"
         return (
-            (self._cell, self._root, ""),
-            ("defaults of commands", partial(check_defaults, self._settings, self._host), ""),
-            (self._qstat, self._version, "install gridengine-client, or set bin_directory"),
+            (f"cell {settings.cell} in {settings.root}", self._root, ""),
+            ("defaults of commands", partial(check_defaults, settings, self._host), ""),
+            (qstat, self._version, "install gridengine-client, or set bin_directory"),
             ("qmaster", self._nodes, f"start sge_qmaster, correct qmaster_port, or {BE_A_SUBMIT_HOST}"),
-            (self._queue_subject, self._queues, BE_A_SUBMIT_HOST),
+            (queue, self._queues, BE_A_SUBMIT_HOST),
             ("user", self._user, ""),
         )
-
-    @property
-    def _cell(self) -> str:
-        return f"cell {self._settings.cell} in {self._settings.root}"
-
-    @property
-    def _qstat(self) -> str:
-        return f"command {self._commands.argv(('qstat',))[0]}"
-
-    @property
-    def _queue_subject(self) -> str:
-        return f"queue {self._settings.queue}" if self._settings.queue else "queues"
 
     async def _root(self) -> CheckResult:
         common = self._settings.root / self._settings.cell / "common"
         if not await self._host.resolved(str(common / "act_qmaster")):
-            return bad(self._cell, f"no {common}/act_qmaster", "correct root and cell (SGE_ROOT, SGE_CELL)")
-        return good(self._cell, str(common))
+            return bad(f"no {common}/act_qmaster", "correct root and cell (SGE_ROOT, SGE_CELL)")
+        return good(str(common))
 
     async def _version(self) -> CheckResult:
-        return good(self._qstat, await self._lrm.version())
+        return good(await self._lrm.version())
 
     async def _nodes(self) -> CheckResult:
         nodes = await self._lrm.nodes()
         slots = sum(node.processors for node in nodes)
         if not slots:
             where = f"queue {self._settings.queue}" if self._settings.queue else "any batch queue"
-            return bad("qmaster", f"answers, but there are no slots in {where}", "correct queue")
+            return bad(f"answers, but there are no slots in {where}", "correct queue")
         idle = sum(node.processors_idle for node in nodes)
         counted = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
-        return good("qmaster", f"answers: {counted}, {slots} slots, {idle} idle")
+        return good(f"answers: {counted}, {slots} slots, {idle} idle")
 
     async def _queues(self) -> CheckResult:
         names = [queue.name for queue in await self._lrm.queues()]
         if self._settings.queue and self._settings.queue not in names:
-            return bad(self._queue_subject, f"there are {', '.join(names)}", "correct queue")
-        return good(self._queue_subject, ", ".join(names) or "none")
+            return bad(f"there are {', '.join(names)}", "correct queue")
+        return good(", ".join(names) or "none")
 
     async def _user(self) -> CheckResult:
         """Check that Grid Engine accepts jobs of this user: Debian's rejects those of root."""
         user = (await self._host.facts()).uid
         least = smallest_user((await self._commands.run(heldjobs.SHOW_CONFIGURATION)).text)
         found = f"jobs of users with an id of {least} or more are taken (min_uid), yours is {user}"
-        remedy = "use koala as an ordinary user, or lower min_uid (qconf -mconf)"
-        return CheckResult(subject="user", ok=user >= least, found=found, remedy=remedy)
+        if user < least:
+            return bad(found, "use koala as an ordinary user, or lower min_uid (qconf -mconf)")
+        return good(found)
 
 
 # -- Checks of starting from outside -------------------------------------------------------------------------

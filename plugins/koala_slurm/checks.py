@@ -83,17 +83,17 @@ class SlurmChecks(Checks):
         output = await self._commands.read(VERSION_COMMAND, action="asking for the version")
         version = parse_version(output)
         if version is None:
-            return bad("version", f"no version in {output.strip()[:100]!r}", "check what sinfo --version prints")
+            return bad(f"no version in {output.strip()[:100]!r}", "check what sinfo --version prints")
         if release_number(version) < releases.OLDEST:
-            return bad("version", version, f"Slurm {releases.name_of(releases.OLDEST)} or later is needed")
-        return good("version", version)
+            return bad(version, f"Slurm {releases.name_of(releases.OLDEST)} or later is needed")
+        return good(version)
 
     async def _controller(self) -> CheckResult:
         self.require_answer()
         config = await self._commands.setting(CONFIG_COMMAND, parse_config, action="asking the controller")
         self._config = config
         elements = config.max_array_size - 1
-        return good("controller", f"cluster {config.cluster}, at most {elements} placeholders in one submission")
+        return good(f"cluster {config.cluster}, at most {elements} placeholders in one submission")
 
     async def _partitions(self) -> CheckResult:
         action = "listing of partitions"
@@ -102,11 +102,11 @@ class SlurmChecks(Checks):
         )
         up = [partition for partition in partitions if partition.up]
         if not up:
-            return bad("partitions", "none is up", "wait until the site opens one")
+            return bad("none is up", "wait until the site opens one")
         # Without a default the site file names one; any that is up tells whether submissions work at all.
         if not any(partition.default for partition in up):
             self._partition = up[0].name
-        return good("partitions", "; ".join(_described(partition) for partition in partitions))
+        return good("; ".join(_described(partition) for partition in partitions))
 
     async def _memory(self) -> CheckResult:
         names: Sequence[str] = ()
@@ -114,10 +114,9 @@ class SlurmChecks(Checks):
             action = "listing of partitions"
             names = await self._commands.setting(PARTITION_COMMAND, without_default_memory, action=action)
         if not names:
-            return good("memory", "a placeholder takes none from others, or the site's default")
+            return good("a placeholder takes none from others, or the site's default")
         where = ", ".join(names)
         return good(
-            "memory",
             f"in {where} a placeholder that asks for none gets all of a node, and keeps others from it (there is no "
             "DefMemPerCPU or DefMemPerNode): set memory_mib for this cluster in the site file",
         )
@@ -128,15 +127,15 @@ class SlurmChecks(Checks):
         result = await self._commands.run(command, stdin=trial.script.encode())
         if result.returncode:
             raise submission_error(result)
-        return good("submission", _with_surplus(result.complaint) or "would be taken")
+        return good(_with_surplus(result.complaint) or "would be taken")
 
     async def _accounting(self) -> CheckResult:
         if self._config is None:
             raise LrmUnavailableError("the controller did not say whether there is any")
         if not self._config.accounting:
-            return good("accounting", "none configured; how jobs ended is known for as long as squeue shows them")
+            return good("none configured; how jobs ended is known for as long as squeue shows them")
         await self._commands.read(sacct_command(("1",)), action="accounting")
-        return good("accounting", "sacct works")
+        return good("sacct works")
 
 
 def _with_surplus(said: str) -> str:
