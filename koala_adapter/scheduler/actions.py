@@ -169,8 +169,6 @@ class GrantProcessors:
 
     job_id: JobId
     component: str
-    request: int
-    """Number of the application's request."""
     number: int
     """Number of the change that follows; 0 when none does."""
     processors: int

@@ -197,7 +197,6 @@ def _answer(changes: Changes, change: Change, granted: int, short: str) -> None:
         GrantProcessors(
             job_id=record.job.id,
             component=change.component,
-            request=changes.claim(change.parts[0]).last_request,
             number=change.number if granted else 0,
             processors=granted,
             reason=short,
@@ -259,7 +258,6 @@ def less_requested(context: Context, event: ev.LessRequested) -> None:
         GrantProcessors(
             job_id=record.job.id,
             component=event.component,
-            request=0,
             number=first,
             processors=0 if problem else event.processors,
             reason=problem,

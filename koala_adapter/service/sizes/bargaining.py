@@ -583,7 +583,6 @@ def _granted(job_id: JobId, change: Change) -> act.GrantProcessors:
     return act.GrantProcessors(
         job_id=job_id,
         component=change.component,
-        request=0,
         number=change.number,
         processors=abs(change.processors),
         agreement=change.agreement,
