@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -371,9 +372,7 @@ def assign(job: str, select: str, nodes: Sequence[str]) -> Assignment:
     for node in nodes:
         if not _VNODE.fullmatch(node):
             raise LrmRejectedError(f"{node!r} is no node name", hint="name vnodes that pbsnodes -av shows")
-    counts: dict[str, int] = {}
-    for node in nodes:
-        counts[node] = counts.get(node, 0) + 1
+    counts = Counter(nodes)
     try:
         chunks = parse_select(select)
     except ValueError as error:

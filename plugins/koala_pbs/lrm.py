@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -311,9 +312,7 @@ class PbsLrm(CommandPlugin):
 
     def _whole(self, ids: Iterable[LrmJobId]) -> list[str]:
         """Return arrays of ours of which all elements are given."""
-        counts: dict[str, int] = {}
-        for job in set(ids):
-            counts[array_of(job)] = counts.get(array_of(job), 0) + 1
+        counts = Counter(map(array_of, set(ids)))
         return [array for array, count in counts.items() if self._sizes.get(array) == count]
 
     async def hold(self, ids: Sequence[LrmJobId]) -> None:

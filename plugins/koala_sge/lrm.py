@@ -59,8 +59,6 @@ from koala_sge.submission import (
     parse_submitted,
     qrsub_command,
     qsub_command,
-    show_environment,
-    show_host,
     slots_granted,
 )
 
@@ -191,7 +189,7 @@ class SgeLrm(CommandPlugin):
         wanted = self._settings.queue
         names = await self._commands.setting(heldjobs.SHOW_QUEUES, lambda shown: environments_of_queues(shown, wanted))
         for name in names[:MOST_ENVIRONMENTS]:
-            if await self._commands.setting(show_environment(name), is_on_one_host):
+            if await self._commands.setting(("qconf", "-sp", name), is_on_one_host):
                 return name
         return ""
 
@@ -227,7 +225,7 @@ class SgeLrm(CommandPlugin):
         for host in new[:1]:  # the others with the next listings
             self._gpu_counts[host] = None
             with suppress(LrmError):
-                shown = await self._commands.run(show_host(host))
+                shown = await self._commands.run(("qconf", "-se", host))
                 self._gpu_counts[host] = parse_complex_value(shown.text, left[host][0])
         counts = {host: self._gpu_counts.get(host) for host in left}
         return {
@@ -402,7 +400,7 @@ class SgeLrm(CommandPlugin):
     async def _spreading_environment(self, queue: str | None) -> str:
         queues = (await self._commands.run(heldjobs.SHOW_QUEUES)).text
         for name in environments_of_queues(queues, queue)[:MOST_ENVIRONMENTS]:
-            if not is_on_one_host((await self._commands.run(show_environment(name))).text):
+            if not is_on_one_host((await self._commands.run(("qconf", "-sp", name))).text):
                 return name
         raise LrmRejectedError("no parallel environment of its queue spreads over hosts, which a reservation needs")
 

@@ -77,11 +77,6 @@ class Complexes:
         return NATIVE - {key for key, lacks in lacking.items() if lacks}
 
 
-def show_environment(name: str) -> tuple[str, ...]:
-    """Return the command line that shows a parallel environment."""
-    return ("qconf", "-sp", name)
-
-
 def is_on_one_host(text: str) -> bool:
     """Tell whether a parallel environment, as qconf shows it, has all processors of a job on one host."""
     return any(line.split() == ["allocation_rule", ON_ONE_HOST] for line in text.splitlines())
@@ -126,11 +121,6 @@ def gpu_complex(directives: Directives, complexes: Complexes) -> str:
     """Return the complex by which a site's map asks for GPUs; empty: none that jobs take away is known."""
     words = (word for text in dict(directives.map).get("gpus", ()) for word in _COUNTED.findall(text))
     return next((word for word in words if word in complexes.consumables), "")
-
-
-def show_host(name: str) -> tuple[str, ...]:
-    """Return the command line that shows the settings of a host."""
-    return ("qconf", "-se", name)
 
 
 def parse_complex_value(text: str, name: str) -> int | None:

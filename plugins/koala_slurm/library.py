@@ -24,7 +24,7 @@ from koala_adapter.lrm.helper import OPEN, HelperClient, HelperDiedError
 from koala_adapter.wire.hostlists import expand
 from koala_slurm.listing import ENVIRONMENT, release_of
 from koala_slurm.requests import JobDetails, job_details, parse_wide_row
-from koala_slurm.words import COMPLAINTS
+from koala_slurm.words import COMPLAINTS, job_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -157,7 +157,7 @@ class LibraryReader:
 
     def forget(self, job: str) -> None:
         """Have a job sent again with the next picture: it has just been changed."""
-        self._again.add(int(job.partition("_")[0].partition("+")[0]))
+        self._again.add(int(job_number(job)))
 
     def repeat(self) -> None:
         """Have all jobs sent next time, as some could not be read."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import EndReason, HoldOwner, LrmJobState
 from koala_slurm.listing import records
 from koala_slurm.requests import FreeGres, gres_rows, nodes_with_gres, not_consumed, parse_gres
-from koala_slurm.words import duration, turn
+from koala_slurm.words import duration, job_number, turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -161,7 +161,7 @@ def by_number(jobs: Iterable[LrmJob]) -> dict[str, list[LrmJob]]:
     """Group jobs by their numbers, so that elements of an array are together."""
     found: dict[str, list[LrmJob]] = {}
     for job in jobs:
-        found.setdefault(job.id.partition("_")[0].partition("+")[0], []).append(job)
+        found.setdefault(job_number(job.id), []).append(job)
     return found
 
 
@@ -198,7 +198,7 @@ def _of_ended(kind: str, part: str, parents: Sequence[LrmJob]) -> str:
 
 
 def _same_name(job: LrmJob, jobs: Mapping[str, Sequence[LrmJob]]) -> str:
-    number = int(job.id.partition("_")[0].partition("+")[0])
+    number = int(job_number(job.id))
     for known, others in jobs.items():
         for other in others:
             alike = (other.name, other.user) == (job.name, job.user) and other.state is not LrmJobState.ENDED

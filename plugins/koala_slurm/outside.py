@@ -185,10 +185,8 @@ class OutsideReader:
                 shown = await self._look([LrmJobId(asked) for asked in wanted])
             except LrmNotFoundError:  # squeue of some releases complains of the only one that has gone meanwhile
                 shown = ()
-        by_id: dict[str, list[LrmJob]] = {}
-        for job in shown:
-            by_id.setdefault(str(job.id).partition("_")[0].partition("+")[0], []).append(job)
-        self._asked.update({asked: tuple(by_id.get(asked, ())) for asked in wanted})
+        numbered = by_number(shown)
+        self._asked.update({asked: tuple(numbered.get(asked, ())) for asked in wanted})
 
     async def _ask_details(self, missing: Sequence[LrmJob]) -> None:
         """Read details of jobs; ambiguous ones are asked for singly, some at each call."""

@@ -91,10 +91,7 @@ def make_pin(job: str, nodes: Sequence[str]) -> Pin:
             raise LrmRejectedError(f"{node!r} is no node name", hint="name nodes that sinfo shows")
     if not nodes:
         raise LrmRejectedError(f"no nodes given for job {job}", hint="name nodes that sinfo shows")
-    counts: dict[str, int] = {}
-    for node in nodes:
-        counts[node] = counts.get(node, 0) + 1
-    return Pin(job=checked(job), counts=counts)
+    return Pin(job=checked(job), counts=Counter(nodes))
 
 
 def pin_commands(pin: Pin, before: JobDetails) -> tuple[tuple[str, ...], ...]:

@@ -145,10 +145,14 @@ def _arguments(job: str, elements: set[int]) -> Iterator[str]:
         yield f"{job}_{part[0]}" if single else f"{job}_[{','.join(part)}]"
 
 
+def job_number(job: str) -> str:
+    """Return the number of a job, of the array of an element, or of the job of a component (``12+1``)."""
+    return job.partition("_")[0].partition("+")[0]
+
+
 def turn(job: LrmJob) -> tuple[int, int]:
     """Sort key of jobs by number."""
-    number = job.id.partition("_")[0].partition("+")[0]
-    return int(number), job.array_index or 0
+    return int(job_number(job.id)), job.array_index or 0
 
 
 # -- States of jobs and nodes --------------------------------------------------------------------------------
