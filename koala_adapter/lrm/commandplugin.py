@@ -25,19 +25,15 @@ from koala_adapter.errors import (
     LrmUnsupportedError,
 )
 from koala_adapter.lrm.commands import DEFAULT_PATH
-from koala_adapter.lrm.contract import CheckResult, Lrm
-from koala_adapter.lrm.drmaa.choice import obstacle_in, one_text
-from koala_adapter.lrm.mapping import divide, sample
-from koala_adapter.model import HoldOwner, LrmJobState
+from koala_adapter.lrm.contract import CheckResult, ClusterContext, Directives, Lrm, RenderedSubmission, Submission
+from koala_adapter.lrm.drmaa.choice import Submitter, obstacle_in, one_text
+from koala_adapter.lrm.mapping import Divided, divide, sample
+from koala_adapter.model import BatchKey, HoldOwner, LrmJob, LrmJobId, LrmJobState
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
-    from koala_adapter.lrm.contract import ClusterContext, Directives, RenderedSubmission, Submission
-    from koala_adapter.lrm.drmaa.choice import Submitter
     from koala_adapter.lrm.lrmhost import LrmHost
-    from koala_adapter.lrm.mapping import Divided
-    from koala_adapter.model import BatchKey, LrmJob, LrmJobId
 
 
 # -- Settings ------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from pydantic import BaseModel
 
 from koala_adapter.errors import LrmError, LrmUnsupportedError, PluginError
-from koala_adapter.model import ClusterName, HoldOwner, LrmJobState
+from koala_adapter.model import BatchKey, ClusterName, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, Queue
 from koala_adapter.slots import PLAIN, SLOT_KEYS, Slot
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from koala_adapter.lrm.commands import CommandRunner
     from koala_adapter.lrm.discovery import Discovery, Surroundings
     from koala_adapter.lrm.lrmhost import LrmHost
-    from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Node, Queue
 
 
 # -- Changes that a site makes to all submissions to a cluster -----------------------------------------------

@@ -19,7 +19,7 @@ import structlog
 
 from koala_adapter.errors import LrmError, LrmUnavailableError
 from koala_adapter.model import OCCUPYING, BatchKey, LrmJobState, NodeGpus, NodeState, PlaceholderId
-from koala_adapter.slots import SlotCount
+from koala_adapter.slots import Slot, SlotCount
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import Lrm
     from koala_adapter.lrm.rate import CircuitBreaker
     from koala_adapter.model import LrmJob, LrmJobId, Node, Queue
-    from koala_adapter.slots import Slot
 
 
 # -- Which jobs of a listing are placeholders of this service ------------------------------------------------

@@ -17,17 +17,13 @@ import anyio
 import structlog
 
 from koala_adapter.errors import JournalError, LrmError, LrmNotFoundError, LrmUnavailableError, LrmUnsupportedError
-from koala_adapter.lrm.contract import PinnedStart
+from koala_adapter.lrm.contract import Lrm, PinnedStart
 from koala_adapter.lrm.listing import answering, is_another
-from koala_adapter.lrm.startlog import entries_of
-from koala_adapter.model import OCCUPYING, WAITING, LrmJobId, LrmJobState, NodeState
+from koala_adapter.lrm.startlog import Layout, Pin, StartLog, entries_of
+from koala_adapter.model import OCCUPYING, WAITING, LrmJob, LrmJobId, LrmJobState, Node, NodeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-
-    from koala_adapter.lrm.contract import Lrm
-    from koala_adapter.lrm.startlog import Layout, Pin, StartLog
-    from koala_adapter.model import LrmJob, Node
 
 
 # -- Progress of starts, judged by what is listed ------------------------------------------------------------

@@ -16,23 +16,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from koala_adapter.errors import LrmRejectedError, LrmUnsupportedError
 from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition
-from koala_adapter.lrm.contract import oldest_first
+from koala_adapter.lrm.contract import Directives, oldest_first
 from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch
-from koala_adapter.lrm.drmaa.libraries import INDEX_VARIABLE, LIBRARIES
-from koala_adapter.lrm.drmaa.protocol import ControlAction, JobStatus
+from koala_adapter.lrm.drmaa.libraries import INDEX_VARIABLE, LIBRARIES, Library
+from koala_adapter.lrm.drmaa.protocol import ControlAction, JobStatus, ListedBatch, ListedJob
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery, ScriptStore, script_folder
 from koala_adapter.lrm.drmaa.transport import DrmaaTransport, apply_directives, raise_for, version_of
 from koala_adapter.lrm.mapping import arguments_of, divide
-from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
+from koala_adapter.model import BatchKey, EndReason, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.lrm import ClusterContext, RenderedSubmission, Submission
-    from koala_adapter.lrm.contract import Directives
-    from koala_adapter.lrm.drmaa.libraries import Library
-    from koala_adapter.lrm.drmaa.protocol import ListedBatch, ListedJob
-    from koala_adapter.model import BatchKey
 
 
 # -- Settings ------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
-from koala_adapter.model import OCCUPYING, WAITING, EndReason, LrmJobState
+from koala_adapter.model import OCCUPYING, WAITING, EndReason, LrmJobId, LrmJobState
 from koala_local import processes
 from koala_local.jobs import (
     END_OF,
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable, Sequence
     from pathlib import Path
-
-    from koala_adapter.model import LrmJobId
 
 
 MOST_JOBS = 100_000

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from koala_adapter.errors import ConfigurationError, LrmError, LrmRejectedError
 from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition, RenderedSubmission
 from koala_adapter.lrm.contract import oldest_first
-from koala_adapter.model import LrmJobId, Node, NodeGpus, NodeState, Queue
+from koala_adapter.model import LrmJob, LrmJobId, Node, NodeGpus, NodeState, Queue
 from koala_local import processes
 from koala_local.client import Daemon, DaemonClient, DaemonElsewhere
 from koala_local.jobs import KILL_WAIT, QUEUE, JobRecord, Layout, NodeSlots, NodeUse
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from koala_adapter.lrm import ClusterContext, PinnedStart, Submission
-    from koala_adapter.model import LrmJob
 
 
 # -- Settings ------------------------------------------------------------------------------------------------

@@ -8,22 +8,18 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import CheckResult
-from koala_adapter.lrm.commandplugin import Checks, OutsideChecks, bad, good
+from koala_adapter.lrm.commandplugin import Checks, OutsideChecks, Step, bad, good
 from koala_adapter.lrm.commands import only_id
-from koala_adapter.model import LrmJobId, NodeState
+from koala_adapter.model import LrmJob, LrmJobId, NodeState
 from koala_pbs import client
-from koala_pbs.queues import largest_array, walltime_limit
-from koala_pbs.settings import OPENPBS, SET_TORQUE, TORQUE
+from koala_pbs.queues import QueueConfig, ServerConfig, largest_array, walltime_limit
+from koala_pbs.settings import OPENPBS, SET_TORQUE, TORQUE, PbsSettings
 from koala_pbs.words import BEING_DELETED, SUBMITTED, submission_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from koala_adapter.lrm.commandplugin import Step
-    from koala_adapter.model import LrmJob
     from koala_pbs.client import PbsCommands
-    from koala_pbs.queues import QueueConfig, ServerConfig
-    from koala_pbs.settings import PbsSettings
 
 # -- Checks of a server --------------------------------------------------------------------------------------
 

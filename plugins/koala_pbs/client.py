@@ -7,8 +7,8 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from koala_adapter.errors import LrmRejectedError
-from koala_adapter.lrm.commands import CommandSystem, message_line, parsed
+from koala_adapter.errors import LrmError, LrmRejectedError
+from koala_adapter.lrm.commands import CommandResult, CommandRunner, CommandSystem, message_line, parsed
 from koala_pbs.jobs import (
     parse_held_by_operator,
     parse_jobs,
@@ -16,19 +16,15 @@ from koala_pbs.jobs import (
     parse_requests,
     parse_selections,
 )
-from koala_pbs.queues import Vnodes, parse_queues, parse_server, parse_vnodes, placed
-from koala_pbs.settings import DIALECTS, OPENPBS, SET_TORQUE, TORQUE, require_release
+from koala_pbs.queues import QueueConfig, ServerConfig, Vnodes, parse_queues, parse_server, parse_vnodes, placed
+from koala_pbs.settings import DIALECTS, OPENPBS, SET_TORQUE, TORQUE, Dialect, PbsSettings, require_release
 from koala_pbs.words import COMPLAINTS, UNKNOWN_JOB_STATUS, checked, is_array, says_usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from koala_adapter.errors import LrmError
-    from koala_adapter.lrm.commands import CommandResult, CommandRunner
     from koala_adapter.model import LrmJob, Node
     from koala_pbs.jobs import Assignment, Entries, JobRequest
-    from koala_pbs.queues import QueueConfig, ServerConfig
-    from koala_pbs.settings import Dialect, PbsSettings
 
 
 # -- Command lines -------------------------------------------------------------------------------------------

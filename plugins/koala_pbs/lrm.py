@@ -25,16 +25,16 @@ from koala_adapter.errors import (
 from koala_adapter.lrm import Capabilities, RenderedSubmission
 from koala_adapter.lrm.commandplugin import CommandPlugin, require_directives
 from koala_adapter.lrm.commands import only_id, portions, worst
-from koala_adapter.lrm.contract import oldest_first
+from koala_adapter.lrm.contract import ReservationRequest, oldest_first
 from koala_adapter.lrm.drmaa.choice import Submitter
 from koala_adapter.lrm.drmaa.libraries import PBS
-from koala_adapter.model import LrmJobId, LrmJobState
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, Queue
 from koala_pbs import client
 from koala_pbs.checks import PbsChecks, PbsOutsideChecks
 from koala_pbs.client import UTC, PbsCommands
 from koala_pbs.jobs import INDEX_VARIABLE
-from koala_pbs.queues import ends_of, largest_array, served, tied
-from koala_pbs.settings import OPENPBS, TORQUE
+from koala_pbs.queues import QueueConfig, ServerConfig, ends_of, largest_array, served, tied
+from koala_pbs.settings import OPENPBS, TORQUE, PbsSettings
 from koala_pbs.starting import ByOperator, ByScheduler, Starting
 from koala_pbs.submission import (
     OPENPBS_SLOTS,
@@ -68,10 +68,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from koala_adapter.lrm import CheckResult, ClusterContext, PinnedStart, Submission
-    from koala_adapter.lrm.contract import ReservationRequest
-    from koala_adapter.model import LrmJob, Node, Queue
-    from koala_pbs.queues import QueueConfig, ServerConfig
-    from koala_pbs.settings import PbsSettings
 
 CAPABILITIES = Capabilities(
     hold=True,

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmRejectedError
-from koala_adapter.model import WAITING, Queue
+from koala_adapter.model import WAITING, LrmJob, Node, Queue
 from koala_pbs.jobs import CONSUMABLE, NOT_CONSUMED, mapping_of, parse_select, value_of
 from koala_pbs.words import mebibytes_of, number_of, seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from koala_adapter.model import LrmJob, Node
     from koala_pbs.jobs import Assignment, Attributes, Chunk, Entries
 
 

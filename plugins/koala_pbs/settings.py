@@ -13,14 +13,13 @@ from koala_adapter.errors import LrmRejectedError
 from koala_adapter.lrm import Discovery, FoundCluster, LeftOut
 from koala_adapter.lrm.commandplugin import AbsolutePath, Word
 from koala_adapter.lrm.drmaa.choice import SubmissionSettings
-from koala_pbs.jobs import read_entries
+from koala_pbs.jobs import Reader, read_entries
 from koala_pbs.torque import read_torque
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from koala_adapter.lrm import Surroundings
-    from koala_pbs.jobs import Reader
 
 
 # -- Dialects ------------------------------------------------------------------------------------------------

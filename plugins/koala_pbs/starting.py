@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import anyio
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
-from koala_adapter.model import WAITING, LrmJobState
+from koala_adapter.model import WAITING, LrmJob, LrmJobState
 from koala_pbs import client
 from koala_pbs.jobs import JobRequest, assign, tied_place
 from koala_pbs.words import array_index, array_of, hold_owner
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.lrm import PinnedStart
-    from koala_adapter.model import LrmJob
     from koala_pbs.client import PbsCommands
 
 

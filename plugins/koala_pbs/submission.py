@@ -14,18 +14,16 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.lrm.commandplugin import SubmissionForm
+from koala_adapter.lrm.commandplugin import Option, SubmissionForm
 from koala_pbs.jobs import INDEX_VARIABLE
-from koala_pbs.settings import TORQUE_NAME
+from koala_pbs.settings import TORQUE_NAME, PbsSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from koala_adapter.lrm import Submission
-    from koala_adapter.lrm.commandplugin import Option
     from koala_adapter.lrm.contract import Directives, ReservationRequest
     from koala_adapter.lrm.mapping import Divided
-    from koala_pbs.settings import PbsSettings
 
 # -- Options of qsub -----------------------------------------------------------------------------------------
 

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 
 from lxml import etree
 
-from koala_pbs.jobs import mapping_of, value_of
+from koala_pbs.jobs import Attributes, mapping_of, value_of
 from koala_pbs.words import mebibytes_of, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from lxml.etree import _Element
-
-    from koala_pbs.jobs import Attributes
 
 
 # -- Packed job scripts --------------------------------------------------------------------------------------

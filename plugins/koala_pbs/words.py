@@ -9,15 +9,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
-from koala_adapter.lrm.commands import ComplaintTable, complaints, ranges, utc
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
+from koala_adapter.lrm.commands import CommandResult, ComplaintTable, complaints, ranges, utc
 from koala_adapter.model import EndReason, HoldOwner, LrmJobId, LrmJobState, NodeState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from koala_adapter.errors import LrmError
-    from koala_adapter.lrm.commands import CommandResult
 
 
 # -- Times and sizes -----------------------------------------------------------------------------------------

@@ -12,21 +12,18 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmError, LrmRejectedError
 from koala_adapter.lrm import CheckResult
-from koala_adapter.lrm.commandplugin import Checks, bad, good
+from koala_adapter.lrm.commandplugin import Checks, Step, bad, good
 from koala_adapter.model import LrmJobState
 from koala_sge import heldjobs
-from koala_sge.listing import parse_jobs
-from koala_sge.settings import smallest_user
+from koala_sge.listing import GridEngineCommands, parse_jobs
+from koala_sge.settings import SgeSettings, smallest_user
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from koala_adapter.lrm import Lrm
-    from koala_adapter.lrm.commandplugin import Step
     from koala_adapter.lrm.commands import CommandResult
     from koala_adapter.lrm.lrmhost import LrmHost
-    from koala_sge.listing import GridEngineCommands
-    from koala_sge.settings import SgeSettings
 
     Run = Callable[[Sequence[str]], Awaitable[CommandResult]]
 

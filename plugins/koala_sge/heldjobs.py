@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmNotFoundError, LrmUnavailableError
 from koala_adapter.lrm.drmaa.complaints import FailureKind, kind_of_text
-from koala_adapter.model import ACTIVE, LrmJobState
+from koala_adapter.model import ACTIVE, LrmJob, LrmJobId, LrmJobState
 from koala_sge.listing import has_access_lists, listed_jobs, number_of, parse_limits, parse_xml, seconds_of, text_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from lxml.etree import _Element
 
-    from koala_adapter.model import LrmJob, LrmJobId
     from koala_sge.listing import GridEngineCommands
 
 

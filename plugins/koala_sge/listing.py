@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from lxml import etree
 
-from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError
-from koala_adapter.lrm.commands import CommandSystem, ComplaintTable, complaints, utc
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.lrm.commands import CommandResult, CommandRunner, CommandSystem, ComplaintTable, complaints, utc
 from koala_adapter.lrm.drmaa.complaints import (
     NOT_FOUND_PHRASES,
     REJECTED_PHRASES,
@@ -24,16 +24,13 @@ from koala_adapter.lrm.drmaa.complaints import (
     kind_of_text,
 )
 from koala_adapter.lrm.drmaa.libraries import error_of
-from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
+from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeGpus, NodeState, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from lxml.etree import _Element
 
-    from koala_adapter.errors import LrmError
-    from koala_adapter.lrm.commands import CommandResult, CommandRunner
-    from koala_adapter.model import NodeGpus
     from koala_sge.settings import SgeSettings
 
 

@@ -18,13 +18,13 @@ from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, L
 from koala_adapter.lrm import Capabilities, RenderedSubmission
 from koala_adapter.lrm.commandplugin import CommandPlugin
 from koala_adapter.lrm.commands import portions
-from koala_adapter.lrm.contract import oldest_first
+from koala_adapter.lrm.contract import ReservationRequest, oldest_first
 from koala_adapter.lrm.drmaa.choice import Submitter
 from koala_adapter.lrm.drmaa.complaints import FailureKind, kind_of_text
 from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, error_of
-from koala_adapter.lrm.drmaa.protocol import ControlAction
+from koala_adapter.lrm.drmaa.protocol import ControlAction, Refusal
 from koala_adapter.lrm.drmaa.transport import job_template, raise_for
-from koala_adapter.model import HoldOwner, LrmJobState, NodeGpus
+from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeGpus, Queue
 from koala_sge import heldjobs
 from koala_sge.accounting import NOTHING_ENDED, parse_accounting
 from koala_sge.checks import SgeChecks, check_outside, groups_arrays, require_whole_listings
@@ -66,9 +66,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.lrm import CheckResult, ClusterContext, PinnedStart, Submission
-    from koala_adapter.lrm.contract import ReservationRequest
-    from koala_adapter.lrm.drmaa.protocol import Refusal
-    from koala_adapter.model import LrmJob, LrmJobId, Node, Queue
     from koala_sge.settings import SgeSettings
 
 CAPABILITIES = Capabilities(

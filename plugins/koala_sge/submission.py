@@ -19,10 +19,10 @@ from koala_adapter.errors import LrmRejectedError
 from koala_adapter.lrm import readable_text
 from koala_adapter.lrm.drmaa.complaints import FailureKind, is_ending, kind_of_text
 from koala_adapter.lrm.drmaa.libraries import GRID_ENGINE, error_of
-from koala_adapter.lrm.drmaa.protocol import ControlAction, Refusal
+from koala_adapter.lrm.drmaa.protocol import ControlAction, Refusal, Template
 from koala_adapter.lrm.drmaa.scripts import ScriptDelivery
 from koala_adapter.lrm.drmaa.transport import apply_directives
-from koala_adapter.lrm.mapping import divide
+from koala_adapter.lrm.mapping import Divided, divide
 from koala_adapter.model import LrmJobId
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import Submission
     from koala_adapter.lrm.commands import CommandResult
     from koala_adapter.lrm.contract import Directives, ReservationRequest
-    from koala_adapter.lrm.drmaa.protocol import Template
-    from koala_adapter.lrm.mapping import Divided
     from koala_sge.settings import SgeSettings
 
 

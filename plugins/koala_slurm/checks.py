@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import CheckResult, Submission
-from koala_adapter.lrm.commandplugin import Checks, OutsideChecks, bad, good
+from koala_adapter.lrm.commandplugin import Checks, OutsideChecks, Step, bad, good
 from koala_adapter.lrm.commands import QUEUES_KEPT
-from koala_adapter.model import BatchKey, LrmJobId
+from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Queue
 from koala_slurm import client, releases
 from koala_slurm.listing import (
     CONFIG_COMMAND,
@@ -31,9 +31,7 @@ from koala_slurm.words import parse_job_id, submission_error
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from koala_adapter.lrm.commandplugin import Step
     from koala_adapter.lrm.contract import Directives
-    from koala_adapter.model import LrmJob, Queue
     from koala_slurm.client import SlurmCommands
     from koala_slurm.outside import OutsideReader
     from koala_slurm.settings import SlurmSettings

@@ -7,8 +7,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import LrmRejectedError
-from koala_adapter.lrm.commands import SETTINGS_KEPT, CommandSystem
+from koala_adapter.errors import LrmError, LrmRejectedError
+from koala_adapter.lrm.commands import SETTINGS_KEPT, CommandResult, CommandRunner, CommandSystem
 from koala_slurm.listing import (
     ENVIRONMENT,
     EVERY_JOB,
@@ -27,8 +27,6 @@ from koala_slurm.words import COMPLAINTS, checked, minutes, reading_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from koala_adapter.errors import LrmError
-    from koala_adapter.lrm.commands import CommandResult, CommandRunner
     from koala_adapter.model import LrmJob, Node
     from koala_slurm.listing import AllocationRules, ControllerConfig
     from koala_slurm.settings import SlurmSettings

@@ -22,7 +22,7 @@ from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import CheckResult
 from koala_adapter.lrm.helper import OPEN, HelperClient, HelperDiedError
 from koala_adapter.wire.hostlists import expand
-from koala_slurm.listing import ENVIRONMENT, release_of
+from koala_slurm.listing import ENVIRONMENT, ControllerConfig, release_of
 from koala_slurm.requests import JobDetails, job_details, parse_wide_row
 from koala_slurm.words import COMPLAINTS, job_number
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.lrm import ClusterContext
     from koala_adapter.model import LrmJob
-    from koala_slurm.listing import ControllerConfig
     from koala_slurm.settings import SlurmSettings
 
 log = structlog.get_logger()

@@ -10,16 +10,13 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import EndReason, HoldOwner, LrmJobState
+from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState
 from koala_slurm.listing import records
-from koala_slurm.requests import FreeGres, gres_rows, nodes_with_gres, not_consumed, parse_gres
+from koala_slurm.requests import FreeGres, Restrictions, gres_rows, nodes_with_gres, not_consumed, parse_gres
 from koala_slurm.words import duration, job_number, turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from koala_adapter.model import LrmJob, LrmJobId
-    from koala_slurm.requests import Restrictions
 
 
 # -- Limits of partitions ------------------------------------------------------------------------------------

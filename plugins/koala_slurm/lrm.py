@@ -20,7 +20,7 @@ from koala_adapter.lrm.commandplugin import CommandPlugin, require_directives
 from koala_adapter.lrm.commands import EXPORTED, SETTINGS_KEPT, message_line, portions, worst
 from koala_adapter.lrm.drmaa.choice import Submitter
 from koala_adapter.lrm.drmaa.libraries import SLURM
-from koala_adapter.model import LrmJobId, LrmJobState
+from koala_adapter.model import BatchKey, LrmJob, LrmJobId, LrmJobState, Node, Queue
 from koala_slurm import client, releases
 from koala_slurm.checks import SlurmChecks, SlurmOutsideChecks
 from koala_slurm.client import LISTING_REQUESTS, CommandReader, SlurmCommands
@@ -72,7 +72,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.lrm import CheckResult, ClusterContext, Submission
     from koala_adapter.lrm.contract import ReservationRequest
-    from koala_adapter.model import BatchKey, LrmJob, Node, Queue
     from koala_slurm.settings import SlurmSettings
 
 log = structlog.get_logger()

@@ -13,7 +13,7 @@ import anyio
 
 from koala_adapter.errors import LrmError, LrmNotFoundError
 from koala_adapter.lrm.commands import portions
-from koala_adapter.model import WAITING, LrmJobId, LrmJobState
+from koala_adapter.model import WAITING, LrmJob, LrmJobId, LrmJobState
 from koala_slurm import client
 from koala_slurm.limits import (
     GresOnNodes,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from koala_adapter.lrm.lrmhost import LrmHost
-    from koala_adapter.model import LrmJob
     from koala_slurm.client import SlurmCommands
     from koala_slurm.library import LibraryAccess, ToldJob
     from koala_slurm.requests import Restrictions, StateKey

@@ -21,8 +21,8 @@ import anyio
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm.listing import slots_ever
-from koala_adapter.model import LrmJobState
-from koala_adapter.slots import PLAIN
+from koala_adapter.model import LrmJob, LrmJobState, Node
+from koala_adapter.slots import PLAIN, Slot
 from koala_adapter.wire.hostlists import expand
 from koala_slurm.listing import NODE_COMMAND, parse_nodes
 from koala_slurm.requests import JobDetails
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.lrm.contract import Submission
     from koala_adapter.lrm.lrmhost import LrmHost
-    from koala_adapter.model import LrmJob, Node
-    from koala_adapter.slots import Slot
     from koala_slurm.client import SlurmCommands
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
-from koala_adapter.model import LrmJobState
+from koala_adapter.model import LrmJob, LrmJobState
 from koala_slurm import client
 from koala_slurm.requests import JobDetails, with_details
 from koala_slurm.reserving import WAITING, CoreReservations, Pin, pin_commands, unpin_commands
@@ -21,7 +21,6 @@ from koala_slurm.reserving import WAITING, CoreReservations, Pin, pin_commands, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from koala_adapter.model import LrmJob
     from koala_slurm.client import SlurmCommands
     from koala_slurm.library import LibraryAccess
 

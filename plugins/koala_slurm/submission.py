@@ -10,18 +10,16 @@ import re
 from typing import TYPE_CHECKING
 
 from koala_adapter.lrm import NOWHERE
-from koala_adapter.lrm.commandplugin import SubmissionForm
-from koala_adapter.slots import SLOT_KEYS
+from koala_adapter.lrm.commandplugin import Option, SubmissionForm
+from koala_adapter.slots import SLOT_KEYS, Slot
 from koala_slurm.words import minutes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from koala_adapter.lrm import Submission
-    from koala_adapter.lrm.commandplugin import Option
     from koala_adapter.lrm.contract import Directives
     from koala_adapter.lrm.mapping import Divided
-    from koala_adapter.slots import Slot
     from koala_slurm.settings import SlurmSettings
 
 # -- Options of sbatch ---------------------------------------------------------------------------------------

@@ -8,16 +8,12 @@ import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
-from koala_adapter.lrm.commands import Complaint, ComplaintTable, complaints, portions, ranges
-from koala_adapter.model import EndReason, HoldOwner, LrmJobId, LrmJobState, NodeState
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
+from koala_adapter.lrm.commands import CommandResult, Complaint, ComplaintTable, complaints, portions, ranges
+from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, NodeState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-
-    from koala_adapter.errors import LrmError
-    from koala_adapter.lrm.commands import CommandResult
-    from koala_adapter.model import LrmJob
 
 
 # -- Times ---------------------------------------------------------------------------------------------------

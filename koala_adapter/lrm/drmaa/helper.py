@@ -19,13 +19,11 @@ import threading
 import time
 
 from koala_adapter.lrm.drmaa.complaints import FailureKind, is_ending, kind_of_exception
-from koala_adapter.lrm.drmaa.ledger import JobEnd, Ledger
+from koala_adapter.lrm.drmaa.ledger import JobEnd, Ledger, LedgerBatch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, BinaryIO, Callable, Dict, Iterable, List, Optional
-
-    from koala_adapter.lrm.drmaa.ledger import LedgerBatch
 
     Message = Dict[str, Any]
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.lrm import CheckResult, RenderedSubmission
 from koala_adapter.lrm.drmaa.complaints import FailureKind
-from koala_adapter.lrm.drmaa.libraries import OTHER, error_of
-from koala_adapter.lrm.drmaa.protocol import Template
-from koala_adapter.lrm.drmaa.scripts import ScriptDelivery
+from koala_adapter.lrm.drmaa.libraries import OTHER, Library, error_of
+from koala_adapter.lrm.drmaa.protocol import Opened, Refusal, Template
+from koala_adapter.lrm.drmaa.scripts import ScriptDelivery, ScriptStore
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import Submission
     from koala_adapter.lrm.contract import Directives
     from koala_adapter.lrm.drmaa.client import DrmaaClient
-    from koala_adapter.lrm.drmaa.libraries import Library
-    from koala_adapter.lrm.drmaa.protocol import Opened, Refusal
-    from koala_adapter.lrm.drmaa.scripts import ScriptStore
     from koala_adapter.model import LrmJobId
 
 
