@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TypeAlias
 
@@ -17,7 +17,7 @@ class Markup(str):
 Content: TypeAlias = str | int | float | Iterable["Content"] | None
 """What an element may contain: None is left out, what is no Markup is escaped."""
 
-EMPTY = frozenset({"br", "input", "link", "meta"})
+EMPTY = frozenset({"br", "img", "input", "link", "meta"})
 """Elements of HTML without an end tag."""
 
 
@@ -49,6 +49,31 @@ def visible(text: str) -> str:
 def isolated(text: str) -> Markup:
     """Return a text by others, isolated so that its direction of writing does not affect what surrounds it."""
     return tag("bdi", text)
+
+
+def document(title: str, head: Content, body: Content) -> str:
+    """Return a whole page."""
+    shared = (
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", title),
+    )
+    return "<!DOCTYPE html>\n" + tag("html", tag("head", *shared, head), "\n", tag("body", body), lang="en") + "\n"
+
+
+def table(columns: Sequence[tuple[str, str]], rows: Iterable[Content], name: str) -> Markup:
+    """Return an HTML table that scrolls sideways when it is too wide.
+
+    ``columns``: heading and class of each. ``rows``: elements. ``name``: what the table has.
+    """
+    headings = [tag("th", heading, class_=kind or None, scope="col") for heading, kind in columns]
+    inner = tag("table", tag("thead", tag("tr", *headings)), tag("tbody", rows))
+    return scrollable(inner, name)
+
+
+def scrollable(inner: Markup, name: str) -> Markup:
+    """Wrap content so that it scrolls sideways when it is too wide, also by keys."""
+    return tag("div", inner, class_="wide", tabindex=0, role="region", aria_label=name)
 
 
 def _content(content: Content) -> str:

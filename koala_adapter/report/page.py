@@ -12,15 +12,15 @@ import csv
 import io
 import json
 from dataclasses import dataclass
-from html import escape
 from itertools import zip_longest
 from math import isnan
 from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter.report.figures import Drawing, Figure, draw
+from koala_adapter.report.markup import Markup, document, joined, scrollable, table, tag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 
@@ -68,9 +68,9 @@ def write_result(directory: Path, heading: Heading, result: Result) -> Path:
         (directory / "figures" / f"{figure.name}.png").write_bytes(drawing.png)
         (directory / "figures" / f"{figure.name}.svg").write_bytes(drawing.svg)
         (directory / "data" / f"{figure.name}.csv").write_text(figure_csv(figure), encoding="utf-8")
-    for table in result.tables:
-        text = csv_text([table.columns, *table.rows])
-        (directory / "data" / f"{table.name}.csv").write_text(text, encoding="utf-8")
+    for one in result.tables:
+        text = csv_text([one.columns, *one.rows])
+        (directory / "data" / f"{one.name}.csv").write_text(text, encoding="utf-8")
     for listing in result.listings:
         (directory / "data" / f"{listing.name}.txt").write_text(listing.text, encoding="utf-8")
     (directory / "result.json").write_text(result_json(heading, result), encoding="utf-8")
@@ -118,76 +118,60 @@ def result_json(heading: Heading, result: Result) -> str:
 def page_html(heading: Heading, result: Result, drawings: Sequence[Drawing]) -> str:
     """Return the page as HTML without external references."""
     parts = [
-        "<!DOCTYPE html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(heading.title)}</title><style>{STYLE}</style></head><body>",
-        f"<h1>{escape(heading.title)}</h1>",
-        f'<p class="lead">{escape(heading.lead)}</p>',
-        f"<p>To get this page: <code>{escape(heading.command)}</code></p>",
+        tag("h1", heading.title),
+        tag("p", heading.lead, class_="lead"),
+        tag("p", "To get this page: ", tag("code", heading.command)),
         *_findings(result.findings),
         *_notes(result.notes),
         *_figures(result.figures, drawings),
+        *map(_table, result.tables),
+        *map(_listing, result.listings),
     ]
-    for table in result.tables:
-        parts += _table(table)
-    for listing in result.listings:
-        parts += _listing(listing)
-    return "\n".join([*parts, "</body></html>", ""])
+    return document(heading.title, tag("style", Markup(STYLE)), Markup("\n".join(parts)))
 
 
-def _findings(findings: Sequence[Finding]) -> list[str]:
-    if not findings:
-        return []
-    lines = [
-        f"<h2>Findings: {tally(findings)}</h2>",
-        '<div class="wide"><table>',
-        "<tr><th>the paper says</th><th>what came out here</th><th></th><th>by how much</th></tr>",
+def _findings(findings: Sequence[Finding]) -> Iterator[Markup]:
+    if findings:
+        columns = [(name, "") for name in ("the paper says", "what came out here", "", "by how much")]
+        rows = []
+        for one in findings:
+            kind, verdict = VERDICTS[one.holds]
+            told = tag("td", verdict, class_=f"verdict {kind}")
+            rows.append(tag("tr", tag("td", one.claim), tag("td", one.outcome), told, tag("td", one.margin)))
+        yield tag("h2", f"Findings: {tally(findings)}")
+        yield table(columns, rows, "Findings")
+
+
+def _notes(notes: Sequence[str]) -> Iterator[Markup]:
+    if notes:
+        yield tag("h2", "What to know when reading this")
+        yield tag("ul", *(tag("li", note) for note in notes))
+
+
+def _figures(figures: Sequence[Figure], drawings: Sequence[Drawing]) -> Iterator[Markup]:
+    if figures:
+        drawn = []
+        for figure, drawing in zip(figures, drawings, strict=True):
+            data = base64.b64encode(drawing.svg).decode("ascii")
+            image = tag("img", alt=figure.title, src=f"data:image/svg+xml;base64,{data}")
+            drawn.append(tag("figure", image, tag("figcaption", figure.caption)))
+        yield tag("h2", "Figures")
+        yield tag("div", *drawn, class_="figures")
+
+
+def _table(one: Table) -> Markup:
+    numeric = [all(isinstance(row[i], int | float | None) for row in one.rows) for i in range(len(one.columns))]
+    columns = [(name, "number" if is_number else "") for name, is_number in zip(one.columns, numeric, strict=True)]
+    rows = [
+        tag("tr", *(tag("td", shown(cell), class_=kind or None) for cell, (_, kind) in zip(row, columns, strict=True)))
+        for row in one.rows
     ]
-    for finding in findings:
-        kind, verdict = VERDICTS[finding.holds]
-        cells = (escape(text) for text in (finding.claim, finding.outcome, finding.margin))
-        claim, outcome, margin = cells
-        lines.append(
-            f'<tr><td>{claim}</td><td>{outcome}</td><td class="verdict {kind}">{verdict}</td><td>{margin}</td></tr>'
-        )
-    return [*lines, "</table></div>"]
+    caption = tag("p", one.caption, class_="caption") if one.caption else None
+    return joined(tag("h2", one.title), table(columns, rows, one.title), caption)
 
 
-def _notes(notes: Sequence[str]) -> list[str]:
-    items = [f"<li>{escape(note)}</li>" for note in notes]
-    return ["<h2>What to know when reading this</h2>", "<ul>", *items, "</ul>"] if items else []
-
-
-def _figures(figures: Sequence[Figure], drawings: Sequence[Drawing]) -> list[str]:
-    if not figures:
-        return []
-    lines = ["<h2>Figures</h2>", '<div class="figures">']
-    for figure, drawing in zip(figures, drawings, strict=True):
-        data = base64.b64encode(drawing.svg).decode("ascii")
-        lines.append(
-            f'<figure><img alt="{escape(figure.title)}" src="data:image/svg+xml;base64,{data}">'
-            f"<figcaption>{escape(figure.caption)}</figcaption></figure>"
-        )
-    return [*lines, "</div>"]
-
-
-def _table(table: Table) -> list[str]:
-    numeric = [all(isinstance(row[i], int | float | None) for row in table.rows) for i in range(len(table.columns))]
-    classes = [' class="number"' if is_number else "" for is_number in numeric]
-    headings = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in zip(table.columns, classes, strict=True))
-    lines = [f"<h2>{escape(table.title)}</h2>", f'<div class="wide"><table><tr>{headings}</tr>']
-    for row in table.rows:
-        cells = "".join(f"<td{kind}>{escape(shown(cell))}</td>" for cell, kind in zip(row, classes, strict=True))
-        lines.append(f"<tr>{cells}</tr>")
-    return [*lines, "</table></div>", f'<p class="caption">{escape(table.caption)}</p>' if table.caption else ""]
-
-
-def _listing(listing: Listing) -> list[str]:
-    return [
-        f"<details><summary>{escape(listing.title)}</summary>",
-        f'<div class="wide"><pre>{escape(listing.text)}</pre></div></details>',
-    ]
+def _listing(listing: Listing) -> Markup:
+    return tag("details", tag("summary", listing.title), scrollable(tag("pre", listing.text), listing.title))
 
 
 def shown(cell: Cell) -> str:

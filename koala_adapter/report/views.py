@@ -22,14 +22,14 @@ from koala_adapter.report.history import (
     reason,
     usage_table,
 )
-from koala_adapter.report.markup import Content, Markup, isolated, joined, tag
+from koala_adapter.report.markup import Content, Markup, document, isolated, joined, scrollable, table, tag
 from koala_adapter.report.page import Heading, Result, csv_text, result_json
 from koala_adapter.report.timeaxis import Period, duration, moment, zone_name
 from koala_adapter.report.values import ComponentReport, JobReport, counted, run_time, waiting_time
 from koala_adapter.slots import ranks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from datetime import tzinfo
     from pathlib import Path
 
@@ -45,31 +45,6 @@ if TYPE_CHECKING:
 def style() -> str:
     """Return the style sheet of all pages."""
     return resources.files("koala_adapter.report").joinpath("style.css").read_text(encoding="utf-8")
-
-
-def document(title: str, head: Content, body: Content) -> str:
-    """Return a whole page."""
-    shared = (
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", title),
-    )
-    return "<!DOCTYPE html>\n" + tag("html", tag("head", *shared, head), "\n", tag("body", body), lang="en") + "\n"
-
-
-def table(columns: Sequence[tuple[str, str]], rows: Iterable[Content], name: str) -> Markup:
-    """Return an HTML table that scrolls sideways when it is too wide.
-
-    ``columns``: heading and class of each. ``rows``: elements. ``name``: what the table has.
-    """
-    headings = [tag("th", heading, class_=kind or None, scope="col") for heading, kind in columns]
-    inner = tag("table", tag("thead", tag("tr", *headings)), tag("tbody", rows))
-    return scrollable(inner, name)
-
-
-def scrollable(inner: Markup, name: str) -> Markup:
-    """Wrap content so that it scrolls sideways when it is too wide, also by keys."""
-    return tag("div", inner, class_="wide", tabindex=0, role="region", aria_label=name)
 
 
 def figure(drawing: Markup, name: str, caption: Content) -> Markup:

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 
 from koala_adapter.outcome import JobState
 from koala_adapter.report.history import occupations
-from koala_adapter.report.markup import Content, Markup, isolated, joined, tag
+from koala_adapter.report.markup import Content, Markup, document, isolated, joined, tag
 from koala_adapter.report.selection import JobSelection
 from koala_adapter.report.timeaxis import DAY, HOUR, moment, zone_name
 from koala_adapter.report.values import ATTEMPTS, JobReport, counted
@@ -24,7 +24,6 @@ from koala_adapter.report.views import (
     charts,
     cluster_cards,
     cluster_use,
-    document,
     job_title,
     job_view,
     jobs_table,
