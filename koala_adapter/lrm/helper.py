@@ -135,7 +135,8 @@ class HelperClient(ABC, Generic[RequestT, ResultT]):
         self._lock = anyio.Lock()
         self._helper: HelperProcess | None = None
         self._number = 0
-        self._deaths = 0
+        self.deaths = 0
+        """Helpers lost in a row since the last answered request."""
         self._retry_at = 0.0
         self._silent_at = 0.0
         self._silence = ""
@@ -145,11 +146,6 @@ class HelperClient(ABC, Generic[RequestT, ResultT]):
     def helper_pid(self) -> int | None:
         """Process id of the helper, while one runs."""
         return self._helper.pid if self._helper is not None else None
-
-    @property
-    def deaths(self) -> int:
-        """Number of helpers lost in a row since the last answered request."""
-        return self._deaths
 
     async def close(self) -> None:
         """End the helper."""
@@ -212,9 +208,7 @@ class HelperClient(ABC, Generic[RequestT, ResultT]):
     async def _start(self) -> None:
         wait = self._retry_at - anyio.current_time()
         if wait > 0:
-            message = (
-                f"the {self.called} helper died {self._deaths} times in a row; it is started again in {wait:.0f} s"
-            )
+            message = f"the {self.called} helper died {self.deaths} times in a row; it is started again in {wait:.0f} s"
             raise LrmUnavailableError(message, hint=f"its log is {self._log}")
         argv, environment = await self._launched()
         try:
@@ -256,15 +250,15 @@ class HelperClient(ABC, Generic[RequestT, ResultT]):
             await self._give_up()
             raise HelperDiedError(error.message, hint=error.hint) from None
         if operation != OPEN:
-            self._deaths = 0
+            self.deaths = 0
         return result
 
     async def _give_up(self) -> None:
         """Kill a failed helper. The first is replaced at once, later ones after growing pauses."""
         await self._stop()
-        self._deaths += 1
-        if self._deaths > 1:
-            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._deaths - 2, 10))
+        self.deaths += 1
+        if self.deaths > 1:
+            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self.deaths - 2, 10))
             self._retry_at = anyio.current_time() + pause
 
     async def _stop(self) -> None:

@@ -465,8 +465,8 @@ class Watcher(Generic[T]):
         self._on_trouble = on_trouble
         self._tasks: TaskGroup | None = None
         self.under_way: Look[T] | None = None
-        self._begun_at = -inf
-        """When the last look that was answered was begun (monotonic)."""
+        self.begun_at = -inf
+        """When the last look that was answered was begun (monotonic); -inf when there was none."""
         self._changed_at = -inf
         """When something was last done to the batch system."""
         self.failure: LrmError | None = None
@@ -478,11 +478,6 @@ class Watcher(Generic[T]):
     def resting(self) -> bool:
         """Return whether the batch system is not asked at present, after repeated failures."""
         return not self.breaker.may_ask(anyio.current_time())
-
-    @property
-    def begun_at(self) -> float:
-        """Start of the last answered reading (monotonic); -inf when there was none."""
-        return self._begun_at
 
     def invalidate(self) -> None:
         """Require a new reading: the batch system was changed, so one that began before is outdated."""
@@ -515,7 +510,7 @@ class Watcher(Generic[T]):
         ``now``: one begun from now on, even while the batch system is left alone. Raises LrmError.
         """
         wanted = anyio.current_time() if now else max(self._changed_at, anyio.current_time() - within)
-        while self._begun_at < wanted:
+        while self.begun_at < wanted:
             look = self.under_way
             if look is not None:
                 await look.over.wait()
@@ -561,7 +556,7 @@ class Watcher(Generic[T]):
     def _answered(self, begun: float) -> None:
         self.breaker.succeeded()
         self.looks += 1
-        self._begun_at = begun
+        self.begun_at = begun
         if self.failure is not None:
             self.failure = None
             self._on_trouble(None)

@@ -19,6 +19,7 @@ import os
 import pwd
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -47,14 +48,14 @@ NOT_RUNNING = frozenset({2020, 2024})
 # -- A job in the words of squeue and scontrol ---------------------------------------------------------------
 
 
-def row_of(values: Values, names: Names) -> list[str]:
+def row_of(values: Values) -> list[str]:
     """Return what squeue writes of a job, in the order of the fields that the plugin asks it for."""
     ends = values["end_time"]
     if values["time_limit"] is None and values["state"] in {"RUNNING", "SUSPENDED"}:
         ends = None
     return [
         squeue_id(values),
-        names.user(values["user_id"]),
+        user_name(values["user_id"]),
         values["state"],
         str(values["cpus"]),
         values["partition"] or "",
@@ -72,7 +73,7 @@ def row_of(values: Values, names: Names) -> list[str]:
         str(values["ntasks_per_node"] or 0),
         ",".join(values["constraints"]),
         values["required_nodes"] or "",
-        names.group(values["group_id"]),
+        group_name(values["group_id"]),
         values["account"] or "",
         str(values["requeue_count"]),
         values["working_directory"] or "",
@@ -164,30 +165,22 @@ def _moment(seconds: int | None) -> str:
     return str(seconds) if seconds else "N/A"
 
 
-class Names:
-    """Names of users and groups, looked up once each."""
+@cache
+def user_name(number: int) -> str:
+    """Return a user's name, or the number for an unknown one, as squeue does."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
-    def __init__(self) -> None:
-        self._users: dict[int, str] = {}
-        self._groups: dict[int, str] = {}
 
-    def user(self, number: int) -> str:
-        """Return a user's name, or the number for an unknown one, as squeue does."""
-        if number not in self._users:
-            try:
-                self._users[number] = pwd.getpwuid(number).pw_name
-            except KeyError:
-                self._users[number] = str(number)
-        return self._users[number]
-
-    def group(self, number: int) -> str:
-        """Return a group's name, or the number for an unknown one."""
-        if number not in self._groups:
-            try:
-                self._groups[number] = grp.getgrgid(number).gr_name
-            except KeyError:
-                self._groups[number] = str(number)
-        return self._groups[number]
+@cache
+def group_name(number: int) -> str:
+    """Return a group's name, or the number for an unknown one."""
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
 
 
 # -- The picture of all jobs ---------------------------------------------------------------------------------
@@ -200,7 +193,9 @@ class Picture:
         self._tells_details = tells_details
         self._seen: dict[int, tuple[Any, ...]] = {}
         self._order: list[int] | None = None
-        self._names = Names()
+        # What was unknown may have a name by now.
+        user_name.cache_clear()
+        group_name.cache_clear()
         self._watched = attrgetter(*WATCHED)
 
     def update(self, jobs: Mapping[int, Any], again: set[int]) -> dict[str, Any]:
@@ -240,7 +235,7 @@ class Picture:
         if why:
             array = values["array_id"]
             return {"number": number, "asked": str(number if array is None else array), "untold": why}
-        told = {"number": number, "row": row_of(values, self._names), "details": None, "places": []}
+        told = {"number": number, "row": row_of(values), "details": None, "places": []}
         if values["heterogeneous_id"] is not None:
             # scontrol calls its components otherwise, so that what it shows of them is not found.
             return {**told, "details": {}}

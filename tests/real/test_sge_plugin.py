@@ -157,7 +157,7 @@ async def test_every_way_to_load_the_library(sge_cell: GridEngineCell, tmp_path:
     """Both cures for jemalloc's thread-local variables work; without either the plugin comes to one by itself."""
     lrm = SgeLrm(new_context(tmp_path), settings_of(sge_cell))
     launch = library_of(lrm).launch
-    library_of(lrm)._launch = HelperLaunch(library=launch.library, variables=launch.variables, loading=loading)
+    library_of(lrm).launch = HelperLaunch(library=launch.library, variables=launch.variables, loading=loading)
     opened = await library_of(lrm).open()
     await lrm.close()
     assert opened.system == "SGE 8.1.9"

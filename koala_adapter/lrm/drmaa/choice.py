@@ -252,14 +252,13 @@ class Submitter:
         self._others = list(found[1:])
         self._settled = self.choice.by == "commands"
         self._tries = 0
-        self._drmaa: DrmaaTransport | None = None
         self._misfit: Callable[[Path], Awaitable[str]] | None = None
         self.obstacle = ""
         """What is wrong with a library that must be used, and the remedy; empty where nothing is known."""
         folder = script_folder(settings.script_directory, context)
         self.scripts = ScriptStore(folder, context.host, delivery=delivery)
-        if not self._settled:
-            self._drmaa = self._transport(self.choice.library)
+        self.drmaa = None if self._settled else self._transport(self.choice.library)
+        """The DRMAA transport in use; None when placeholders are submitted by commands."""
 
     def _transport(self, library: Path | None) -> DrmaaTransport:
         launch = drmaa.HelperLaunch(library=library, variables=self._variables)
@@ -273,11 +272,6 @@ class Submitter:
     def forget(self, key: BatchKey) -> None:
         """Delete the script of a submission: it will not be read any more."""
         self.scripts.remove(key)
-
-    @property
-    def drmaa(self) -> DrmaaTransport | None:
-        """The DRMAA transport in use; None when placeholders are submitted by commands."""
-        return self._drmaa if self.choice.by == "drmaa" else None
 
     async def start(
         self,
@@ -377,17 +371,17 @@ class Submitter:
 
     async def _give_up(self, problem: str, *, instead: FoundLibrary | None = None) -> None:
         """Switch to another library or to commands."""
-        if self._drmaa is not None:
-            await self._drmaa.close()
+        if self.drmaa is not None:
+            await self.drmaa.close()
         library = str(self.choice.library)
         log.warning("a DRMAA library is not used", cluster=self._context.cluster, library=library, reason=problem)
         self._tries = 0
         if instead is None:
             self.choice = Choice(by="commands", reason=f"{library} cannot be used: {problem}")
-            self._settled, self._drmaa = True, None
+            self._settled, self.drmaa = True, None
         else:
             self.choice = Choice(by="drmaa", reason=f"found by {instead.by}", library=instead.path)
-            self._drmaa = self._transport(instead.path)
+            self.drmaa = self._transport(instead.path)
 
     async def check(self) -> tuple[CheckResult, ...]:
         """Report the choice; with DRMAA also try the library and check the directory of scripts."""
@@ -399,8 +393,8 @@ class Submitter:
 
     async def close(self) -> None:
         """End the helper; jobs go on."""
-        if self._drmaa is not None:
-            await self._drmaa.close()
+        if self.drmaa is not None:
+            await self.drmaa.close()
 
 
 def one_text(words: Sequence[str]) -> str:

@@ -211,7 +211,8 @@ class DrmaaClient(HelperClient["Request", "Result"]):
         request_timeout: float = 20.0,
     ) -> None:
         super().__init__(context, log=LOG_NAME, request_timeout=request_timeout)
-        self._launch = launch
+        self.launch = launch
+        """How the helper is started: after the first success, the way that worked."""
         self._open_request = OpenSession(contact=contact)
         if keeps_ledger:
             folder = context.state_directory if self._host.here else folder_there("drmaa", context)
@@ -219,11 +220,6 @@ class DrmaaClient(HelperClient["Request", "Result"]):
         self._opened: Opened | None = None
         self.library = library_of(str(launch.library or ""))
         """Which library it is: by what it says of itself, and by where it lies until it was loaded."""
-
-    @property
-    def launch(self) -> HelperLaunch:
-        """How the helper is started: after the first success, the way that worked."""
-        return self._launch
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -316,10 +312,10 @@ class DrmaaClient(HelperClient["Request", "Result"]):
         result = await self._exchange(self._open_request, OPEN)
         while isinstance(result, Failure) and result.kind is FailureKind.LIBRARY:
             await self._stop()
-            other = self._launch.after(result.message)
+            other = self.launch.after(result.message)
             if other is None:
                 break
-            self._launch = other
+            self.launch = other
             await self._start()
             result = await self._exchange(self._open_request, OPEN)
         return _expect(result, Opened)
@@ -327,7 +323,7 @@ class DrmaaClient(HelperClient["Request", "Result"]):
     # -- what HelperClient asks of its subclasses ----------------------------------------------------------------
 
     async def _launched(self) -> tuple[Sequence[str], Mapping[str, str]]:
-        added = self._launch.variables_added()
+        added = self.launch.variables_added()
         if self._host.here:
             return command_here(added)
         facts = await self._host.facts()

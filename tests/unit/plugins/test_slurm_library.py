@@ -19,7 +19,7 @@ from koala_adapter.testing import eventually, new_context
 from koala_adapter.testing.trial import begin_start
 from koala_slurm import SlurmSettings
 from koala_slurm.library import CHANGES, DEATHS, LibraryAccess
-from koala_slurm.library_helper import Names, Picture, row_of, squeue_id, untold
+from koala_slurm.library_helper import Picture, row_of, squeue_id, untold
 from koala_slurm.listing import JOB_FIELDS
 from koala_slurm.lrm import SlurmLrm
 from koala_slurm.requests import MORE_FIELDS, parse_wide_row
@@ -133,7 +133,7 @@ def test_ids(changes: dict[str, Any], id_: str) -> None:
 
 
 def test_a_row_is_as_squeue_writes_it() -> None:
-    row = row_of(VALUES, Names())
+    row = row_of(VALUES)
     assert len(row) == len(JOB_FIELDS) + len(MORE_FIELDS)
     (job,) = parse_wide_row(row)
     assert (job.id, job.user, job.walltime, job.processors, job.processors_per_task) == ("7", "root", 5400, 6, 2)
