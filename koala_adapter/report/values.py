@@ -10,13 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 
-from koala_adapter.outcome import (
-    EndReason,
-    JobKind,
-    JobOutcome,
-    JobState,
-    TaskUsage,
-)
+from koala_adapter.outcome import EndReason, JobKind, JobOutcome, JobState, TaskUsage
 from koala_adapter.slots import PLAIN, Slot, ranks_of
 
 # -- Progress of a sweep -------------------------------------------------------------------------------------

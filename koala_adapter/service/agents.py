@@ -29,10 +29,7 @@ from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.claiming.claims import life_at_once
 from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest
-from koala_adapter.service.opening import (
-    token_path,
-    words_directory,
-)
+from koala_adapter.service.opening import token_path, words_directory
 from koala_adapter.service.reachability import Reachability
 from koala_adapter.vjm import certificate, channel
 from koala_adapter.vjm.center import ControlCenter
