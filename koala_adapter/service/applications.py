@@ -561,12 +561,7 @@ def _runner_class(job: Job) -> type[Runner]:
 class Archive:
     """Reports of jobs that have ended, in the journal."""
 
-    def __init__(
-        self,
-        core: Core,
-        applications: Applications,
-        make_report: Callable[[JobId], str],
-    ) -> None:
+    def __init__(self, core: Core, applications: Applications, make_report: Callable[[JobId], str]) -> None:
         """``make_report`` returns JSON."""
         self._core = core
         self._journal = core.journal

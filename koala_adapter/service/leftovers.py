@@ -73,14 +73,7 @@ class Cleaning:
     """One cleaning of a state directory."""
 
     def __init__(
-        self,
-        directory: Path,
-        journal: Journal,
-        state: State,
-        *,
-        older: float,
-        now: float,
-        log: Path | None = None,
+        self, directory: Path, journal: Journal, state: State, *, older: float, now: float, log: Path | None = None
     ) -> None:
         """``older``: seconds since the end of a job; ``now``: by the clock of the service whose journal it is.
 

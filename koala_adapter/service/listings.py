@@ -115,13 +115,7 @@ def new_holds(
         for one, job in found
     )
     known = tuple(
-        Hold(
-            placeholder=one.id,
-            holder=one.holder,
-            reason=one.hold_reason,
-            in_hold=one.in_hold,
-            lasts=one.hold_lasts,
-        )
+        Hold(placeholder=one.id, holder=one.holder, reason=one.hold_reason, in_hold=one.in_hold, lasts=one.hold_lasts)
         for one in waiting
         if one.on_hold_since is not None
     )

@@ -84,13 +84,7 @@ class RunningSweep:
     """Hands out tasks of a sweep and records results."""
 
     def __init__(
-        self,
-        job: Job,
-        files: SweepFiles,
-        expansion: Expansion,
-        book: Book,
-        *,
-        changed: Callable[[], None],
+        self, job: Job, files: SweepFiles, expansion: Expansion, book: Book, *, changed: Callable[[], None]
     ) -> None:
         """``book``: from :func:`restored_book`. ``changed``: called with each finished task. Raises OSError."""
         if job.sweep is None:

@@ -546,14 +546,7 @@ class Bargaining:
         )
         self._core.loop.post(replace(answer, memory_declined=without_memory, trouble=self._trouble_with(number)))
 
-    def _decline(
-        self,
-        number: int,
-        why: str,
-        *,
-        lapsed: bool = False,
-        trouble: str = "",
-    ) -> None:
+    def _decline(self, number: int, why: str, *, lapsed: bool = False, trouble: str = "") -> None:
         answer = ev.OfferAnswered(time=self._core.now(), job_id=self._job.id, number=number, accepted=0, reason=why)
         trouble = trouble or self._trouble_with(number)
         self._core.loop.post(replace(answer, lapsed=lapsed, trouble=trouble))
