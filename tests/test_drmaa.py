@@ -305,7 +305,7 @@ async def test_library_of_another_system(cell: FakeCell, tmp_path: Path) -> None
     context = new_context(tmp_path)
     client = DrmaaClient(context, HelperLaunch(library=None, variables=cell.helper_variables))
     transport = DrmaaTransport(client, ScriptStore(tmp_path / "scripts", THIS_HOST), expected=SLURM)
-    await transport.start()
+    await client.open()
     try:
         with pytest.raises(LrmRejectedError, match=r"one for SGE 8\.1\.9, not for Slurm"):
             await transport.submit(submission("astray"), (), index_variable=None)

@@ -8,13 +8,14 @@ number of processors that the site file gives, of which only our own jobs count 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from koala_adapter.errors import LrmRejectedError, LrmUnsupportedError
+from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnsupportedError
 from koala_adapter.lrm import Capabilities, CheckResult, Lrm, PluginDefinition
 from koala_adapter.lrm.contract import Directives, oldest_first
 from koala_adapter.lrm.drmaa.client import DrmaaClient, HelperLaunch
@@ -244,7 +245,8 @@ class DrmaaLrm(Lrm):
 
     async def start(self) -> None:
         """Start the helper; an LRM that is out of reach now is tried again with the first request."""
-        await self._transport.start()
+        with suppress(LrmError):
+            await self.client.open()
         self._adopt_library()
 
     async def close(self) -> None:

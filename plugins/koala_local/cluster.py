@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
@@ -17,6 +17,7 @@ from koala_local.jobs import (
     QUEUE,
     Ending,
     JobRecord,
+    JobRequest,
     JobStore,
     Layout,
     Room,
@@ -37,21 +38,13 @@ MOST_JOBS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(JobRequest):
     """A submission to the daemon."""
 
-    name: str
-    user: str
     count: int
     script: str
-    walltime: int
-    output_directory: str
     queue: str | None
     held: bool
-    threads: int = 1
-    memory_mib: int = 0
-    gpus: int = 0
-    exclusive: bool = False
 
 
 class LocalCluster:
@@ -319,20 +312,9 @@ class LocalCluster:
 
 
 def _record(request: Request, *, number: int, index: int) -> JobRecord:
-    return JobRecord(
-        number=number,
-        index=index,
-        name=request.name,
-        user=request.user,
-        walltime=request.walltime,
-        output_directory=request.output_directory,
-        submitted_at=time.time(),
-        state=LrmJobState.HELD if request.held else LrmJobState.QUEUED,
-        threads=request.threads,
-        memory_mib=request.memory_mib,
-        gpus=request.gpus,
-        exclusive=request.exclusive,
-    )
+    asked = {one.name: getattr(request, one.name) for one in fields(JobRequest)}
+    state = LrmJobState.HELD if request.held else LrmJobState.QUEUED
+    return JobRecord(**asked, number=number, index=index, submitted_at=time.time(), state=state)
 
 
 def _queued_again(job: JobRecord) -> JobRecord:

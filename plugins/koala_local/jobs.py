@@ -234,18 +234,31 @@ END_OF = {Ending.CANCEL: EndReason.CANCELLED, Ending.WALLTIME: EndReason.WALLTIM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord:
+class JobRequest:
+    """What each job of a submission asks for."""
+
+    name: str
+    user: str
+    walltime: int
+    """Seconds."""
+    output_directory: str
+    threads: int = 1
+    """Processors."""
+    memory_mib: int = 0
+    """0: none in particular."""
+    gpus: int = 0
+    exclusive: bool = False
+    """It has its node for itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord(JobRequest):
     """One element of a submission."""
 
     number: int
     """Number of the submission, from 1, never used again."""
     index: int
     """Index within the submission, from 1."""
-    name: str
-    user: str
-    walltime: int
-    """Seconds."""
-    output_directory: str
     submitted_at: float
     state: LrmJobState
     node: str = ""
@@ -267,13 +280,6 @@ class JobRecord:
     signal: int | None = None
     reason: str = ""
     """Why it waits or ended, for people."""
-    threads: int = 1
-    """Processors that it asks for."""
-    memory_mib: int = 0
-    """Memory that it asks for; 0: none in particular."""
-    gpus: int = 0
-    exclusive: bool = False
-    """It has its node for itself."""
     taken: int = 0
     """Processors of its node that it has, or had: all of them when it is exclusive. 0: it has not started."""
     bound_to: tuple[int, ...] = ()

@@ -134,13 +134,6 @@ class DrmaaTransport:
         self.doubtful = False
         """Whether the last submission came to an end that is not known."""
 
-    async def start(self) -> None:
-        """Start the helper; an LRM that is out of reach now is tried again with the first request."""
-        try:
-            await self.client.open()
-        except LrmError:
-            return
-
     async def close(self) -> None:
         """End the helper; jobs go on."""
         await self.client.close()
