@@ -51,26 +51,6 @@ class World(Protocol):
 class SimulatedCluster:
     """A cluster as its batch system keeps it, in counts of processors; compared by identity."""
 
-    __slots__ = (
-        "_down_nodes",
-        "_world",
-        "capacity",
-        "down",
-        "draining",
-        "index",
-        "last_poll",
-        "local_queue",
-        "local_used",
-        "managed",
-        "model",
-        "name",
-        "processors",
-        "running",
-        "shrinking",
-        "speed",
-        "unwanted",
-    )
-
     def __init__(self, model: ClusterModel, index: int, world: World) -> None:
         """Begin with all processors idle."""
         self.model = model
@@ -314,12 +294,6 @@ class CountedPlacement:
         self._short = all(cluster.capacity == cluster.processors for cluster in clusters)
         """Whether worst fit takes the cluster with the most free: thresholds do not count in its measure of load."""
         self._requests: dict[Lane, tuple[Sequence[ComponentRequest], str | None]] = {}
-        self.frees = [cluster.free for cluster in clusters]
-        """``free`` of each cluster, noted with each change, so that the largest is found quickly."""
-
-    def update(self, cluster: SimulatedCluster) -> None:
-        """Update ``frees`` for a cluster."""
-        self.frees[cluster.index] = cluster.free
 
     def refusal(self, job: SimulatedJob, lane: Lane) -> str | None:
         """Return why a job can never run on these clusters; None when it can."""
@@ -332,10 +306,11 @@ class CountedPlacement:
         """Return the placement of the first job of a lane by its policy; None when it cannot be placed now."""
         requests, _ = self._asked(lane)
         if self._short and not lane.components and lane.placement == WorstFit.name:
-            most = max(self.frees)
+            frees = [cluster.free for cluster in self._clusters]
+            most = max(frees)
             if most < lane.total:
                 return None
-            index = self.frees.index(most)  # of all clusters, worst fit takes this one; it is asked once about each
+            index = frees.index(most)  # of all clusters, worst fit takes this one; it is asked once about each
             known = self._worst_fit.get((lane.total, index))
             if known is not None:
                 return known

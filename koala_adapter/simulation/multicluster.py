@@ -232,7 +232,6 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
         for cluster in lost:  # the failed claim tells what the information service has not seen yet
             self.outcome.failed_claims += 1
             cluster.poll()
-            self.placing.update(cluster)
         if lost:
             return False
         now = self.engine.now + self.settings.placeholder_delay
@@ -249,7 +248,6 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
             self.engine.after(self.settings.placeholder_delay + idle, partial(self._start_computing, run))
         for cluster, processors in held.items():
             cluster.managed += processors
-            self.placing.update(cluster)
             self._changed_clusters[cluster] = None
             if job.malleable:
                 self._join(run, cluster, processors)
@@ -327,7 +325,6 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
 
     def _more_free(self, cluster: SimulatedCluster) -> None:
         """Record that a cluster may have more free processors than before, so that waiting jobs are tried again."""
-        self.placing.update(cluster)
         self._changed_clusters[cluster] = None
         self._blocked_lanes.clear()
         self._gave_nothing.clear()
@@ -337,8 +334,6 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
         """Let the information service see what is out of our reach."""
         if cluster.poll():
             self._more_free(cluster)
-        else:
-            self.placing.update(cluster)
 
     def _poll_later(self, cluster: SimulatedCluster) -> None:
         self._poll(cluster)
@@ -527,7 +522,6 @@ class Multicluster(DecidedClusters[SimulatedCluster]):
         step = Step(direction=Direction.GROW, remaining=value, thorough=thorough)
         before = self._accepted
         carry_out(self._malleability, cluster.running, step, self.ask)
-        self.placing.update(cluster)
         if self._accepted > before and not self._malleability.rebalances:
             return True
         cluster.unwanted = cluster.free

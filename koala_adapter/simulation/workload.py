@@ -481,14 +481,14 @@ def _irregularity(kind: str, places: Sequence[int], *, left_out: bool = False) -
 
 def _disorder(trace: Trace) -> Iterator[Irregularity]:
     """Yield irregularities of a trace as a whole, such as jobs that are not in order of submission."""
-    submits, ids = trace.columns.get(Field.SUBMITTED), trace.columns.get(Field.JOB)
-    if submits is not None and any(map(gt, submits, islice(submits, 1, None))):
+    submits, ids = trace.columns[Field.SUBMITTED], trace.columns[Field.JOB]
+    if any(map(gt, submits, islice(submits, 1, None))):
         places = [index for index in range(1, len(submits)) if submits[index] < submits[index - 1]]
         yield _irregularity("jobs submitted before the one that stands before them", [trace.lines[at] for at in places])
-    if submits is not None and min(submits) < 0:
+    if min(submits) < 0:
         places = [index for index, value in enumerate(submits) if value < 0]
         yield _irregularity("jobs submitted before the begin of the trace", [trace.lines[at] for at in places])
-    if ids is not None and len(set(ids)) != len(ids):
+    if len(set(ids)) != len(ids):
         seen: set[float] = set()
         places = []
         for index, id_ in enumerate(ids):
@@ -617,7 +617,7 @@ def _sizes(allocated: Column, requested: Column) -> Column:
 def _kept(trace: Trace, sizes: Sequence[float], found: list[Irregularity]) -> list[bool] | None:
     """Return the indices of the jobs that take part (None: all); add those left out to ``found``."""
     runs = trace.columns[Field.RUN]
-    status = trace.columns.get(Field.STATUS, ())
+    status = trace.columns[Field.STATUS]
     reasons: dict[str, set[int]] = {}
     if min(runs) <= 0:
         reasons["jobs without run time"] = {row for row, run in enumerate(runs) if run <= 0}

@@ -50,13 +50,11 @@ class EventHandle:
 class Engine:
     """Virtual clock with a queue of events."""
 
-    __slots__ = ("_entered", "_events", "handled", "now")
+    __slots__ = ("_entered", "_events", "now")
 
     def __init__(self, start: float = 0.0) -> None:
         """Start the clock at ``start`` seconds with an empty queue."""
         self.now = start
-        self.handled = 0
-        """Events that have happened so far."""
         self._events: list[tuple[float, int, int, EventHandle]] = []
         self._entered = 0
 
@@ -95,7 +93,6 @@ class Engine:
         time, _, _, handle = heapq.heappop(self._events)
         action, handle.action = handle.action, None
         self.now = time
-        self.handled += 1
         if action is not None:
             action()
         return True
