@@ -18,19 +18,16 @@ from koala_adapter import on_demand
 from koala_adapter.cli.terminal import open_standard_descriptors, survive_hangup
 
 if TYPE_CHECKING:
-    from koala_adapter.cli import display, following, jsonshapes, schedule
+    from koala_adapter.cli import display, following, schedule
 
 __all__ = [
     "display",
     "following",
-    "jsonshapes",
     "main",
     "schedule",
 ]
 
-__getattr__, __dir__ = on_demand(
-    __name__, {name: (name,) for name in ("display", "following", "jsonshapes", "schedule")}
-)
+__getattr__, __dir__ = on_demand(__name__, {name: (name,) for name in ("display", "following", "schedule")})
 
 
 # -- Garbage collection --------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes of what ``--json`` prints, by name and version, and the JSON Schemas made from them.
+"""Shapes of what ``--json`` prints, by name and version, the JSON Schemas made from them, and ``koala schema``.
 
 Within a version members may be added; removing one, or changing its meaning, makes another version.
 """
@@ -13,10 +13,12 @@ from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+import click
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-from koala_adapter.config.schema import DIALECT
+from koala_adapter.cli.session import command_body, pass_session
+from koala_adapter.config.schema import DIALECT, job_schema, schema_text, site_schema
 from koala_adapter.ordering.asking import Explanation
 from koala_adapter.ordering.jobs import JobEvent
 from koala_adapter.ordering.shadow import ShadowReport
@@ -37,6 +39,7 @@ from koala_adapter.tasks.results import TaskRecord
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from koala_adapter.cli.session import Session
     from koala_adapter.config.schema import Schema
 
 
@@ -413,3 +416,32 @@ def _describe(schema: dict[str, Any], kind: type) -> None:
                 found = schema["properties"].get(member.target.id)
                 if found is not None and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
                     found["description"] = inspect.cleandoc(str(text.value.value))
+
+
+# -- Command ``schema`` --------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("kind", metavar="NAME", type=click.Choice(["site", "job", *SHAPES]))
+@pass_session
+@command_body
+def schema(session: Session, kind: str) -> None:
+    r"""Print the JSON Schema of site files, job files, or what a command prints with --json.
+
+    NAME is site, job, or a name in `koala docs json`. The first two are for editors that check and complete TOML. That
+    of site files has the settings of all plugins that are
+    installed. An editor finds it by a first line such as
+    "#:schema site.schema.json".
+
+    \b
+    Example:
+      koala schema job > job.schema.json
+    """
+    match kind:
+        case "site":
+            found = site_schema(session.plugins)
+        case "job":
+            found = job_schema()
+        case _:
+            found = shape_schema(kind)
+    click.echo(schema_text(found), nl=False)

@@ -152,7 +152,11 @@ SECTIONS = {
     "Program": (
         ("app", "manual", "Write the library for programs that change their size while they run, in Python and in C."),
         ("negotiation", "negotiation", "Show and check negotiation templates, and let a program negotiate for a job."),
-        ("schema", "manual", "Print the JSON Schema of site files, job files, or what a command prints with --json."),
+        (
+            "schema",
+            "jsonshapes",
+            "Print the JSON Schema of site files, job files, or what a command prints with --json.",
+        ),
     ),
 }
 """Name, module and first sentence of each command, by sections, in the order of use."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala conf``, ``docs``, ``schema``, ``completion`` and ``app``: what comes with koala.
+"""``koala conf``, ``docs``, ``completion`` and ``app``: what comes with koala.
 
 First pages of the manual as text and the shipped files, then the commands that print or copy them. They work wherever
 koala is installed.
@@ -18,16 +18,13 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
-from koala_adapter import cli, config
 from koala_adapter.application.shipping import install
 from koala_adapter.cli.koala import koala
-from koala_adapter.cli.session import command_body, pass_session
+from koala_adapter.cli.session import command_body
 from koala_adapter.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from koala_adapter.cli.session import Session
 
 
 # -- Pages of the manual as text -----------------------------------------------------------------------------
@@ -157,37 +154,10 @@ def _opening(text: str) -> Iterator[str]:
             return
 
 
-# -- Commands ``conf``, ``docs``, ``schema`` and ``completion`` ----------------------------------------------
+# -- Commands ``conf``, ``docs`` and ``completion`` ----------------------------------------------------------
 
 SCHEMA_LINE = re.compile(r"^#:schema .*\n#?\n?")
 """By which an editor finds the schema in a source tree."""
-JSON_SHAPES = (
-    "job-report",
-    "job-list",
-    "submitted",
-    "submitted-files",
-    "cancelled-jobs",
-    "task-result",
-    "explanation",
-    "local-explanation",
-    "cluster-list",
-    "plan",
-    "scripts",
-    "checks",
-    "reaped",
-    "cleaned",
-    "queue-event",
-    "shadow-report",
-    "given-back",
-    "negotiation-list",
-    "negotiation-access",
-    "negotiation-template",
-    "simulation-list",
-    "experiment-list",
-    "experiment-result",
-    "wiki-reply",
-)
-"""Names of what ``--json`` prints; what they stand for is imported when one of them is asked for."""
 SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 
@@ -229,29 +199,6 @@ def docs(name: str | None, examples: Path | None) -> None:
         click.echo(f"wrote the examples to {examples}; begin with {examples / 'README.md'}")
         return
     _show("docs", "*.md", name, listed_by="koala docs")
-
-
-@click.command()
-@click.argument("kind", metavar="NAME", type=click.Choice(["site", "job", *JSON_SHAPES]))
-@pass_session
-@command_body
-def schema(session: Session, kind: str) -> None:
-    r"""Print the JSON Schema of site files, job files, or what a command prints with --json.
-
-    NAME is site, job, or a name in `koala docs json`. The first two are for editors that check and complete TOML. That
-    of site files has the settings of all plugins that are
-    installed. An editor finds it by a first line such as
-    "#:schema site.schema.json".
-
-    \b
-    Example:
-      koala schema job > job.schema.json
-    """
-    if kind in JSON_SHAPES:
-        click.echo(config.schema_text(cli.jsonshapes.shape_schema(kind)), nl=False)
-        return
-    found = config.site_schema(session.plugins) if kind == "site" else config.job_schema()
-    click.echo(config.schema_text(found), nl=False)
 
 
 @click.command()

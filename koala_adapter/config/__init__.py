@@ -15,7 +15,6 @@ from koala_adapter import on_demand
 if TYPE_CHECKING:
     from koala_adapter.config.fields import after_of
     from koala_adapter.config.jobfile import explained, job_as_described, job_from_dict
-    from koala_adapter.config.schema import job_schema, schema_text, site_schema
     from koala_adapter.config.sitefile import load_site
 
 __all__ = [
@@ -23,10 +22,7 @@ __all__ = [
     "explained",
     "job_as_described",
     "job_from_dict",
-    "job_schema",
     "load_site",
-    "schema_text",
-    "site_schema",
 ]
 
 __getattr__, __dir__ = on_demand(
@@ -34,7 +30,6 @@ __getattr__, __dir__ = on_demand(
     {
         "fields": ("after_of",),
         "jobfile": ("explained", "job_as_described", "job_from_dict"),
-        "schema": ("job_schema", "schema_text", "site_schema"),
         "sitefile": ("load_site",),
     },
 )
