@@ -69,25 +69,24 @@ class Client:
 
     def pid(self, patience: float = TIMEOUT) -> int | None:
         """Return the process id of the service; None when none answers within ``patience`` seconds."""
-        try:
-            return int(self._ask(protocol.Request(operation="ping"), timeout=patience)["pid"])
-        except ServiceUnavailableError:
-            return None
+        found = self._ping(patience).get("pid")
+        return None if found is None else int(found)
 
     def site_in_force(self) -> SiteFileState | None:
         """Return the site file as the service read it; None when none answers, or it does not tell."""
-        try:
-            told = self._ask(protocol.Request(operation="ping")).get("site")
-        except ServiceUnavailableError:
-            return None
+        told = self._ping().get("site")
         return None if told is None else from_json(SiteFileState, told)
 
     def reload_failure(self) -> str:
         """Return why the service could not use its site file when reloading; empty when it could."""
+        return str(self._ping().get("reload_failure", ""))
+
+    def _ping(self, patience: float = TIMEOUT) -> dict[str, Any]:
+        """Return what the service tells of itself; empty when none answers within ``patience`` seconds."""
         try:
-            return str(self._ask(protocol.Request(operation="ping")).get("reload_failure", ""))
+            return dict(self._ask(protocol.Request(operation="ping"), timeout=patience))
         except ServiceUnavailableError:
-            return ""
+            return {}
 
     def wait_until_running(self, patience: float) -> bool:
         """Wait for a service to answer; return whether one does within ``patience`` seconds."""

@@ -128,9 +128,7 @@ def bar(part: int, whole: int) -> str:
 
 def components_table(report: JobReport) -> FittingTable:
     """Return the table of a job's components: clusters, processors, nodes."""
-    table = FittingTable()
-    for heading in ("component", "cluster", "held", "", "waited", "hosts"):
-        table.add_column(heading)
+    table = FittingTable("component", "cluster", "held", "", "waited", "hosts")
     for component in report.components:
         table.add_row(
             escape(component.name),
@@ -269,9 +267,7 @@ def usage_lines(report: JobReport) -> list[str | FittingTable]:
 
 def attempts_table(report: JobReport) -> FittingTable:
     """Return the table of a job's earlier attempts and their ends."""
-    table = FittingTable()
-    for heading in ("attempt", "began", "ran", "clusters", "ended"):
-        table.add_column(heading)
+    table = FittingTable("attempt", "began", "ran", "clusters", "ended")
     for one in report.attempts:
         ran, clusters = seconds(one.ended_at - one.launched_at), escape(_few(one.clusters))
         ended = one.end if one.goes_on else escape(one.outcome.detail or one.outcome.reason.value)
@@ -281,9 +277,7 @@ def attempts_table(report: JobReport) -> FittingTable:
 
 def changes_table(report: JobReport) -> FittingTable:
     """Return the table of a job's changes of size, with times since its launch."""
-    table = FittingTable()
-    for heading in ("changed after", "component", "cluster", "processors", "why"):
-        table.add_column(heading)
+    table = FittingTable("changed after", "component", "cluster", "processors", "why")
     for change in report.size_changes:
         table.add_row(
             seconds(change.at - (report.launched_at or change.at)),

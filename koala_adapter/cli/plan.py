@@ -165,11 +165,9 @@ def idle_left(components: tuple[PlannedComponent, ...]) -> list[int]:
 
 def plan_table(components: tuple[PlannedComponent, ...]) -> FittingTable:
     """Return where each component would go."""
-    table = FittingTable()
     size = "processors" if all(one.slot.is_plain for one in components) else "ranks"
     size = "slots" if any(one.slot.ranks > 1 for one in components) else size
-    for heading in ("component", "cluster", size, "idle now", ""):
-        table.add_column(heading)
+    table = FittingTable("component", "cluster", size, "idle now", "")
     for one, idle in zip(components, idle_left(components), strict=True):
         missing = one.processors - idle
         note = f"[yellow]{missing} would wait in its queue[/]" if missing > 0 else "[green]at once[/]"

@@ -379,9 +379,7 @@ def _show_leftovers(session: Session, reaper: Reaper, *, dry_run: bool) -> None:
             session.console.print("no placeholder is without an owner")
         return
 
-    table = FittingTable()
-    for heading in ("cluster", "LRM job", "name", "state", "node", "of"):
-        table.add_column(heading)
+    table = FittingTable("cluster", "LRM job", "name", "state", "node", "of")
     for one in reaper.found:
         owner = "this state directory" if one.ours else f"another one ({one.instance})"
         table.add_row(one.cluster, one.id, one.name, one.state, one.node or "-", owner)

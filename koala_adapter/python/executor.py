@@ -16,7 +16,7 @@ from collections import deque
 from concurrent.futures import Executor as AnyExecutor
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 from koala_adapter.errors import ConfigurationError, JobFailedError, JobTimeoutError, KoalaError
@@ -66,23 +66,17 @@ class Task:
     losses: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class _Board:
-    """Tasks that wait; used in the event loop alone."""
-
-    waiting: deque[Task] = field(default_factory=deque)
-    failure: KoalaError | None = None
-    dismissing: bool = False
-    """Workers that have nothing to do are sent away."""
-
-
 class TaskServer:
     """Listens for workers and hands out tasks."""
 
     def __init__(self, host: str, certificate: Certificate) -> None:
         """Listen on an address, at a free port. Raises OSError."""
         self.token = secrets.token_bytes(TOKEN_BYTES)
-        self._board = _Board()
+        self._waiting: deque[Task] = deque()
+        """Tasks that no worker has; as what follows, used in the event loop alone."""
+        self._failure: KoalaError | None = None
+        self._dismissing = False
+        """Workers that have nothing to do are sent away."""
         self._server = PullServer(self, self.token)
         self._loop = asyncio.new_event_loop()
         listening = listening_socket(host)
@@ -132,32 +126,31 @@ class TaskServer:
     # ---- in the event loop ------------------------------------------------------------------------------------------
 
     def _add(self, task: Task) -> None:
-        if self._board.failure is not None:
-            _end(task, self._board.failure)
+        if self._failure is not None:
+            _end(task, self._failure)
             return
-        self._board.waiting.append(task)
+        self._waiting.append(task)
         self._server.dispatch()
 
     def _dismiss(self) -> None:
-        self._board.dismissing = True
+        self._dismissing = True
         for worker in self._server.pullers:
             self._free(worker)
 
     def _free(self, worker: Puller) -> None:
         """Give work to a worker, or its leave."""
-        if not self._board.dismissing:
+        if not self._dismissing:
             self._server.free(worker)
         elif worker.work is None:
             send(worker, LEAVING)
             worker.writer.close()
 
     def _fail(self, error: KoalaError) -> None:
-        board = self._board
-        board.failure = board.failure or error
+        self._failure = self._failure or error
         at_work = [one for worker in self._server.pullers if (one := _taken(worker)) is not None]
-        for task in (*at_work, *board.waiting):
-            _end(task, board.failure)
-        board.waiting.clear()
+        for task in (*at_work, *self._waiting):
+            _end(task, self._failure)
+        self._waiting.clear()
 
     def came(self, puller: Puller) -> None:
         """Take note of a worker that has connected."""
@@ -165,9 +158,8 @@ class TaskServer:
 
     def work_for(self, puller: Puller) -> bytes | None:
         """Return the next task as a frame; None: there is none now."""
-        waiting = self._board.waiting
-        while waiting:
-            task = waiting.popleft()
+        while self._waiting:
+            task = self._waiting.popleft()
             if task.begun or task.future.set_running_or_notify_cancel():
                 task.begun = True
                 puller.work = task
@@ -191,7 +183,7 @@ class TaskServer:
             message = f"the task was lost with each of {LOSSES} workers that were at it"
             _end(task, KoalaError(message, hint="see what they wrote: executor.job.logs(stderr=True)"))
         else:
-            self._board.waiting.appendleft(task)
+            self._waiting.appendleft(task)
             self._server.dispatch()
 
 
@@ -224,7 +216,6 @@ def _end(task: Task, error: KoalaError) -> None:
 # -- The executor --------------------------------------------------------------------------------------------
 
 PROGRAM = "taskworker.py"
-
 """What a worker runs."""
 
 P = ParamSpec("P")
