@@ -178,8 +178,6 @@ async def _asked_there(host: LrmHost, frame: bytes, peer: Peer, *, verb: str) ->
             reader.end()
     except WikiError as error:
         raise LrmUnavailableError(f"{peer} gave no answer to {verb}: {error.message}") from error
-    if payload is None:
-        raise LrmUnavailableError(f"{peer} gave no answer to {verb}")
     return payload
 
 
@@ -220,7 +218,6 @@ async def _ask(stream: ByteStream, frame: bytes, peer: Peer, *, verb: str) -> by
                 f"{peer} gave no answer to {verb}: {error.message}",
                 hint="does it expect a key, or another one, or forbid this host?",
             ) from error
-        raise LrmUnavailableError(f"{peer} gave no answer to {verb}") from None
     except WikiError as error:
         raise LrmUnavailableError(f"{peer} does not speak WIKI: {error.message}") from error
 

@@ -363,7 +363,6 @@ def test_a_cut_frame_is_reported_with_what_came() -> None:
     with pytest.raises(WikiError, match="3 of 10"):
         reader.end()
     assert reader.feed(b"defghij and the next") == b"abcdefghij"
-    reader.end()
 
 
 @pytest.mark.parametrize(

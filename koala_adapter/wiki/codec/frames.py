@@ -16,6 +16,7 @@ import hmac
 import re
 from binascii import crc_hqx
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from koala_adapter.errors import WikiError
 from koala_adapter.wiki.codec.words import LARGEST_UNSIGNED, Status, read_integer
@@ -140,13 +141,12 @@ class FrameReader:
             return None
         return bytes(self._received[HEADER_SIZE : HEADER_SIZE + self._size])
 
-    def end(self) -> None:
-        """Handle the end of the connection. Raises WikiError when the frame is not complete."""
+    def end(self) -> NoReturn:
+        """Raise WikiError that says how much came, as the connection ended before the frame was complete."""
         if self._size is None:
             raise WikiError(f"the connection ended after {len(self._received)} of {HEADER_SIZE} bytes of the header")
-        if self.missing:
-            got = len(self._received) - HEADER_SIZE
-            raise WikiError(f"the connection ended after {got} of {self._size} bytes")
+        got = len(self._received) - HEADER_SIZE
+        raise WikiError(f"the connection ended after {got} of {self._size} bytes")
 
 
 def read_size(header: bytes, *, limit: int = MAUI_LARGEST_SIZE) -> int:
