@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import NodeState
+from koala_adapter.model import LrmJob, Node, NodeState, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from koala_adapter.lrm.startlog import Layout
-    from koala_adapter.model import LrmJob, Node, Queue
 
 
 # -- Pools: nodes that the same jobs may use -----------------------------------------------------------------

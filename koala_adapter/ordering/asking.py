@@ -35,8 +35,8 @@ from koala_adapter.errors import (
 from koala_adapter.host.containment import report_defect
 from koala_adapter.host.privatedirectory import user_name, weakness
 from koala_adapter.host.sockets import peer_user, reachable
-from koala_adapter.model import LrmJobId
-from koala_adapter.ordering.jobs import Phase
+from koala_adapter.model import LrmJob, LrmJobId
+from koala_adapter.ordering.jobs import JobEvent, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
     from koala_adapter.host.clock import ServiceClock
-    from koala_adapter.model import LrmJob
-    from koala_adapter.ordering.jobs import JobEvent
     from koala_adapter.ordering.mirror import Mirror
     from koala_adapter.ordering.shadow import Difference, ShadowReport
 

@@ -8,15 +8,13 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import OCCUPYING, WAITING, HoldOwner, LrmJobId, LrmJobState, NodeState
-from koala_adapter.ordering.allocation import Pools, allocate, node_request, pools_of, rooms_of, serves
+from koala_adapter.model import OCCUPYING, WAITING, HoldOwner, LrmJob, LrmJobId, LrmJobState, NodeState, Queue
+from koala_adapter.ordering.allocation import NodeRoom, Pools, allocate, node_request, pools_of, rooms_of, serves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from koala_adapter.lrm.listing import Listing
-    from koala_adapter.model import LrmJob, Queue
-    from koala_adapter.ordering.allocation import NodeRoom
     from koala_adapter.queueing.queue import LocalJob
 
 

@@ -12,10 +12,10 @@ from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING
 
-from koala_adapter.lrm.listing import is_another
+from koala_adapter.lrm.listing import Listing, is_another
 from koala_adapter.lrm.starts import REQUEUED, Stage, Starts, by_id, up_for_us
-from koala_adapter.model import ACTIVE, WAITING, LrmJobState
-from koala_adapter.ordering.allocation import memory_on, rooms_of
+from koala_adapter.model import ACTIVE, WAITING, LrmJob, LrmJobId, LrmJobState, Node
+from koala_adapter.ordering.allocation import NodeRoom, Pools, memory_on, rooms_of
 from koala_adapter.ordering.jobs import (
     Entry,
     JobCategory,
@@ -33,16 +33,12 @@ from koala_adapter.ordering.jobs import (
     turn,
 )
 from koala_adapter.policies.checked import CheckedQueue
-from koala_adapter.queueing.queue import LocalJob, why_waiting
+from koala_adapter.queueing.queue import ClusterScheduler, LocalJob, why_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from koala_adapter.lrm.listing import Listing
     from koala_adapter.lrm.startlog import Layout, Pin
-    from koala_adapter.model import LrmJob, LrmJobId, Node
-    from koala_adapter.ordering.allocation import NodeRoom, Pools
-    from koala_adapter.queueing.queue import ClusterScheduler
 
 
 # -- Where each waiting job stands ---------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from koala_adapter.lrm.startlog import OriginalRequest, Pin
+from koala_adapter.lrm.startlog import Layout, OriginalRequest, Pin
 from koala_adapter.ordering.allocation import (
     Guard,
     NodeRelease,
@@ -21,17 +21,14 @@ from koala_adapter.ordering.allocation import (
     memory_on,
     node_request,
 )
-from koala_adapter.ordering.jobs import JobEventKind, Phase
-from koala_adapter.ordering.mirror import Standings
+from koala_adapter.ordering.jobs import Entry, JobEventKind, Phase
+from koala_adapter.ordering.mirror import Mirror, Standings
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from koala_adapter.lrm.startlog import Layout
     from koala_adapter.model import LrmJobId
     from koala_adapter.ordering.allocation import NodeRoom
-    from koala_adapter.ordering.jobs import Entry
-    from koala_adapter.ordering.mirror import Mirror
     from koala_adapter.queueing.queue import ClusterScheduler, LocalJob
 
 

@@ -13,30 +13,23 @@ import structlog
 from koala_adapter.errors import JournalError, LrmError, LrmUnavailableError
 from koala_adapter.host import metrics as metric
 from koala_adapter.host.clock import ServiceClock
-from koala_adapter.host.metrics import process_meter
-from koala_adapter.lrm.listing import Watcher, answering, read_listing
+from koala_adapter.host.metrics import Meter, process_meter
+from koala_adapter.lrm.listing import Listing, Watcher, answering, read_listing
 from koala_adapter.lrm.rate import CircuitBreaker
-from koala_adapter.lrm.starts import Starts
-from koala_adapter.model import LrmJobState
-from koala_adapter.ordering.asking import shifted
-from koala_adapter.ordering.jobs import Phase
-from koala_adapter.ordering.passes import decide
+from koala_adapter.lrm.starts import Starter, Starts
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Queue
+from koala_adapter.ordering.asking import Overview, shifted
+from koala_adapter.ordering.jobs import JobEvent, Phase
+from koala_adapter.ordering.passes import MisfitRules, decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from anyio.abc import TaskGroup
 
-    from koala_adapter.host.metrics import Meter
     from koala_adapter.lrm import Lrm
-    from koala_adapter.lrm.listing import Listing
     from koala_adapter.lrm.startlog import Pin, StartLog
-    from koala_adapter.lrm.starts import Starter
-    from koala_adapter.model import LrmJob, LrmJobId, Queue
-    from koala_adapter.ordering.asking import Overview
-    from koala_adapter.ordering.jobs import JobEvent
     from koala_adapter.ordering.mirror import Mirror
-    from koala_adapter.ordering.passes import MisfitRules
     from koala_adapter.ordering.shadow import ShadowReport
 
 

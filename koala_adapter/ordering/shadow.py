@@ -13,17 +13,15 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import LrmJobState, NodeState
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, NodeState
 from koala_adapter.ordering.allocation import Pools, pools_of
 from koala_adapter.ordering.jobs import JobCategory, JobEvent, JobEventKind, Rules, category_of, estimate, turn
-from koala_adapter.queueing.queue import LocalJob
+from koala_adapter.queueing.queue import ClusterScheduler, LocalJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from koala_adapter.lrm.listing import Listing
-    from koala_adapter.model import LrmJob, LrmJobId
-    from koala_adapter.queueing.queue import ClusterScheduler
 
 
 # -- Replay of observed jobs through a policy ----------------------------------------------------------------

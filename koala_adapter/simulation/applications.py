@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from math import log
 from typing import TYPE_CHECKING
 
-from koala_adapter.sizes import AnySize, PowerOfTwo
+from koala_adapter.sizes import AcceptanceRule, AnySize, PowerOfTwo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from koala_adapter.model import Component
-    from koala_adapter.sizes import AcceptanceRule
 
 
 # -- Application types ---------------------------------------------------------------------------------------

@@ -16,21 +16,18 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import SimulationError
 from koala_adapter.report.figures import Figure, Series, thinned
-from koala_adapter.report.page import Heading, Result, Table, csv_text, write_result
+from koala_adapter.report.page import Cell, Heading, Result, Table, csv_text, write_result
 from koala_adapter.simulation import metrics
 from koala_adapter.simulation import workload as swf
 from koala_adapter.simulation.models import MODELS, PREFIX, make_model
-from koala_adapter.simulation.parallel import watched
-from koala_adapter.simulation.platform import PLATFORMS, load_platform
+from koala_adapter.simulation.parallel import ProgressBoard, ProgressMark, watched
+from koala_adapter.simulation.platform import PLATFORMS, Platform, load_platform
 from koala_adapter.simulation.replay import Policy, Replay, Site, replay, within_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from koala_adapter.report.page import Cell
     from koala_adapter.simulation.metrics import JobMetrics, Summary
-    from koala_adapter.simulation.parallel import ProgressBoard, ProgressMark
-    from koala_adapter.simulation.platform import Platform
     from koala_adapter.simulation.workload import Irregularity, Workload
 
 

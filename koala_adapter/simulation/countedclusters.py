@@ -18,13 +18,12 @@ from koala_adapter.scheduler.malleable.policies import MalleableJob, RunningJobs
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.scheduler.placement.policies import WorstFit
 from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, Placed, infeasibility
-from koala_adapter.simulation.applications import JobResult
+from koala_adapter.simulation.applications import JobResult, SimulatedJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from koala_adapter.scheduler.placement.policy import PlacedComponent
-    from koala_adapter.simulation.applications import SimulatedJob
     from koala_adapter.simulation.platform import ClusterModel
     from koala_adapter.simulation.world import Engine, LocalUse
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import SimulationError
 from koala_adapter.scheduler.claiming.queue import LaneQueue
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
-from koala_adapter.scheduler.malleable.jobmanagement import DecidedClusters, JobManagement, Need
+from koala_adapter.scheduler.malleable.jobmanagement import DecidedClusters, JobManagement, Need, ShrunkFor
 from koala_adapter.scheduler.malleable.policies import Direction, RunningJobs, Step, carry_out
 from koala_adapter.scheduler.parameters import Approach
-from koala_adapter.simulation.applications import JobResult, Outcome
+from koala_adapter.simulation.applications import Application, JobResult, Outcome, SimulatedJob
 from koala_adapter.simulation.countedclusters import (
     NEVER,
     CountedPlacement,
@@ -34,17 +34,14 @@ from koala_adapter.simulation.countedclusters import (
     hold,
     lane_of,
 )
-from koala_adapter.simulation.platform import MOST_PROCESSORS
+from koala_adapter.simulation.platform import MOST_PROCESSORS, Platform
 from koala_adapter.simulation.world import Engine, schedule_background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from koala_adapter.model import ClusterName
-    from koala_adapter.scheduler.malleable.jobmanagement import ShrunkFor
     from koala_adapter.scheduler.placement.policy import PlacedComponent
-    from koala_adapter.simulation.applications import Application, SimulatedJob
-    from koala_adapter.simulation.platform import Platform
 
 # Running jobs change their size at once, or with the delays of real runners, as MRunner does it (TR-0092). Growing, the
 # new placeholders start while the application keeps running; when all are held it stands still for the cost of the

@@ -16,28 +16,22 @@ from typing import TYPE_CHECKING, Protocol, assert_never
 
 from koala_adapter.driver.loop import EventLoop
 from koala_adapter.driver.store import MemoryStore
-from koala_adapter.errors import SimulationError
-from koala_adapter.model import EndReason, JobId, LrmJobId, PlaceholderId, TaskEnd
-from koala_adapter.outcome import PlaceholderState
+from koala_adapter.errors import KoalaError, SimulationError
+from koala_adapter.model import ClusterName, EndReason, Job, JobId, LrmJobId, PlaceholderId, TaskEnd
+from koala_adapter.outcome import JobOutcome, PlaceholderState
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.knownpolicies import OWN
-from koala_adapter.simulation.applications import FREE
-from koala_adapter.simulation.world import FIRST, LAST, SETTLED, schedule_background
+from koala_adapter.scheduler.knownpolicies import OWN, Policies
+from koala_adapter.simulation.applications import FREE, ReconfigurationCost
+from koala_adapter.simulation.world import FIRST, LAST, SETTLED, Engine, EventHandle, LocalUse, schedule_background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from koala_adapter.errors import KoalaError
-    from koala_adapter.model import ClusterName, Job
-    from koala_adapter.outcome import JobOutcome
-    from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
     from koala_adapter.scheduler.records import JobRecord, State
-    from koala_adapter.simulation.applications import ReconfigurationCost
     from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel
-    from koala_adapter.simulation.world import Engine, EventHandle, LocalUse
 
 
 # -- Programs ------------------------------------------------------------------------------------------------

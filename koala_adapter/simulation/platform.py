@@ -29,14 +29,13 @@ from pydantic import BaseModel, Field, model_validator
 
 from koala_adapter.config.diagnosis import Problems, inconsistent, show_value
 from koala_adapter.config.fields import SECONDS, Mebibytes, Name, Seconds, Title, Whole
-from koala_adapter.config.tomlfile import read_document
+from koala_adapter.config.tomlfile import KeyPath, read_document
 from koala_adapter.model import ClusterName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from koala_adapter.config.tomlfile import KeyPath
 
 HINT = "`koala docs simulation` describes platform files"
 MOST_PROCESSORS = 100_000_000

@@ -16,17 +16,15 @@ from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
-from koala_adapter.queueing.backfill import LocalJob, make_cluster_scheduler
+from koala_adapter.queueing.backfill import ClusterScheduler, LocalJob, MakeQueue, make_cluster_scheduler
 from koala_adapter.queueing.queue import ARRIVAL, PriorityWeights
-from koala_adapter.simulation.world import FIRST, Engine, schedule_background
+from koala_adapter.simulation.world import FIRST, Engine, LocalUse, schedule_background
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from koala_adapter.queueing.backfill import ClusterScheduler, MakeQueue
     from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel, Failures
     from koala_adapter.simulation.workload import Workload
-    from koala_adapter.simulation.world import LocalUse
 
 
 # -- Several clusters of a platform --------------------------------------------------------------------------

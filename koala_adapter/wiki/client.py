@@ -21,15 +21,8 @@ import anyio
 
 from koala_adapter.errors import ConfigurationError, LrmUnavailableError, LrmUnreachableError, WikiError
 from koala_adapter.lrm.commands import THIS_HOST
-from koala_adapter.wiki.codec.frames import (
-    HEADER_SIZE,
-    LARGEST_SIZE,
-    FrameReader,
-    open_reply,
-    read_key,
-    seal,
-)
-from koala_adapter.wiki.codec.verbs import Reply, build_request, parse_reply
+from koala_adapter.wiki.codec.frames import HEADER_SIZE, LARGEST_SIZE, FrameReader, Key, open_reply, read_key, seal
+from koala_adapter.wiki.codec.verbs import Reply, Request, build_request, parse_reply
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,8 +30,6 @@ if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
     from koala_adapter.lrm.lrmhost import LrmHost
-    from koala_adapter.wiki.codec.frames import Key
-    from koala_adapter.wiki.codec.verbs import Request
     from koala_adapter.wiki.codec.words import Dialect
 
 

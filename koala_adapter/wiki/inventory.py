@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from koala_adapter.errors import WikiError
 from koala_adapter.lrm.starts import Patience
-from koala_adapter.model import OCCUPYING, WAITING, EndReason, LrmJob, LrmJobId, LrmJobState, NodeState
+from koala_adapter.model import OCCUPYING, WAITING, EndReason, LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.wiki.codec.records import Prepared, build_job, build_node
 from koala_adapter.wiki.codec.words import Dialect, HostFormat, check_id
 from koala_adapter.wiki.reporting import (
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from koala_adapter.lrm.listing import Listing
-    from koala_adapter.model import Node
 
 
 # -- Failed starts -------------------------------------------------------------------------------------------

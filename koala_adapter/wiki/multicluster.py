@@ -24,7 +24,7 @@ from koala_adapter.errors import (
     LrmUnsupportedError,
 )
 from koala_adapter.lrm import Capabilities, Lrm
-from koala_adapter.model import ClusterName, EndReason, LrmJob, LrmJobId, LrmJobState, Node
+from koala_adapter.model import ClusterName, EndReason, LrmJob, LrmJobId, LrmJobState, Node, Queue
 from koala_adapter.outcome import JobState
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.api.client import Client
     from koala_adapter.lrm import PinnedStart, RenderedSubmission, Submission
-    from koala_adapter.model import Queue
     from koala_adapter.report.values import JobReport
 
 

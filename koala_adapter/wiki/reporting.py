@@ -12,14 +12,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import WAITING, EndReason, HoldOwner, LrmJobState, NodeState
+from koala_adapter.model import WAITING, EndReason, HoldOwner, LrmJob, LrmJobState, Node, NodeState
 from koala_adapter.wiki.codec.records import Count, JobRecord, NodeRecord
 from koala_adapter.wiki.codec.words import DRAIN_WORD, LONGEST_ID, Dialect, JobWord, NodeWord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from koala_adapter.model import LrmJob, Node
 
 
 # -- Names on the wire ---------------------------------------------------------------------------------------

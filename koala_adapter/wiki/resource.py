@@ -25,7 +25,7 @@ from koala_adapter.wiki.codec.frames import (
     seal,
     signature_size,
 )
-from koala_adapter.wiki.codec.records import fit_records, join_records
+from koala_adapter.wiki.codec.records import Prepared, fit_records, join_records
 from koala_adapter.wiki.codec.verbs import (
     CancelJob,
     GetJobs,
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.host.metrics import Meter
     from koala_adapter.wiki.codec.frames import Key
-    from koala_adapter.wiki.codec.records import Prepared
     from koala_adapter.wiki.codec.verbs import Request
     from koala_adapter.wiki.serving import Served
 

@@ -23,14 +23,14 @@ from koala_adapter.errors import (
     LrmUnsupportedError,
     WikiError,
 )
-from koala_adapter.lrm.listing import Watcher, read_listing
+from koala_adapter.lrm.listing import Listing, Look, Watcher, read_listing
 from koala_adapter.lrm.rate import CircuitBreaker
 from koala_adapter.lrm.startlog import OriginalRequest, Pin
-from koala_adapter.lrm.starts import OVER, Stage, up_for_us
-from koala_adapter.model import OCCUPYING, WAITING, HoldOwner, LrmJobId, LrmJobState, NodeState
-from koala_adapter.wiki.codec.verbs import StartInfo, not_started
+from koala_adapter.lrm.starts import OVER, Failure, Stage, up_for_us
+from koala_adapter.model import OCCUPYING, WAITING, HoldOwner, LrmJob, LrmJobId, LrmJobState, NodeState
+from koala_adapter.wiki.codec.verbs import StartInfo, StartJob, WillRun, not_started
 from koala_adapter.wiki.codec.words import Status, WaitReason
-from koala_adapter.wiki.inventory import SETBACK, Promise, host_counts
+from koala_adapter.wiki.inventory import SETBACK, Inventory, Promise, host_counts
 from koala_adapter.wiki.reporting import hosts_of_tasks, is_startable, lacks, offer, tasks_of
 
 if TYPE_CHECKING:
@@ -38,11 +38,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup, TaskStatus
 
-    from koala_adapter.lrm.listing import Listing, Look
-    from koala_adapter.lrm.starts import Failure
-    from koala_adapter.model import LrmJob
-    from koala_adapter.wiki.codec.verbs import StartJob, WillRun
-    from koala_adapter.wiki.inventory import Inventory
     from koala_adapter.wiki.serving import Served
 
 
