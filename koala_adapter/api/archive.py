@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.api.protocol import from_json, parse
 from koala_adapter.errors import JournalError
-from koala_adapter.report.selection import latest_of
+from koala_adapter.report.selection import Document, JobSelection, latest_of
 from koala_adapter.report.values import JobReport, as_kept
 from koala_adapter.service.records import FinishedJobs, NegotiationStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from koala_adapter.report.selection import Document, JobSelection
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:

@@ -14,7 +14,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from koala_adapter.api import protocol
 from koala_adapter.api.client import TIMEOUT, patience_with, unavailable
-from koala_adapter.api.protocol import from_json
+from koala_adapter.api.protocol import Reply, Request, from_json
 from koala_adapter.api.statedirectory import socket_path
 from koala_adapter.host.unixstream import Received
 from koala_adapter.report.values import JobReport
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import SocketStream
 
-    from koala_adapter.api.protocol import Reply, Request
     from koala_adapter.model import Job
 
 

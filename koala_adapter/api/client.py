@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from koala_adapter import api, report
 from koala_adapter.api import protocol
-from koala_adapter.api.protocol import from_json
+from koala_adapter.api.protocol import Reply, Request, from_json
 from koala_adapter.api.statedirectory import JOURNAL_NAME, LOG_NAME, socket_path, start_in_background
 from koala_adapter.config.locations import SiteFileState
 from koala_adapter.errors import (
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from pathlib import Path
 
-    from koala_adapter.api.protocol import Reply, Request
     from koala_adapter.config.written import DescribedJob
     from koala_adapter.model import Job
     from koala_adapter.report.selection import JobSelection

@@ -45,13 +45,13 @@ from koala_adapter.driver.store import rebuilt
 from koala_adapter.errors import JobNotFoundError, LrmError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.sockets import free_port
-from koala_adapter.model import LOGICAL, LrmJobState
-from koala_adapter.report.sitevalues import ClusterReport
+from koala_adapter.model import LOGICAL, ClusterName, Job, JobId, LrmJobState
+from koala_adapter.report.sitevalues import CleanReport, ClusterReport, NegotiationReport, PlanReport, SampleSubmission
 from koala_adapter.report.values import JobReport, as_kept, by_number, in_order
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable, FilesFound, JobsForgotten, SlotsCounted
 from koala_adapter.service.agents import ScriptMaker, sample_submissions
-from koala_adapter.service.clusters import read_cluster
+from koala_adapter.service.clusters import ClusterReading, read_cluster
 from koala_adapter.service.information import KnownNetwork
 from koala_adapter.service.journal import Journal, SetAside, sentences
 from koala_adapter.service.listings import processors_held
@@ -70,11 +70,8 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.lrm import Capabilities, Lrm, PluginDefinition
     from koala_adapter.lrm.lrmhost import LrmHost
-    from koala_adapter.model import ClusterName, Job, JobId
     from koala_adapter.report.selection import JobSelection
-    from koala_adapter.report.sitevalues import CleanReport, NegotiationReport, PlanReport, SampleSubmission
     from koala_adapter.scheduler.knownpolicies import Policies
-    from koala_adapter.service.clusters import ClusterReading
 
     Plugins = Mapping[str, PluginDefinition]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from koala_adapter import api
 from koala_adapter.lrm.rate import Priority
-from koala_adapter.model import RunnerName
+from koala_adapter.model import ClusterName, Component, Job, JobId, RunnerName
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.report.sitevalues import ClusterReport, PlannedComponent, PlannedTravel, PlanReport
 from koala_adapter.report.values import (
@@ -33,7 +33,7 @@ from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.ends import is_requeued
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.placement.policies import missing_files, size_mib, transfer_seconds, travels
-from koala_adapter.scheduler.placement.policy import Placed
+from koala_adapter.scheduler.placement.policy import ClusterView, Placed, PlacedComponent
 from koala_adapter.scheduler.reports import hold_groups
 from koala_adapter.service.results import files_report
 
@@ -41,11 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from koala_adapter.lrm.listing import Listing
-    from koala_adapter.model import ClusterName, Component, Job, JobId
     from koala_adapter.report.values import SweepProgress
     from koala_adapter.scheduler import Scheduler
     from koala_adapter.scheduler.clusters import ClusterRecord
-    from koala_adapter.scheduler.placement.policy import ClusterView, PlacedComponent
     from koala_adapter.scheduler.records import Claim, JobRecord, State
     from koala_adapter.service.clusters import ClusterDriver
     from koala_adapter.service.records import NegotiationStore

@@ -40,7 +40,7 @@ from koala_adapter.host.containment import report_defect, report_refused
 from koala_adapter.host.sockets import same_user
 from koala_adapter.host.unixstream import Received
 from koala_adapter.lrm.commands import login_name
-from koala_adapter.model import JobId
+from koala_adapter.model import Job, JobId
 from koala_adapter.report.values import JobReport, as_kept, in_order
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.agents import sample_submissions
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from koala_adapter.host.clock import HostClocks
     from koala_adapter.host.metrics import Meter
     from koala_adapter.lrm import PluginDefinition
-    from koala_adapter.model import Job
     from koala_adapter.report.sitevalues import CleanReport
     from koala_adapter.service.leftovers import Cleaning, Seen
 

@@ -17,6 +17,7 @@ from koala_adapter import config
 from koala_adapter.config.tomlfile import toml_of
 from koala_adapter.config.written import is_text
 from koala_adapter.errors import ConfigurationError
+from koala_adapter.model import Job as CheckedJob
 from koala_adapter.model import Notified
 from koala_adapter.python.description import SLOT_NAMES, WALLTIME, Component, Job
 from koala_adapter.tasks.sweep import MOST_LAUNCHERS
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from koala_adapter.cli.session import Session
-    from koala_adapter.model import Job as CheckedJob
 
 R = TypeVar("R")
 

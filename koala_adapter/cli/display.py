@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from koala_adapter.cli.listing import COLUMNS, NOW_COLUMNS, Kind, short_time
+from koala_adapter.cli.listing import COLUMNS, NOW_COLUMNS, Column, Kind, short_time
 from koala_adapter.config.tomlfile import printable, show_duration, show_size
 from koala_adapter.outcome import JobState
 from koala_adapter.report.values import counted, run_time, waiting_time
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from koala_adapter.cli.listing import Column
     from koala_adapter.report.sitevalues import ClusterFiles, ClusterReport
     from koala_adapter.report.values import ComponentReport, JobReport, TransferReport, UsageReport
 

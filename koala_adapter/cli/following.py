@@ -33,7 +33,7 @@ from koala_adapter.cli.display import (
 from koala_adapter.cli.terminal import abandon_output
 from koala_adapter.errors import ServiceUnavailableError
 from koala_adapter.python.jobs import Progress, awaited, one_line
-from koala_adapter.report.values import run_time, waiting_time
+from koala_adapter.report.values import JobReport, run_time, waiting_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.cli.display import FittingTable
     from koala_adapter.cli.session import Session
-    from koala_adapter.report.values import JobReport
 
 
 # -- Following one job to its end ----------------------------------------------------------------------------

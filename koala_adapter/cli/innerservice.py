@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 import structlog
 from anyio.from_thread import start_blocking_portal
 
-from koala_adapter.api.server import host
+from koala_adapter.api.server import Server, host
 from koala_adapter.api.statedirectory import LOG_NAME
 from koala_adapter.cli import collect_only_new
 from koala_adapter.cli.log import LogStream, RotatedLog
-from koala_adapter.cli.session import koala_error
+from koala_adapter.cli.session import Session, koala_error
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL
 from koala_adapter.errors import ServiceUnavailableError
 from koala_adapter.lrm.commands import SETTINGS_KEPT
@@ -25,8 +25,6 @@ from koala_adapter.lrm.commands import SETTINGS_KEPT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from koala_adapter.api.server import Server
-    from koala_adapter.cli.session import Session
     from koala_adapter.cli.terminal import Interrupts
     from koala_adapter.model import JobId
 

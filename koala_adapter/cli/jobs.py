@@ -19,7 +19,7 @@ import click
 from koala_adapter import cli
 from koala_adapter.api.client import Client
 from koala_adapter.cli.listing import NOW_COLUMNS, PAST_COLUMNS, Listing, listing_options, write_csv
-from koala_adapter.cli.session import command_body, json_option, pass_session
+from koala_adapter.cli.session import Session, command_body, json_option, pass_session
 from koala_adapter.config.locations import SiteFileState, locate_site_file
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceUnavailableError
 from koala_adapter.report.selection import JobSelection
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.api.closedjournal import ClosedJournal
     from koala_adapter.api.offline import JournalView
-    from koala_adapter.cli.session import Session
     from koala_adapter.report.sitevalues import ClusterReport
     from koala_adapter.report.values import JobReport
 

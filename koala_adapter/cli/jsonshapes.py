@@ -17,8 +17,8 @@ import click
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-from koala_adapter.cli.session import command_body, pass_session
-from koala_adapter.config.schema import DIALECT, job_schema, schema_text, site_schema
+from koala_adapter.cli.session import Session, command_body, pass_session
+from koala_adapter.config.schema import DIALECT, Schema, job_schema, schema_text, site_schema
 from koala_adapter.ordering.asking import Explanation
 from koala_adapter.ordering.jobs import JobEvent
 from koala_adapter.ordering.shadow import ShadowReport
@@ -38,9 +38,6 @@ from koala_adapter.tasks.results import TaskRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from koala_adapter.cli.session import Session
-    from koala_adapter.config.schema import Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

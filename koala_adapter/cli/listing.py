@@ -20,13 +20,12 @@ from koala_adapter.cli.session import json_option
 from koala_adapter.config.written import parse_duration
 from koala_adapter.outcome import JobState
 from koala_adapter.report.selection import JobSelection
-from koala_adapter.report.values import run_time, waiting_time
+from koala_adapter.report.values import JobReport, run_time, waiting_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import IO
 
-    from koala_adapter.report.values import JobReport
 
 R = TypeVar("R")
 

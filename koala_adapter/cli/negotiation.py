@@ -17,7 +17,7 @@ from rich.markup import escape
 from koala_adapter.cli.display import FittingTable
 from koala_adapter.cli.jobs import job_information
 from koala_adapter.cli.listing import LIMIT
-from koala_adapter.cli.session import command_body, json_option, pass_session
+from koala_adapter.cli.session import Session, command_body, json_option, pass_session
 from koala_adapter.negotiation.schema import EXTENSION, PUBLISHED, read, schema_path, to_object
 from koala_adapter.negotiation.templates import LARGEST_TEMPLATE
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import BinaryIO
 
-    from koala_adapter.cli.session import Session
     from koala_adapter.report.sitevalues import NegotiationMessageReport, NegotiationReport
 
 

@@ -17,9 +17,9 @@ from rich.markup import escape
 from koala_adapter import config
 from koala_adapter.cli.arguments import JobArguments, job_arguments
 from koala_adapter.cli.display import FittingTable
-from koala_adapter.cli.session import command_body, job_argument, json_option, pass_session
+from koala_adapter.cli.session import Session, command_body, job_argument, json_option, pass_session
 from koala_adapter.errors import EXIT_NOT_PLACED, EXIT_REFUSED
-from koala_adapter.model import JobKind
+from koala_adapter.model import Component, Job, JobKind
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.slots import ranks_of
 
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from koala_adapter.cli.session import Session
     from koala_adapter.config.sitefile import SiteConfig
-    from koala_adapter.model import Component, Job
     from koala_adapter.report.sitevalues import PlannedComponent, PlannedTravel, PlanReport, SampleSubmission
 
 

@@ -16,18 +16,15 @@ import click
 from koala_adapter import cli
 from koala_adapter.api.statedirectory import LogPrinter
 from koala_adapter.cli.jobs import PATIENCE, job_information, on_lost_service
-from koala_adapter.cli.session import command_body, json_option, pass_session
+from koala_adapter.cli.session import Session, command_body, json_option, pass_session
 from koala_adapter.errors import JobNotFoundError, ServiceUnavailableError
 from koala_adapter.host.regularfile import paths_matching
-from koala_adapter.report.values import ATTEMPTS, where_output_is
-from koala_adapter.tasks.results import TaskRecord, output_file, read_results, row_of
+from koala_adapter.report.values import ATTEMPTS, JobReport, SweepProgress, where_output_is
+from koala_adapter.tasks.results import TaskRecord, TaskResult, output_file, read_results, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from koala_adapter.cli.session import Session
-    from koala_adapter.report.values import JobReport, SweepProgress
-    from koala_adapter.tasks.results import TaskResult
 
 # -- Command ``logs`` ----------------------------------------------------------------------------------------
 

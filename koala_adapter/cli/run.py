@@ -26,20 +26,17 @@ from koala_adapter.cli.arguments import (
 )
 from koala_adapter.cli.following import Display, closing, follow
 from koala_adapter.cli.jobs import PATIENCE, job_information, on_lost_service
-from koala_adapter.cli.session import command_body, json_option, pass_session
+from koala_adapter.cli.session import Session, command_body, json_option, pass_session
 from koala_adapter.cli.terminal import Interrupts
 from koala_adapter.config.written import DURATION_WORDS, NotAllowedError, parse_duration
 from koala_adapter.errors import ConfigurationError, ServiceUnavailableError
-from koala_adapter.model import JobId
-from koala_adapter.report.values import end_in_words
+from koala_adapter.model import Job, JobId
+from koala_adapter.report.values import JobReport, end_in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from koala_adapter.cli.innerservice import InnerService
-    from koala_adapter.cli.session import Session
-    from koala_adapter.model import Job
-    from koala_adapter.report.values import JobReport
 
 
 # -- Commands ``run`` and ``submit`` -------------------------------------------------------------------------

@@ -24,12 +24,12 @@ from pydantic import TypeAdapter
 from koala_adapter.api.statedirectory import ownership, prepare_directory
 from koala_adapter.cli.display import seconds
 from koala_adapter.cli.serve import metrics_port_option, tell_metrics
-from koala_adapter.cli.session import EXIT_FAILURE, QueuePolicy, command_body, json_option, pass_session
-from koala_adapter.config.sitefile import shortest_poll_interval
+from koala_adapter.cli.session import EXIT_FAILURE, QueuePolicy, Session, command_body, json_option, pass_session
+from koala_adapter.config.sitefile import ClusterConfig, shortest_poll_interval
 from koala_adapter.errors import ConfigurationError, JournalError, LrmUnsupportedError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.process import stop_on_signal, under_supervision
-from koala_adapter.lrm.startlog import StartLog
+from koala_adapter.lrm.startlog import Pin, StartLog
 from koala_adapter.lrm.starts import PATIENCE, Patience, Starter, Starts
 from koala_adapter.ordering.asking import (
     EVERYBODY,
@@ -46,7 +46,7 @@ from koala_adapter.ordering.jobs import JobEvent, JobEventKind, Phase, Rules
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.passes import MisfitRules
 from koala_adapter.ordering.scheduler import OutsideScheduler, Pace, PacedWatcher, QueueMeter, give_back, start_plugin
-from koala_adapter.ordering.shadow import Shadow, ShadowReport
+from koala_adapter.ordering.shadow import Difference, Shadow, ShadowReport
 from koala_adapter.policies.loading import load_queue_policy
 from koala_adapter.queueing.backfill import METRICS, PriorityWeights, make_cluster_scheduler
 from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
@@ -56,15 +56,11 @@ if TYPE_CHECKING:
 
     from rich.status import Status
 
-    from koala_adapter.cli.session import Session
-    from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.lrm import Lrm
     from koala_adapter.lrm.commands import CommandRunner
-    from koala_adapter.lrm.startlog import Pin
     from koala_adapter.model import LrmJobId
     from koala_adapter.ordering.asking import Explanation, Overview
     from koala_adapter.ordering.scheduler import GivenBack
-    from koala_adapter.ordering.shadow import Difference
     from koala_adapter.queueing.backfill import ClusterScheduler, MakeQueue
 
 

@@ -19,10 +19,10 @@ import click
 
 from koala_adapter.api.client import LOOK_AGAIN
 from koala_adapter.api.offline import read_record
-from koala_adapter.api.server import host
+from koala_adapter.api.server import Server, host
 from koala_adapter.api.statedirectory import LOG_NAME, READY, ownership, wait_until_unowned
 from koala_adapter.cli.log import set_up_log
-from koala_adapter.cli.session import command_body, koala_error, pass_session
+from koala_adapter.cli.session import Session, command_body, koala_error, pass_session
 from koala_adapter.config.locations import SiteFileState
 from koala_adapter.errors import ConfigurationError, ServiceUnavailableError
 from koala_adapter.host.metricsport import MetricsEndpoint
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup, TaskStatus
 
-    from koala_adapter.api.server import Server
-    from koala_adapter.cli.session import Session
     from koala_adapter.host.metrics import Meter
 
 

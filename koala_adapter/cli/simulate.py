@@ -15,28 +15,20 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from koala_adapter.cli.display import FittingTable
-from koala_adapter.cli.session import (
-    EXIT_INTERRUPTED,
-    QueuePolicy,
-    command_body,
-    json_option,
-    pass_session,
-)
+from koala_adapter.cli.session import EXIT_INTERRUPTED, QueuePolicy, Session, command_body, json_option, pass_session
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.policies.loading import load_queue_policy
 from koala_adapter.queueing.backfill import METRICS
 from koala_adapter.report.figures import check_matplotlib
 from koala_adapter.simulation.comparison import Case, find_platform, run_cases, sites_of, trace_names, write_page
-from koala_adapter.simulation.replay import Policy
+from koala_adapter.simulation.replay import Policy, Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
-    from koala_adapter.cli.session import Session
     from koala_adapter.simulation.comparison import Outcome
-    from koala_adapter.simulation.replay import Site
 
 
 # -- Command ``simulate`` ------------------------------------------------------------------------------------

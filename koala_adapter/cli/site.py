@@ -26,24 +26,22 @@ from koala_adapter.api.offline import read_record
 from koala_adapter.api.statedirectory import prepare_directory
 from koala_adapter.cli.display import FittingTable
 from koala_adapter.cli.login import log_in
-from koala_adapter.cli.session import EXIT_FAILURE, command_body, in_seconds, json_option, pass_session
+from koala_adapter.cli.session import EXIT_FAILURE, Session, command_body, in_seconds, json_option, pass_session
 from koala_adapter.config.locations import SITE_VARIABLE, new_site_file
 from koala_adapter.config.tomlfile import printable, show_duration
 from koala_adapter.errors import EXIT_LRM, ConfigurationError, LoginNeededError, LrmUnreachableError
 from koala_adapter.service.leftovers import Leftover, Owned, Reaper
 from koala_adapter.sitesetup.checks import CheckOptions, Place, check_clusters, check_host
-from koala_adapter.sitesetup.search import nothing_found, search, sites_of
+from koala_adapter.sitesetup.search import Found, nothing_found, search, sites_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rich.console import Console
 
-    from koala_adapter.cli.session import Session
     from koala_adapter.config.sitefile import RemoteSiteConfig
     from koala_adapter.lrm import CheckResult
     from koala_adapter.report.sitevalues import CleanReport
-    from koala_adapter.sitesetup.search import Found
 
 
 # -- Command ``init`` ----------------------------------------------------------------------------------------

@@ -26,13 +26,13 @@ from rich.live import Live
 from rich.text import Text
 
 from koala_adapter.cli.display import held, seconds, state_style
-from koala_adapter.cli.session import command_body, pass_session
+from koala_adapter.cli.session import Session, command_body, pass_session
 from koala_adapter.config.tomlfile import printable, show_size
 from koala_adapter.errors import ConfigurationError, KoalaError
 from koala_adapter.host.regularfile import paths_matching
 from koala_adapter.model import JobKind
 from koala_adapter.outcome import JobState
-from koala_adapter.report.values import run_time, waiting_time
+from koala_adapter.report.values import JobReport, run_time, waiting_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -40,9 +40,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from koala_adapter.api.client import Client
-    from koala_adapter.cli.session import Session
     from koala_adapter.report.sitevalues import ClusterReport, NegotiationReport
-    from koala_adapter.report.values import JobReport
 
 
 # -- Size of a job over time ---------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import click
 from koala_adapter.api.statedirectory import ownership, prepare_directory
 from koala_adapter.cli.schedule import RECORD, schedule_directory
 from koala_adapter.cli.serve import metrics_port_option, tell_metrics
-from koala_adapter.cli.session import command_body, json_option, pass_session
+from koala_adapter.cli.session import Session, command_body, json_option, pass_session
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, LrmError
 from koala_adapter.host.clock import seconds_since_boot
 from koala_adapter.host.metrics import process_meter
@@ -28,7 +28,7 @@ from koala_adapter.host.process import stop_on_signal, under_supervision
 from koala_adapter.host.sockets import is_loopback
 from koala_adapter.lrm.commands import login_name
 from koala_adapter.lrm.startlog import StartLog
-from koala_adapter.model import OCCUPYING, WAITING, LrmJobState
+from koala_adapter.model import OCCUPYING, WAITING, ClusterName, LrmJob, LrmJobState
 from koala_adapter.ordering.asking import SOCKET_NAME, ExplainServer, Explanation
 from koala_adapter.ordering.jobs import Phase
 from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
@@ -42,10 +42,8 @@ from koala_adapter.wiki.server import serve as serve_wiki
 from koala_adapter.wiki.serving import DEFAULT_PORT, RunningJobsFile, Served, ServerOptions
 
 if TYPE_CHECKING:
-    from koala_adapter.cli.session import Session
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.lrm import Lrm
-    from koala_adapter.model import ClusterName, LrmJob
     from koala_adapter.wiki.codec.frames import Key
     from koala_adapter.wiki.inventory import Inventory
 

@@ -22,21 +22,18 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 from koala_adapter.errors import ConfigurationError, JobFailedError, JobTimeoutError, KoalaError
 from koala_adapter.host.privatedirectory import transient_directory
 from koala_adapter.python import taskworker
-from koala_adapter.python.description import Component, Job, require_slot_keys
+from koala_adapter.python.description import Component, InputFile, Job, SlotKeys, require_slot_keys
 from koala_adapter.python.site import Site
 from koala_adapter.python.taskworker import dumps
 from koala_adapter.tasks.connection import LEAVING
-from koala_adapter.tasks.server import TOKEN_BYTES, PullServer, listening_socket, node_files, send
-from koala_adapter.vjm.certificate import load_or_create
+from koala_adapter.tasks.server import TOKEN_BYTES, Puller, PullServer, listening_socket, node_files, send
+from koala_adapter.vjm.certificate import Certificate, load_or_create
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from koala_adapter.python.description import InputFile, SlotKeys
     from koala_adapter.python.jobs import JobHandle
-    from koala_adapter.tasks.server import Puller
-    from koala_adapter.vjm.certificate import Certificate
 
 
 # -- Server of tasks -----------------------------------------------------------------------------------------

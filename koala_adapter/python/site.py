@@ -23,7 +23,7 @@ from koala_adapter.errors import (
     ProtocolError,
     ServiceUnavailableError,
 )
-from koala_adapter.python.jobs import JobHandle
+from koala_adapter.python.jobs import JobHandle, JobResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from koala_adapter.lrm import PluginDefinition
     from koala_adapter.model import Job as CheckedJob
     from koala_adapter.python.description import Job
-    from koala_adapter.python.jobs import JobResult
     from koala_adapter.report.sitevalues import CleanReport, ClusterReport, PlanReport, SampleSubmission
     from koala_adapter.scheduler.knownpolicies import Policies
 
