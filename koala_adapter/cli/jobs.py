@@ -138,15 +138,12 @@ def _tell_site_file(session: Session) -> None:
     in_force = session.client.site_in_force()
     if in_force is None:
         return
-    session.remark(f"the service runs on {in_force.path}{_of_present(in_force, SiteFileState.of(Path(in_force.path)))}")
+    changed = in_force.digest != SiteFileState.of(Path(in_force.path)).digest
+    since = ", which has changed since: `koala serve --reload` takes it up" if changed else ""
+    session.remark(f"the service runs on {in_force.path}{since}")
     own = locate_site_file(session.site_option)
     if own is not None and not in_force.is_file_of(SiteFileState.of(own)):
         session.remark(f"and not on {own}: `koala serve --stop` ends it")
-
-
-def _of_present(in_force: SiteFileState, present: SiteFileState) -> str:
-    changed = in_force.digest != present.digest
-    return ", which has changed since: `koala serve --reload` takes it up" if changed else ""
 
 
 def _watch(session: Session, job_id: str | None, listing: Listing) -> None:

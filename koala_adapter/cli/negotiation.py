@@ -109,7 +109,8 @@ def _lines(one: NegotiationReport, *, templates: bool) -> Iterator[str]:
 def _said(one: NegotiationReport, message: NegotiationMessageReport) -> str:
     why = f" ({message.reason})" if message.reason else ""
     if message.status == "NT_CONSUMED":
-        return f"{message.sender} says that {message.processors} are {_done(one)}{why}"
+        done = "released" if one.direction == "shrink" else "allocated"
+        return f"{message.sender} says that {message.processors} are {done}{why}"
     what = _SAYS.get(message.status, message.status)
     count = f" {message.processors}" if message.status in {"NT_NEGOTIATION", "NT_ACCEPTED", "NT_COMMITTED"} else ""
     return f"{message.sender} {_wishes(one, message) or what}{count}{why}"
@@ -121,10 +122,6 @@ def _wishes(one: NegotiationReport, message: NegotiationMessageReport) -> str:
     wants_more = message.sender == "application" and one.direction == "grow"
     wants_back = message.sender == "koala" and one.direction == "shrink"
     return "asks for" if offers and (wants_more or wants_back) else ""
-
-
-def _done(one: NegotiationReport) -> str:
-    return "released" if one.direction == "shrink" else "allocated"
 
 
 def _time(at: float) -> str:

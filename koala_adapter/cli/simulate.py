@@ -21,7 +21,7 @@ from koala_adapter.policies.loading import load_queue_policy
 from koala_adapter.queueing.backfill import METRICS
 from koala_adapter.report.figures import check_matplotlib
 from koala_adapter.simulation.comparison import Case, find_platform, run_cases, sites_of, trace_names, write_page
-from koala_adapter.simulation.replay import Policy, Site
+from koala_adapter.simulation.replay import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,7 +100,7 @@ def simulate(
         raise click.UsageError("--platform and --processors both say how many processors there are: give one.")
     if out is not None:
         check_matplotlib()
-    sites = () if platform is None else clusters_of(platform)
+    sites = () if platform is None else sites_of(find_platform(platform))
     if memory and not any(site.cluster is not None and site.cluster.memory_per_node for site in sites):
         raise click.UsageError("--memory counts by the nodes of a platform: write memory_per_node into its file.")
     names = trace_names(traces)
@@ -156,11 +156,6 @@ def experiment(_session: Session) -> None:
 
 SHOWN_NOTES = 5
 """Irregularities of a trace that are told one by one."""
-
-
-def clusters_of(platform: str) -> tuple[Site, ...]:
-    """Return the clusters of a platform file, or of a platform by name. Raises ConfigurationError, OSError."""
-    return sites_of(find_platform(platform))
 
 
 def run_shown(session: Session, cases: Sequence[Case], processes: int) -> list[Outcome]:

@@ -30,6 +30,7 @@ from koala_adapter.cli.session import EXIT_FAILURE, Session, command_body, in_se
 from koala_adapter.config.locations import SITE_VARIABLE, new_site_file
 from koala_adapter.config.tomlfile import printable, show_duration
 from koala_adapter.errors import EXIT_LRM, ConfigurationError, LoginNeededError, LrmUnreachableError
+from koala_adapter.report.values import counted
 from koala_adapter.service.leftovers import Leftover, Owned, Reaper
 from koala_adapter.sitesetup.checks import CheckOptions, Place, check_clusters, check_host
 from koala_adapter.sitesetup.search import Found, nothing_found, search, sites_of
@@ -447,22 +448,14 @@ def clean(session: Session, older: float, dry_run: bool, as_json: bool) -> None:
 
 
 def _show_cleaned(session: Session, report: CleanReport) -> None:
-    for line in _lines(report):
-        session.console.print(line, markup=False, soft_wrap=True)
-    for trouble in report.trouble:
-        session.progress.print(f"cannot be removed: {printable(trouble)}", style="red", markup=False, soft_wrap=True)
-
-
-def _lines(report: CleanReport) -> list[str]:
-    """Return what was removed, and what was spared, as a person reads it."""
+    """Print what was removed, what was spared, and what could not be removed."""
     lines = []
     done = "would remove" if report.dry_run else "removed"
     if not report.removed and not report.jobs:
         lines.append("nothing is left of jobs that ended so long ago")
     else:
-        jobs = "1 job" if len(report.jobs) == 1 else f"{len(report.jobs):,} jobs"
         sorts = ", ".join(f"{one.what}: {one.number:,} ({_mib(one.size)})" for one in report.removed)
-        lines.append(f"{done} what is left of {jobs}, {_mib(report.size)} in all")
+        lines.append(f"{done} what is left of {counted(len(report.jobs), 'job')}, {_mib(report.size)} in all")
         lines += [f"  {sorts}"] if sorts else []
     if report.jobs:
         more = f" and {len(report.jobs) - MOST_NAMED:,} more" if len(report.jobs) > MOST_NAMED else ""
@@ -470,7 +463,10 @@ def _lines(report: CleanReport) -> list[str]:
     lines.append(f"spared: {report.unfinished:,} unfinished, {report.newer:,} that ended later")
     if report.continued:
         lines.append(f"spared, since a later job goes on with their sweep: {', '.join(report.continued)}")
-    return lines
+    for line in lines:
+        session.console.print(line, markup=False, soft_wrap=True)
+    for trouble in report.trouble:
+        session.progress.print(f"cannot be removed: {printable(trouble)}", style="red", markup=False, soft_wrap=True)
 
 
 def _mib(size: int) -> str:
