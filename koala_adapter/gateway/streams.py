@@ -51,7 +51,7 @@ class Event(NamedTuple):
     kind: int
     stream: int
     data: bytes = b""
-    content: "Dict[str, Any]" = {}  # noqa: RUF012 - nobody changes it
+    content: "Dict[str, Any]" = {}  # noqa: RUF012 - an event is never changed
     """The request of OPEN, the result of END, the reason of RESET."""
 
 

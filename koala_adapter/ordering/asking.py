@@ -177,7 +177,7 @@ BACKLOG = 256
 """Connections that the kernel holds until they are accepted."""
 OWNER, EVERYBODY = 0o600, 0o666
 """Modes of the socket: its owner, or every user, may connect."""
-NOBODY = frozenset({errno.ECONNREFUSED, errno.ENOENT})
+SERVER_GONE = frozenset({errno.ECONNREFUSED, errno.ENOENT})
 """Errors of connecting to a socket whose server has gone."""
 
 
@@ -226,7 +226,7 @@ def _clear(path: Path, name: str) -> None:
             raise _unusable(path, "there is a file of that name that is no socket")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
             other.settimeout(0)
-            if other.connect_ex(name) not in NOBODY:
+            if other.connect_ex(name) not in SERVER_GONE:
                 raise ServiceRunningError(
                     f"somebody answers at {path} already", hint="give each cluster a socket of its own"
                 )

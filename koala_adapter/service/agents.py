@@ -351,7 +351,7 @@ class Reception(AgentListener):
         driver = self._clusters.get(record.cluster)
         if record.state is PlaceholderState.ENDING and driver is not None:
             if event.closed:
-                driver.judge.farewells.add(event.placeholder)
+                driver.judge.disconnected.add(event.placeholder)
             driver.poller.poll_soon(within=JOB_ENDS)
             self._core.note_change()
         else:

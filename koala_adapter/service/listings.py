@@ -175,8 +175,8 @@ class ListingJudge:
         """Submissions being sent, whose outcome is not known yet."""
         self.not_cancelled: set[LrmJobId] = set()
         """Jobs whose cancellation the LRM did not answer."""
-        self.farewells: set[PlaceholderId] = set()
-        """Placeholders whose agents closed the connection after they were told to end."""
+        self.disconnected: set[PlaceholderId] = set()
+        """Placeholders whose agents closed the connection after they were told to end: one absence proves their end."""
         self.nodes: dict[PlaceholderId, str] = {}
         """Where each placeholder runs, or was seen to run."""
         self.absences: dict[PlaceholderId, int] = {}
@@ -310,7 +310,7 @@ class ListingJudge:
             self.absences.pop(placeholder.id, None)
             return []
         seen = self.absences[placeholder.id] = self.absences.get(placeholder.id, 0) + 1
-        if seen < (1 if placeholder.id in self.farewells else ABSENCES_NEEDED):
+        if seen < (1 if placeholder.id in self.disconnected else ABSENCES_NEEDED):
             return []
         detail = "its batch system does not list it any more and its agent is out of contact"
         if placeholder.waiting:
@@ -325,7 +325,7 @@ class ListingJudge:
         self.absences = {id_: count for id_, count in self.absences.items() if id_ in state.placeholders}
         self.nodes = {id_: node for id_, node in self.nodes.items() if id_ in state.placeholders}
         self.ended = {id_ for id_ in self.ended if id_ in state.placeholders}
-        self.farewells = {id_ for id_ in self.farewells if id_ in state.placeholders}
+        self.disconnected = {id_ for id_ in self.disconnected if id_ in state.placeholders}
 
     def _restless(self, state: State, now: float) -> bool:
         """Return whether an end is expected at any moment, or a question is open."""

@@ -41,9 +41,9 @@ def append(path: Path, offset: int, data: bytes) -> int:
     """Append ``data`` that begins at ``offset`` of a stream to its file; return the new size.
 
     The file has mode 0600, in directories of mode 0700. What it has already is left out. What is missing before
-    ``offset`` was acknowledged, so somebody has emptied or removed the file since: it is filled with NUL bytes, as any
-    program sees whose output file is emptied while it writes on. Raises OSError when the file cannot be written (no
-    space, or not a plain file of ours).
+    ``offset`` was acknowledged, so the file has been emptied or removed since: the gap is filled with NUL bytes, as in
+    the output file of any program that is emptied while the program writes on. Raises OSError when the file cannot be
+    written (no space, or not a plain file of ours).
     """
     descriptor = _open(path)
     try:

@@ -376,7 +376,7 @@ class SimulatedService:
         self.effector.sized.disconnected(agent.id)
         if placeholder.state is PlaceholderState.ENDING:
             if not agent.alive and not self._disconnecting:
-                self.judges[placeholder.cluster].farewells.add(agent.id)
+                self.judges[placeholder.cluster].disconnected.add(agent.id)
         else:
             self.post(ev.PlaceholderSilent(time=self.now, placeholder=agent.id, detail="connection reset"))
 

@@ -112,7 +112,7 @@ def test_an_agent_in_contact_is_stronger_than_any_listing() -> None:
 def test_after_the_agents_farewell_one_listing_is_enough() -> None:
     watched = Watched()
     watched.site.hold_all("1")
-    watched.judge.farewells.add(placeholder(1))
+    watched.judge.disconnected.add(placeholder(1))
     (event,) = watched.events([])
     assert isinstance(event, ev.PlaceholderEnded)
     assert event.placeholder == placeholder(1)
@@ -330,14 +330,14 @@ def test_an_open_question_makes_restless() -> None:
 def test_a_witness_forgets_what_is_gone() -> None:
     watched = Watched()
     watched.site.hold_all("1")
-    watched.judge.farewells.add(placeholder(1))
+    watched.judge.disconnected.add(placeholder(1))
     watched.judge.ended.add(placeholder(2))
     for event in (*watched.events([]), *watched.events([])):
         watched.site.post(event)
     assert watched.site.record("1").state is JobState.LOST
     watched.site.end_ending()
     watched.look([])
-    assert (watched.judge.farewells, watched.judge.ended, watched.judge.absences) == (set(), set(), {})
+    assert (watched.judge.disconnected, watched.judge.ended, watched.judge.absences) == (set(), set(), {})
 
 
 def test_processors_are_held_from_start_to_end() -> None:
