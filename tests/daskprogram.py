@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
@@ -21,6 +22,9 @@ PROGRAMS = Path(__file__).with_name("daskprograms.py")
 LIVENESS = 240.0
 LEAKS = ("ResourceWarning", "Task was destroyed", "never retrieved", "never awaited")
 """What Python says of what a program has left behind."""
+DASKS_OWN = "/site-packages/distributed/"
+"""The path in the line after such a message, if it is about a task of Dask itself: its scheduler leaves the exception
+of a handler alone that looks for a worker which has just left (``handle_request_refresh_who_has`` in 2026.8)."""
 OWN = frozenset({"sum", "during", "scattered", "executor", "lost", "none", "another", "closed"})
 """Words with which lines of the programs begin that are the same each time."""
 
@@ -70,7 +74,13 @@ class DaskProgram:
     def ended(self) -> int:
         """Return its status once it has ended by itself; it leaks nothing, and leaves nothing undone."""
         status = self.process.wait(LIVENESS)
-        assert not any(sign in line for line in self.said for sign in LEAKS), self.said
+        said = self.said
+        leaks = [
+            line
+            for line, after in pairwise([*said, ""])
+            if any(sign in line for sign in LEAKS) and DASKS_OWN not in after
+        ]
+        assert not leaks, said
         return status
 
     def __enter__(self) -> Self:
