@@ -40,7 +40,7 @@ from koala_adapter.lrm.listing import (
 )
 from koala_adapter.lrm.rate import CircuitBreaker, PollPace
 from koala_adapter.model import BatchKey, ClusterName, Job, LrmJob, LrmJobId, Node, PlaceholderId
-from koala_adapter.outcome import JobState
+from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.events import (
     BatchAbsent,
     BatchRejected,
@@ -77,6 +77,8 @@ if TYPE_CHECKING:
 IDLE_FACTOR = 4
 READING_SERVES = 5.0
 """Seconds after a poll for which a new job does without another."""
+COUNTED_AFTER_ENDS = 2.0
+"""Seconds after the last awaited end of placeholders at which nodes are listed: the service of a command has ended."""
 SUBMISSION_LISTED = 2.0
 """Seconds after a submission at which its placeholders are looked for: most that start at once report before."""
 
@@ -87,6 +89,8 @@ log = structlog.get_logger()
 class ClusterReading(Listing):
     """One poll of a cluster: nodes, and jobs that may be ours by name and user."""
 
+    counted: bool = True
+    """Whether nodes were listed."""
     of_all_users: bool = False
     """Whether the jobs of all users were listed for it."""
     others_waiting: tuple[int, ...] = ()
@@ -122,6 +126,8 @@ class Poller:
         """When the next poll is due at the latest (monotonic)."""
         self._due_if_waiting = inf
         """When the next poll is due if a job then waits to be placed, or placeholders wait in the queue (monotonic)."""
+        self._begun_at = -inf
+        """When the latest poll began that lists nodes, too (monotonic)."""
         self._commands = commands
         self._pace = PollPace(config.requests_per_minute)
         self.breaker = CircuitBreaker(pause=config.poll_interval)
@@ -140,7 +146,7 @@ class Poller:
 
     def refresh(self) -> None:
         """Schedule a poll for a new job, when the latest one has become too old for it."""
-        self._due_if_waiting = min(self._due_if_waiting, self._watcher.begun_at + READING_SERVES)
+        self._due_if_waiting = min(self._due_if_waiting, self._begun_at + READING_SERVES)
         self._wanted.set()
 
     def submitted(self) -> None:
@@ -151,6 +157,8 @@ class Poller:
     async def run(self) -> None:
         """Poll until cancelled."""
         while True:
+            # This poll serves whoever wanted one before it.
+            self._due = self._due_if_waiting = inf
             before = self._commands.window.total
             restless = await self._poll()
             now = anyio.current_time()
@@ -164,7 +172,6 @@ class Poller:
         while (left := max(earliest, min(latest, self._next_due)) - anyio.current_time()) > 0:
             with anyio.move_on_after(left):
                 await self._wanted.wait()
-        self._due = self._due_if_waiting = inf
 
     @property
     def _next_due(self) -> float:
@@ -185,10 +192,27 @@ class Poller:
         except LrmError as error:
             self._owner.unavailable(error.message)
             return not self.breaker.open
-        self.latest = reading
+        if reading.counted:
+            self.latest = reading
         with contained("judging a listing", cluster=self._config.name):
-            return self._owner.examine(reading) or self._core.scheduler.growth_waits(self._name)
+            restless = self._owner.examine(reading) or self._core.scheduler.growth_waits(self._name)
+            if not (restless or reading.counted):
+                self.poll_soon(within=COUNTED_AFTER_ENDS)
+            return restless
         return False
+
+    @property
+    def _awaits_only_ends(self) -> bool:
+        """Whether all jobs are over and placeholders end, so that a listing of jobs tells all that is wanted."""
+        state = self._core.state
+        ours = state.placeholders.on(self._name).values()
+        return (
+            self.latest is not None
+            and self.failure is None
+            and bool(ours)
+            and all(one.state is PlaceholderState.ENDING for one in ours)
+            and all(record.state.final for record in state.jobs.values())
+        )
 
     def _note_trouble(self, error: LrmError | None) -> None:
         if error is None:
@@ -197,16 +221,30 @@ class Poller:
             log.warning("cluster does not answer", cluster=self._config.name, error=str(error))
 
     async def _read(self) -> ClusterReading:
+        user = self._core.user if self._commands.host.here else self._commands.host.user
+        if self._awaits_only_ends:
+            # As the last request of a command it has the priority of a submission: the user waits for it.
+            with answering(self._config.name), self._commands.submitting():
+                return await read_ends(
+                    self._lrm, name_prefix=self._core.name_prefix, user=user, read_at=self._core.now()
+                )
+        self._begun_at = anyio.current_time()
         others = self._lrm.capabilities.lists_others and self._core.scheduler.shrinks_for_others(self._name)
         return await read_cluster(
             self._config,
             self._lrm,
             name_prefix=self._core.name_prefix,
-            user=self._core.user if self._commands.host.here else self._commands.host.user,
+            user=user,
             read_at=self._core.now(),
             others=others,
             slots=self._core.slots_on(self._name) if others else {},
         )
+
+
+async def read_ends(lrm: Lrm, *, name_prefix: str, user: str, read_at: float) -> ClusterReading:
+    """List a user's jobs with names of ours, without nodes. Raises LrmError."""
+    jobs = possibly_ours(await lrm.jobs(name_prefix=name_prefix), user=user, name_prefix=name_prefix)
+    return ClusterReading(read_at=read_at, jobs=jobs, nodes=(), counted=False)
 
 
 async def read_cluster(
@@ -476,6 +514,7 @@ class ClusterDriver:
             read_at=reading.read_at,
             in_contact=self._core.in_contact,
             tells_holders=capabilities.tells_holders or (capabilities.tells_own_holders and not reading.of_all_users),
+            counted=reading.counted,
         )
         for event in judgement.events:
             self._core.loop.post(event)

@@ -202,13 +202,14 @@ class ListingJudge:
         read_at: float,
         in_contact: Callable[[PlaceholderId], bool],
         tells_holders: bool = False,
+        counted: bool = True,
     ) -> Judgement:
         """Compare a listing with the records.
 
         ``polled``: what was counted in it, now, with one processor for each of our placeholders. ``listing``: jobs
         with names of ours that are not certainly another user's. ``read_at``: when it was asked for: what was
         submitted later cannot be in it. ``in_contact``: whether a placeholder's agent is connected.
-        ``tells_holders``: whether it tells whose holds jobs are in.
+        ``tells_holders``: whether it tells whose holds jobs are in. ``counted``: whether nodes were listed, too.
         """
         now = polled.time
         # Two clusters of ours may be parts of one batch system, and then each listing shows the placeholders of both.
@@ -218,13 +219,10 @@ class ListingJudge:
         proved = list(self._examine(state, found.jobs, read_at=read_at, now=now, in_contact=in_contact))
         self._forget(state)
         lost = tuple(e for e in proved if isinstance(e, PlaceholderEnded) and e.reason is EndReason.LOST)
-        waiting = both(polled.others_waiting, self._others_waited)
-        restless = self._restless(state, now) or waiting != polled.others_waiting
-        self._others_waited = polled.others_waiting
-        counted = replace(polled, ours=processors_held(listing, state))
-        started = self._started_meanwhile(state, counted)
+        polled = replace(polled, ours=processors_held(listing, state))
+        told, changing = self._judge_counts(state, polled) if counted else (None, False)
         events = (
-            self._news(state, replace(counted, ours=counted.ours + started, others_waiting=waiting)),
+            told,
             *(e for e in proved if e not in lost),
             new_holds(state, self._cluster, listing, now=now, told=tells_holders),
             new_suspensions(state, self._cluster, listing, now=now),
@@ -234,7 +232,7 @@ class ListingJudge:
             lost=lost,
             cancel_again=self._cancel_again(state),
             orphans=tuple(job.id for job in found.unaccounted if job.state not in _OVER),
-            restless=restless,
+            restless=changing or self._restless(state, now),
         )
 
     def _examine(
@@ -334,10 +332,18 @@ class ListingJudge:
             for placeholder in state.placeholders.on(self._cluster).values()
             if placeholder.state is PlaceholderState.ENDING
         )
-        uncertain = any(batch.lrm_ids is None for batch in state.batches.on(self._cluster).values())
+        batches = state.batches.on(self._cluster).values()
+        uncertain = any(batch.lrm_ids is None and batch.key not in self.under_way for batch in batches)
         return ending or bool(self.absences) or uncertain
 
     # ---- counts ---------------------------------------------------------------------------------------------------
+
+    def _judge_counts(self, state: State, polled: ClusterPolled) -> tuple[ClusterPolled | None, bool]:
+        """Return what to report of the counts, and whether the next look may show others."""
+        waiting = both(polled.others_waiting, self._others_waited)
+        changing, self._others_waited = waiting != polled.others_waiting, polled.others_waiting
+        ours = polled.ours + self._started_meanwhile(state, polled)
+        return self._news(state, replace(polled, ours=ours, others_waiting=waiting)), changing
 
     def _started_meanwhile(self, state: State, polled: ClusterPolled) -> int:
         """Return how many placeholders may have started between listing jobs and nodes.

@@ -16,7 +16,7 @@ from koala_adapter.config.sitefile import ClusterConfig, load_site
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.lrm import Capabilities, Submission, load_plugins
 from koala_adapter.lrm.commands import CommandRunner
-from koala_adapter.model import BatchKey, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, NodeState
+from koala_adapter.model import BatchKey, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.events import Event
 from koala_adapter.service.agents import leave_token
@@ -150,6 +150,25 @@ async def test_a_cancellation_that_was_not_heard_is_repeated() -> None:
         await driven.until(lambda: bool(driven.lrm.cancelled))
         await driven.polls(2)
     assert driven.lrm.cancelled == ids
+
+
+async def test_ends_alone_are_looked_for_in_jobs_alone() -> None:
+    """When all jobs are over, nodes are not listed before all ends are seen, and then once."""
+    driven = Driven()
+    driven.site.take_all()
+    driven.site.hold_all("1")
+    driven.lists(LrmJobState.RUNNING)
+    driven.site.now += 1
+    async with driven.running():
+        await driven.polls(2)
+        driven.site.cancel("1")
+        await driven.polls(1)
+        del driven.lrm.order[:]
+        await driven.polls(3)
+        assert set(driven.lrm.order) == {"jobs"}
+        driven.lrm.all_jobs = ()
+        await driven.heard_of(ev.PlaceholderEnded)
+        await driven.until(lambda: "nodes" in driven.lrm.order)
 
 
 @pytest.mark.parametrize(
@@ -350,7 +369,7 @@ async def test_only_nodes_of_the_queue_count() -> None:
 @pytest.mark.parametrize("error", [LrmUnavailableError("gone"), KeyError("a defect")])
 async def test_a_failing_lrm_is_left_alone(error: Exception) -> None:
     """After three failures in a row the pauses grow; a defect of the plugin is a failure like others."""
-    polled = Polled()
+    polled = Polled(settings=config(poll_interval=60))
     polled.lrm.errors["jobs"] = error
     await polled.run_until(3)
     assert polled.poller.breaker.open
@@ -414,6 +433,22 @@ async def test_a_new_job_needs_no_second_look() -> None:
     assert READING_SERVES - 1 < poller._next_due - anyio.current_time() <= READING_SERVES
     poller._core = StandInCore(Site({}))
     assert poller._next_due == inf
+
+
+async def test_a_job_that_comes_during_a_look_needs_no_second_one() -> None:
+    site = Site({"a": 4})
+    site.submit(job("1", component("x", 2, cluster="a")))
+    polled = Polled(settings=config(poll_interval=3600))
+    polled.poller._core = StandInCore(site)
+    asked = polled.lrm.nodes
+
+    async def nodes() -> tuple[Node, ...]:
+        polled.poller.refresh()
+        return await asked()
+
+    polled.lrm.nodes = nodes  # type: ignore[method-assign]
+    await polled.poller._poll()
+    assert READING_SERVES - 1 < polled.poller._next_due - anyio.current_time() <= READING_SERVES
 
 
 # What a judge of listings tells of others: only jobs that wait, and processors that they have, at two looks.
