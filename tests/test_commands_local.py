@@ -86,7 +86,9 @@ def test_first_line_of_all_is_marked(koala: Koala) -> None:
 
 def test_a_program_needs_no_job_file(koala: Koala) -> None:
     kept = koala.directory / "kept.toml"
-    words = ("sh", "-c", 'echo "$KOALA_RANK $PWD"; exit 4')
+    # Both ranks print before one fails: the job ends with the first that does.
+    meet = 'cd "$0"; j=$KOALA_JOB_ID; touch $j-$KOALA_RANK; until [ -e $j-0 ] && [ -e $j-1 ]; do sleep 0.05; done'
+    words = ("sh", "-c", f'echo "$KOALA_RANK $PWD"; {meet}; exit 4', str(koala.directory))
     done = koala.run("run", "-n", "2", "--save", str(kept), "--", *words, check=4)
     assert sorted(done.stdout.splitlines()) == [f"c1/{rank}: {rank} {Path.cwd()}" for rank in range(2)]
     again = koala.run("run", str(kept), check=4)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import WikiError
@@ -143,6 +143,7 @@ HARMFUL = st.text(st.sampled_from(':;#"\\\n\t =[],\0é\ud800a1'), min_size=0, ma
 
 @pytest.mark.parametrize("dialect", list(Dialect))
 @given(text=HARMFUL, names=st.lists(HARMFUL, max_size=3))
+@example(text=" ", names=[])
 def test_no_value_can_break_a_record(dialect: Dialect, text: str, names: list[str]) -> None:
     """Whatever a user calls things: one record stays one record with the same attributes around the value."""
     job = JobRecord(

@@ -186,7 +186,7 @@ def _classes(values: Iterable[Count]) -> str:
 
 def _queue(value: str, *, dialect: Dialect) -> str:
     if dialect is Dialect.WIKI2:
-        return f'"{clean_text(value, dialect)}"'
+        return _text(value, dialect=dialect, quoted=True)
     named = read_classes(value) if value.startswith("[") else (Count(value, 1),)
     return _classes(named)
 
