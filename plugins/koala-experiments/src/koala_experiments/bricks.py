@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bricks: clients call servers over a network, and monitors tell the scheduler what was (Takefusa 2001).
 
-A grid is a tree: nodes in local domains, each domain joined to one wide-area backbone. Every node is a client and a
+A grid is a star: nodes in local domains, each domain joined to one wide-area backbone. Every node is a client and a
 server. Chance makes the grid, the calls and the tasks of others, each from its own seed, so that all schedulers that
-are compared meet the same grid and the same calls. Servers and the choice of a server come first, the simulation
-last; the network is in :mod:`koala_experiments.gridnetwork`.
+are compared meet the same grid and the same calls. In this order: the network, servers, the choice of a server, the
+simulation.
 
 Units: seconds, Mbit, Mbit/s, Mop (a million operations), Mop/s.
 """
@@ -12,17 +12,153 @@ Units: seconds, Mbit, Mbit/s, Mop (a million operations), Mop/s.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from random import Random
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from koala_adapter.simulation.world import Engine
-from koala_experiments.gridnetwork import Domain, Link, Network
+from koala_adapter.simulation.world import FIRST, Engine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from koala_adapter.simulation.world import EventHandle
+
+
+# -- The network ---------------------------------------------------------------------------------------------
+# Transfers are fluids: at every moment each has its max-min fair share of the links on its path (the rate of no
+# transfer can be raised without lowering that of one which has no more). Shares change only when a transfer begins or
+# ends, so these are the only events.
+
+LinkNumber = int
+WIDE_AREA_LATENCY = 0.005
+"""Seconds from a local domain to the backbone, or back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Domain:
+    """A local domain: what is in it shares one network, and one link to the backbone."""
+
+    name: str
+    bandwidth: float
+    """Mbit/s, shared by all transfers into, out of and within it."""
+    uplink: float
+    """Mbit/s of the link to the backbone; transfers in both directions share it."""
+    latency: float = 0.0001
+    """Seconds until a transfer begins."""
+    uplink_latency: float = WIDE_AREA_LATENCY
+    """Seconds added to each transfer over the link."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Transfer:
+    """A transfer of data over the network; compared by identity."""
+
+    links: tuple[LinkNumber, ...]
+    on_end: Callable[[], object]
+    left: float
+    """Megabits not yet arrived, when its rate last changed."""
+    rate: float = 0.0
+    """Mbit/s at present; 0 before the data begin to arrive."""
+    rate_since: float = 0.0
+    """When its rate last changed."""
+    ends_at: float = inf
+    """When it ends at its present rate."""
+
+    def change_rate(self, rate: float, now: float) -> None:
+        """Set the rate from ``now`` on."""
+        self.left = max(0.0, self.left - self.rate * (now - self.rate_since))
+        self.rate, self.rate_since = rate, now
+        self.ends_at = now + self.left / rate
+
+
+class Network:
+    """Domains around a backbone with the transfers between them, which share bandwidth fairly."""
+
+    def __init__(self, engine: Engine, domains: Sequence[Domain]) -> None:
+        """Build the network, without transfers. Local networks are numbered first, then the links to the backbone."""
+        self._engine = engine
+        self._numbers = {one.name: number for number, one in enumerate(domains)}
+        self.bandwidth = [one.bandwidth for one in domains] + [one.uplink for one in domains]
+        """Of each link."""
+        self._latency = [one.latency for one in domains] + [one.uplink_latency for one in domains]
+        self.transfers: list[Transfer] = []
+        """Whose data arrive at present, in the order in which they began to."""
+        self._wake: EventHandle | None = None
+
+    def send(self, source: str, target: str, megabits: float, on_end: Callable[[], object]) -> Transfer:
+        """Start a transfer between two domains; ``on_end`` is called when it is complete."""
+        transfer = Transfer(links=self.path(source, target), on_end=on_end, left=megabits)
+        latency = sum(self._latency[link] for link in transfer.links)
+        self._engine.after(latency, lambda: self._begin(transfer), rank=FIRST)
+        return transfer
+
+    def path(self, source: str, target: str) -> tuple[LinkNumber, ...]:
+        """Return the links between two domains. Raises KeyError for an unknown one."""
+        here, there, domains = self._numbers[source], self._numbers[target], len(self._numbers)
+        return (here,) if here == there else (here, domains + here, domains + there, there)
+
+    def users(self) -> Sequence[int]:
+        """Return the number of transfers on each link now, as a network monitor measures it."""
+        counts = [0] * len(self.bandwidth)
+        for transfer in self.transfers:
+            for link in transfer.links:
+                counts[link] += 1
+        return counts
+
+    def throughput(self, source: str, target: str, users: Sequence[int]) -> float:
+        """Return the bandwidth (Mbit/s) of one more transfer, given the transfers on each link (see :meth:`users`).
+
+        It is the narrowest of the equal shares on its way.
+        """
+        return min(self.bandwidth[link] / (users[link] + 1) for link in self.path(source, target))
+
+    def _begin(self, transfer: Transfer) -> None:
+        self.transfers.append(transfer)
+        self._share()
+
+    def _finish(self) -> None:
+        """Remove the transfers that are complete."""
+        now = self._engine.now
+        self._wake = None
+        done = sorted((one for one in self.transfers if one.ends_at <= now), key=lambda one: one.ends_at)
+        self.transfers = [one for one in self.transfers if one.ends_at > now]
+        self._share()
+        for transfer in done:
+            transfer.on_end()
+
+    def _share(self) -> None:
+        """Give each transfer its fair rate, and wait for the first one that ends."""
+        for transfer, rate in self._fair():
+            if rate != transfer.rate:
+                transfer.change_rate(rate, self._engine.now)
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+        if self.transfers:
+            self._wake = self._engine.at(min(one.ends_at for one in self.transfers), self._finish, rank=FIRST)
+
+    def _fair(self) -> list[tuple[Transfer, float]]:
+        """Compute fair rates by progressive filling: the narrowest share first, then the rest again."""
+        left = list(self.bandwidth)
+        users = {link: count for link, count in enumerate(self.users()) if count}
+        rates: list[tuple[Transfer, float]] = []
+        unsettled = list(self.transfers)
+        while users:
+            share, narrowest = min((left[link] / count, link) for link, count in users.items())
+            settled = [one for one in unsettled if narrowest in one.links]
+            unsettled = [one for one in unsettled if narrowest not in one.links]
+            for transfer in settled:
+                rates.append((transfer, share))
+                for link in transfer.links:
+                    left[link] = max(0.0, left[link] - share)
+                    users[link] -= 1
+                    if not users[link]:
+                        del users[link]
+        return rates
 
 
 # -- Servers -------------------------------------------------------------------------------------------------
@@ -89,9 +225,20 @@ P_LOAD = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A machine that is both a client and a server."""
+
+    name: str
+    domain: str
+    performance: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """A computation that a client requests."""
 
+    client: Node
+    submitted_at: float
     send: float
     """Mbit to the server."""
     receive: float
@@ -165,33 +312,19 @@ class CallScheduler:
         """Create a scheduler with no call assigned."""
         self._opt = variant.opt
         self._p_load = 0.0 if variant.correction == "none" else P_LOAD
-        self._unfinished: dict[str, int] = {}
+        self.unfinished: Counter[str] = Counter()
+        """Calls assigned to each server and neither completed nor sent back."""
 
     def assign(self, call: Call, forecasts: Sequence[ServerForecast], now: float) -> ServerForecast:
         """Return the forecast of the server for a call and count the call as unfinished there."""
-        if self._p_load:
-            estimates = [one.response_time(call, self._p_load * self._unfinished.get(one.name, 0)) for one in forecasts]
-        else:
-            estimates = [one.response_time(call) for one in forecasts]
+        estimates = [one.response_time(call, self._p_load * self.unfinished[one.name]) for one in forecasts]
         chosen = forecasts[choose(estimates, call.deadline - now, self._opt)]
-        self._unfinished[chosen.name] = self._unfinished.get(chosen.name, 0) + 1
+        self.unfinished[chosen.name] += 1
         return chosen
-
-    def finished(self, server: str) -> None:
-        """Subtract a call that was completed or sent back. Raises KeyError when the server has none."""
-        if self._unfinished[server] == 1:
-            del self._unfinished[server]
-        else:
-            self._unfinished[server] -= 1
-
-    def unfinished(self, server: str) -> int:
-        """Return the number of calls assigned to a server and not finished."""
-        return self._unfinished.get(server, 0)
 
 
 # -- The simulation ------------------------------------------------------------------------------------------
 
-BACKBONE = "backbone"
 HOUR = 3600.0
 DAY = 24 * HOUR
 DOMAINS = 10
@@ -206,21 +339,11 @@ OTHERS = OtherTasks(utilization=0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A machine that is both a client and a server."""
-
-    name: str
-    domain: str
-    performance: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Nodes, domains and links of a simulated grid."""
+    """Nodes and domains of a simulated grid."""
 
     nodes: tuple[Node, ...]
     domains: tuple[Domain, ...]
-    links: tuple[Link, ...]
 
     @property
     def mean_performance(self) -> float:
@@ -230,24 +353,13 @@ class Grid:
     @property
     def mean_bandwidth(self) -> float:
         """Mean bandwidth of the local domains (Mbit/s), which are narrower than the links between them."""
-        return fmean(domain.bandwidth for domain in self.domains if domain.name != BACKBONE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedCall:
-    """A future call of a client."""
-
-    number: int
-    client: Node
-    submitted_at: float
-    call: Call
+        return fmean(domain.bandwidth for domain in self.domains)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """Times, server and cost of a completed call."""
+    """Deadline, end and cost of a completed call."""
 
-    submitted_at: float
     deadline: float
     received_at: float
     cost: float
@@ -264,17 +376,16 @@ def make_grid(seed: int) -> Grid:
     """Return the random grid of a seed."""
     chance = Random(f"grid {seed}")
     nodes: list[Node] = []
-    domains = [Domain(name=BACKBONE, bandwidth=WIDE_AREA_BANDWIDTH[1])]
-    links = []
+    domains: list[Domain] = []
     for number in range(1, DOMAINS + 1):
         name = f"domain{number}"
-        domains.append(Domain(name=name, bandwidth=chance.uniform(*LOCAL_BANDWIDTH)))
-        links.append(Link(between=(name, BACKBONE), bandwidth=chance.uniform(*WIDE_AREA_BANDWIDTH)))
+        local, uplink = chance.uniform(*LOCAL_BANDWIDTH), chance.uniform(*WIDE_AREA_BANDWIDTH)
+        domains.append(Domain(name=name, bandwidth=local, uplink=uplink))
         nodes += [
             Node(name=f"{name}-{index}", domain=name, performance=chance.uniform(*PERFORMANCE))
             for index in range(1, chance.randint(*NODES_PER_DOMAIN) + 1)
         ]
-    return Grid(nodes=tuple(nodes), domains=tuple(domains), links=tuple(links))
+    return Grid(nodes=tuple(nodes), domains=tuple(domains))
 
 
 def make_calls(
@@ -284,7 +395,7 @@ def make_calls(
     interval: float = HOUR,
     deadline_factor: tuple[float, float] = (1.0, 3.0),
     duration: float = DAY,
-) -> list[PlannedCall]:
+) -> list[Call]:
     """Return all clients' calls in order of time.
 
     ``interval``: mean seconds between two calls of one client (exponential). ``deadline_factor``: range of the time
@@ -292,7 +403,7 @@ def make_calls(
     seconds during which clients call.
     """
     chance = Random(f"calls {seed}")
-    drawn: list[tuple[float, Node, Call]] = []
+    calls: list[Call] = []
     for client in grid.nodes:
         at = chance.expovariate(1.0 / interval)
         while at < duration:
@@ -300,13 +411,13 @@ def make_calls(
             operations = chance.uniform(*OPERATIONS)
             usual = (send + receive) / grid.mean_bandwidth + operations / grid.mean_performance
             deadline = at + usual * chance.uniform(*deadline_factor)
-            drawn.append((at, client, Call(send=send, receive=receive, operations=operations, deadline=deadline)))
+            calls.append(
+                Call(
+                    client=client, submitted_at=at, send=send, receive=receive, operations=operations, deadline=deadline
+                )
+            )
             at += chance.expovariate(1.0 / interval)
-    drawn.sort(key=lambda one: one[0])
-    return [
-        PlannedCall(number=number, client=client, submitted_at=at, call=call)
-        for number, (at, client, call) in enumerate(drawn)
-    ]
+    return sorted(calls, key=lambda one: one.submitted_at)
 
 
 class Bricks:
@@ -316,7 +427,7 @@ class Bricks:
         """Create an idle grid; ``seed``: of other users' tasks. ``monitor_interval``: seconds."""
         self._engine = Engine()
         self._grid = grid
-        self._network = Network(self._engine, grid.domains, grid.links)
+        self._network = Network(self._engine, grid.domains)
         self._servers = {
             node.name: Server(node.name, node.performance, others, Random(f"others {seed} {node.name}"))
             for node in grid.nodes
@@ -334,10 +445,10 @@ class Bricks:
         self._unfinished = 0
         self.records: list[CallRecord] = []
 
-    def run(self, calls: Sequence[PlannedCall]) -> list[CallRecord]:
+    def run(self, calls: Sequence[Call]) -> list[CallRecord]:
         """Simulate all calls; return their records in order of their ends."""
-        for planned in calls:
-            self._engine.at(planned.submitted_at, partial(self._schedule, planned, 0))
+        for call in calls:
+            self._engine.at(call.submitted_at, partial(self._schedule, call, 0))
         self._unfinished = len(calls)
         self._engine.after(self._interval, self._measure)
         self._engine.run()
@@ -355,7 +466,7 @@ class Bricks:
         """Return what was measured last, as the forecast for each server."""
         ways = {
             domain.name: self._network.throughput(client.domain, domain.name, self._users)
-            for domain in self._grid.domains[1:]
+            for domain in self._grid.domains
         }
         return [
             ServerForecast(node.name, ways[node.domain], node.performance, self._load(node.name))
@@ -368,43 +479,33 @@ class Bricks:
             self._loads[name] = float(self._servers[name].load(self._measured_at))
         return self._loads[name]
 
-    def _schedule(self, planned: PlannedCall, fallbacks: int) -> None:
-        client = planned.client
-        chosen = self._schedulers[client.name].assign(planned.call, self._forecasts(client), self._engine.now)
-        domain = self._domain_of[chosen.name]
-        self._network.send(
-            client.domain, domain, planned.call.send, lambda _: self._arrived(planned, chosen, fallbacks)
-        )
+    def _schedule(self, call: Call, fallbacks: int) -> None:
+        client = call.client
+        chosen = self._schedulers[client.name].assign(call, self._forecasts(client), self._engine.now)
+        arrived = partial(self._arrived, call, chosen, fallbacks)
+        self._network.send(client.domain, self._domain_of[chosen.name], call.send, arrived)
 
-    def _arrived(self, planned: PlannedCall, chosen: ServerForecast, fallbacks: int) -> None:
-        now, call, server = self._engine.now, planned.call, self._servers[chosen.name]
+    def _arrived(self, call: Call, chosen: ServerForecast, fallbacks: int) -> None:
+        now, server = self._engine.now, self._servers[chosen.name]
         execution = execution_time(call, server.performance, server.load(now))
         late = call.deadline - now < execution + call.receive / chosen.throughput
         if late and fallbacks < self._fallbacks:
-            self._schedulers[planned.client.name].finished(chosen.name)
-            self._schedule(planned, fallbacks + 1)
+            self._schedulers[call.client.name].unfinished[chosen.name] -= 1
+            self._schedule(call, fallbacks + 1)
         else:
             ends_at = server.arrive(call.operations, now)
-            self._engine.at(ends_at, lambda: self._computed(planned, chosen.name, fallbacks))
+            self._engine.at(ends_at, partial(self._computed, call, server, fallbacks))
 
-    def _computed(self, planned: PlannedCall, server: str, fallbacks: int) -> None:
-        self._network.send(
-            self._domain_of[server],
-            planned.client.domain,
-            planned.call.receive,
-            lambda _: self._received(planned, server, fallbacks),
-        )
+    def _computed(self, call: Call, server: Server, fallbacks: int) -> None:
+        received = partial(self._received, call, server, fallbacks)
+        self._network.send(self._domain_of[server.name], call.client.domain, call.receive, received)
 
-    def _received(self, planned: PlannedCall, server: str, fallbacks: int) -> None:
-        self._schedulers[planned.client.name].finished(server)
+    def _received(self, call: Call, server: Server, fallbacks: int) -> None:
+        self._schedulers[call.client.name].unfinished[server.name] -= 1
         self._unfinished -= 1
         self.records.append(
             CallRecord(
-                submitted_at=planned.submitted_at,
-                deadline=planned.call.deadline,
-                received_at=self._engine.now,
-                cost=self._servers[server].performance,
-                fallbacks=fallbacks,
+                deadline=call.deadline, received_at=self._engine.now, cost=server.performance, fallbacks=fallbacks
             )
         )
 
