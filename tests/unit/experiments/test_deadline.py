@@ -32,7 +32,7 @@ from koala_experiments.bricks import (
     make_grid,
     mean_cost,
 )
-from koala_experiments.deadline import Case, simulate
+from koala_experiments.deadline import simulate
 from koala_experiments.framework import Comparison, Measure, estimate
 from tests.examples import examples
 
@@ -215,7 +215,10 @@ def test_simulation_is_repeatable_and_complete() -> None:
 
 def test_more_load_fails_more() -> None:
     """What the experiment compares moves in the direction it must."""
-    rates = [simulate(Case(load, 0, Variant(None), (1, 3), 60, 86_400)).failure_rate for load in ("high", "low")]
+    rates = [
+        simulate((load, Variant(None)), 0, factor=(1, 3), interval=60, duration=86_400).failure_rate
+        for load in ("high", "low")
+    ]
     assert rates[0] > rates[1]
 
 

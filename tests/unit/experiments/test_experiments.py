@@ -31,7 +31,7 @@ from koala_experiments.framework import (
     load_experiment,
     write_experiment,
 )
-from koala_experiments.malleable import RIGID, Case, Conditions, conditions_of, means_over, run_case
+from koala_experiments.malleable import AS_SET, RIGID, Conditions, Variant, conditions_of, means_over, run_variant
 from koala_experiments.maui import ALL_POLICIES, BESTFIT, FIRSTFIT, GREEDY, METACLUSTER, Measured, result, spread
 
 # -- Experiments are found, run with their settings, and written as pages that can be believed and sent.
@@ -413,7 +413,7 @@ def test_used_processors_are_averaged_over_time() -> None:
 
 def test_a_record_of_rigid_jobs_is_known_beforehand() -> None:
     """Half FT (120 s) and half GADGET-2 (600 s) on 2 processors: 360 s on average, no messages, nobody waits."""
-    record = run_case(Case(approach=Approach.PWA, malleability=RIGID, workload="W'm", seed=1))
+    record = run_variant(Variant(RIGID, "W'm"), 1, approach=Approach.PWA, conditions={AS_SET: Conditions()})
     assert (record.average_processors, record.maximum_processors, record.messages) == (2.0, 2.0, 0)
     assert record.execution == pytest.approx(360.0)
     assert record.wait == pytest.approx(0.0)
@@ -422,8 +422,7 @@ def test_a_record_of_rigid_jobs_is_known_beforehand() -> None:
 
 def test_a_detailed_record_has_every_job_and_the_whole_time() -> None:
     """300 values of each kind; the timelines end with nothing used and with all messages."""
-    case = Case(approach=Approach.PRA, malleability="egs", workload="Wm", seed=1, detailed=True)
-    record = run_case(case)
+    record = run_variant(Variant("egs", "Wm"), 1, approach=Approach.PRA, conditions={AS_SET: Conditions()})
     assert {len(values) for values in record.jobs.values()} == {300}
     assert record.used_over_time[-1] == 0.0
     assert record.messages_over_time[-1] == record.messages > 0

@@ -47,7 +47,7 @@ from koala_adapter.sizes import OWN_SIZES, SizeRules
 from koala_experiments import malleable as simulations_malleable
 from koala_experiments import placement
 from koala_experiments.framework import load_experiment
-from koala_experiments.malleable import Case, run_case
+from koala_experiments.malleable import AS_SET, Conditions, Variant, run_variant
 from tests.unit.config.test_config import PLUGINS, one_cluster
 from tests.unit.policies.installed import example_policies, install
 from tests.unit.policies.test_checked import Scripted, Told
@@ -351,12 +351,20 @@ def test_the_command_names_what_there_is(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("example_policies")
 def test_malleability_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a line for each workload, behind the baselines; a run by it is one by it."""
-    case = Case(approach=Approach.PWA, malleability="smallest-first", workload="W'm", seed=0, policies=load_policies())
-    sample = run_case(case)
-    assert sample.messages > run_case(replace(case, malleability="fpsma")).messages
+    sample, other = (
+        run_variant(
+            Variant(policy, "W'm"),
+            0,
+            approach=Approach.PWA,
+            conditions={AS_SET: Conditions()},
+            policies=load_policies(),
+        )
+        for policy in ("smallest-first", "fpsma")
+    )
+    assert sample.messages > other.messages
     experiment = load_experiment("koala-pwa")
     options = experiment.options(seeds=1, settings={"also": "smallest-first"}, policies=load_policies())
-    monkeypatch.setattr(simulations_malleable, "run_case", lambda _case: sample)
+    monkeypatch.setattr(simulations_malleable, "run_variant", lambda *_, **_given: sample)
     named = [
         row[0]
         for row in simulations_malleable.tables(simulations_malleable.Records(options, Approach.PWA, ["W'm"]))[0].rows

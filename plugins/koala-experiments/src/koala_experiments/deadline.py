@@ -8,6 +8,7 @@ paper's claims.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import TypeAlias
 
@@ -39,19 +40,6 @@ FALLBACKS = (0, 1, 2, 3, 4, 5)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """A simulation of the comparison: variant, load and seed."""
-
-    load: str
-    seed: int
-    variant: Variant
-    deadline_factor: tuple[float, float]
-    monitor_interval: float
-    duration: float
-    """Seconds in which clients call."""
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """Failure rate, cost and number of calls of one simulation."""
 
@@ -66,13 +54,14 @@ VARIANTS = (
 )
 
 
-def simulate(case: Case) -> Outcome:
-    """Run one simulation."""
-    grid = make_grid(case.seed)
-    calls = make_calls(
-        case.seed, grid, interval=LOADS[case.load], deadline_factor=case.deadline_factor, duration=case.duration
-    )
-    records = Bricks(case.seed, grid, case.variant, OTHERS, case.monitor_interval).run(calls)
+def simulate(
+    case: tuple[str, Variant], seed: int, *, factor: tuple[float, float], interval: float, duration: float
+) -> Outcome:
+    """Simulate a load and a variant; ``interval``: of the monitors, ``duration``: seconds in which clients call."""
+    load, variant = case
+    grid = make_grid(seed)
+    calls = make_calls(seed, grid, interval=LOADS[load], deadline_factor=factor, duration=duration)
+    records = Bricks(seed, grid, variant, OTHERS, interval).run(calls)
     return Outcome(failure_rate(records), mean_cost(records), len(records))
 
 
@@ -93,14 +82,13 @@ NO_FAILURES = "no call of the deadline policies at high load failed, so there is
 
 def run(options: Options) -> Result:
     """Run all variants at all loads, on the same grids with the same calls."""
-    factor = _range(options.settings["deadline-factor"])
-    interval = float(options.settings["monitor-interval"])
-    duration = HOUR * int(options.settings["hours"])
-    outcomes = options.compare(
+    simulation = partial(
         simulate,
-        [(load, variant) for load in LOADS for variant in VARIANTS],
-        lambda one, seed: Case(one[0], seed, one[1], factor, interval, duration),
+        factor=_range(options.settings["deadline-factor"]),
+        interval=float(options.settings["monitor-interval"]),
+        duration=HOUR * int(options.settings["hours"]),
     )
+    outcomes = options.compare(simulation, [(load, variant) for load in LOADS for variant in VARIANTS])
     return Result(
         findings=(
             _load_finding(outcomes),

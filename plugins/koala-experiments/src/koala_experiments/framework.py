@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 import shlex
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from math import inf, nan
 from statistics import fmean, stdev
@@ -395,12 +396,9 @@ class Options:
         """Seeds of all repetitions."""
         return range(self.seed, self.seed + self.seeds)
 
-    def compare(
-        self, function: Callable[[T], R], variants: Sequence[V], case: Callable[[V, int], T]
-    ) -> Comparison[V, R]:
-        """Simulate each variant with each seed in parallel; ``case`` makes the input of a simulation."""
-        variants = list(variants)
-        found = self.map(function, [case(variant, seed) for variant in variants for seed in self.all_seeds])
+    def compare(self, simulate: Callable[[V, int], R], variants: Sequence[V]) -> Comparison[V, R]:
+        """Call ``simulate`` with each variant and each seed, in parallel. See `in_parallel` for the requirements."""
+        found = self.map(partial(_applied, simulate), [(one, seed) for one in variants for seed in self.all_seeds])
         many = len(self.all_seeds)
         return Comparison({one: found[at * many : (at + 1) * many] for at, one in enumerate(variants)})
 
@@ -412,6 +410,10 @@ class Options:
             results[index] = result
             self.progress(len(results), len(items), SIMULATIONS)
         return [results[index] for index in range(len(items))]
+
+
+def _applied(simulate: Callable[[V, int], R], case: tuple[V, int]) -> R:
+    return simulate(*case)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, pairwise
 from operator import attrgetter
 from statistics import fmean
@@ -130,20 +131,13 @@ class Conditions:
     """Seconds between two looks at local users; 0: they are seen at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A run of the experiment: policy, workload, conditions and seed."""
+class Variant(NamedTuple):
+    """A combination of policy and workload, and the name of the conditions under which it is simulated."""
 
-    approach: Approach
-    malleability: str
-    """Name of a policy, or `RIGID`."""
+    policy: str
+    """Name of a malleability policy, or `RIGID`."""
     workload: str
-    seed: int
-    conditions: Conditions = field(default_factory=Conditions)
-    detailed: bool = False
-    """Whether the values of all jobs and the timelines are wanted."""
-    policies: Policies = OWN
-    """Those that there are."""
+    conditions: str = AS_SET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,24 +173,27 @@ def axis_to(last: float) -> list[float]:
     return [last * (part + 1) / BINS for part in range(BINS)]
 
 
-def run_case(case: Case) -> Record:
-    """Simulate a case; return its record."""
-    where = case.conditions
-    rigid = case.malleability == RIGID
+def run_variant(
+    variant: Variant, seed: int, *, approach: Approach, conditions: Mapping[str, Conditions], policies: Policies = OWN
+) -> Record:
+    """Simulate a variant, with a policy of ``policies``; return its record, with details where figures show it."""
+    where = conditions[variant.conditions]
+    rigid = variant.policy == RIGID
     cost = ReconfigurationCost(fixed=where.cost)
-    jobs = koala_workload(WORKLOADS[case.workload], case.seed, cost=cost, malleable=not rigid)
+    jobs = koala_workload(WORKLOADS[variant.workload], seed, cost=cost, malleable=not rigid)
     clusters = tuple(one.model_copy(update={"threshold": where.threshold}) for one in DAS3.clusters)
     platform = DAS3.model_copy(update={"clusters": clusters}).with_background(where.background)
     settings = Settings(
-        approach=Approach.NONE if rigid else case.approach,
-        malleability="fpsma" if rigid else case.malleability,
+        approach=Approach.NONE if rigid else approach,
+        malleability="fpsma" if rigid else variant.policy,
         poll_interval=where.poll,
         placeholder_delay=where.delay,
-        seed=case.seed,
-        policies=case.policies,
+        seed=seed,
+        policies=policies,
     )
     outcome = simulate(platform, jobs, settings)
-    return record_of(outcome, jobs[-1].submitted_at, time_axis(case.workload) if case.detailed else ())
+    detailed = variant.conditions == AS_SET and variant.policy in POLICIES
+    return record_of(outcome, jobs[-1].submitted_at, time_axis(variant.workload) if detailed else ())
 
 
 def record_of(outcome: Outcome, last_submission: float, axis: Sequence[float]) -> Record:
@@ -326,14 +323,6 @@ def conditions_of(options: Options) -> Conditions:
     )
 
 
-class Variant(NamedTuple):
-    """A combination of policy and workload, and the name of the conditions under which it is simulated."""
-
-    policy: str
-    workload: str
-    conditions: str = AS_SET
-
-
 AVERAGE = Measure[Record]("mean of average processors", attrgetter("average_processors"))
 MAXIMUM = Measure[Record]("mean of maximum processors", attrgetter("maximum_processors"))
 EXECUTION = Measure[Record]("mean execution time (s)", attrgetter("execution"))
@@ -355,24 +344,14 @@ class Records(Comparison[Variant, Record]):
         """All that are compared under the conditions that are set."""
         conditions = {one.name: one for one in (conditions_of(options), *OTHER_CONDITIONS)}
 
-        def case(variant: Variant, seed: int) -> Case:
-            return Case(
-                approach=approach,
-                malleability=variant.policy,
-                workload=variant.workload,
-                seed=seed,
-                conditions=conditions[variant.conditions],
-                detailed=variant.conditions == AS_SET and variant.policy in POLICIES,
-                policies=options.policies,
-            )
-
         variants = [
             Variant(policy, workload, where)
             for where in conditions
             for policy in ((*self.policies, RIGID) if where == AS_SET else POLICIES)
             for workload in workloads
         ]
-        super().__init__(options.compare(run_case, variants, case).outcomes)
+        simulation = partial(run_variant, approach=approach, conditions=conditions, policies=options.policies)
+        super().__init__(options.compare(simulation, variants).outcomes)
 
     def show(self, variant: Variant, measure: Measure[Record], digits: int = 1) -> str:
         """Return a mean with its confidence interval."""

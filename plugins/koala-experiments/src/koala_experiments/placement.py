@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import ClusterName, Component, InputFile, Job, JobId, JobKind
 from koala_adapter.report.figures import Figure
 from koala_adapter.report.page import Cell, Finding, Result, Table
-from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.placement.policies import missing_files, transfer_seconds
 from koala_adapter.scheduler.placement.policy import ClusterView
@@ -37,6 +36,7 @@ from koala_experiments.framework import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.scheduler.records import JobRecord
 
 
@@ -175,23 +175,6 @@ SHORT = {WF: "WF", CF: "CF", CM: "CM", FCM: "FCM"}
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """A simulation: policy, interval of arrivals, seed."""
-
-    policy: str
-    seed: int
-    jobs: int
-    interval: float
-    """Mean seconds between two jobs."""
-    local: float
-    """Share of the processors that local users ask for."""
-    slowdown: float
-    """By how much of its run time a job is longer for each cluster beyond the first."""
-    policies: Policies = OWN
-    """Those that there are."""
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """Means over the jobs of a run; None for kinds of jobs that did not occur."""
 
@@ -211,34 +194,38 @@ class Outcome:
     """GiB moved for a job."""
 
 
-def simulate(case: Case) -> Outcome:
-    """Simulate a case."""
+def simulate(
+    policy: str, seed: int, *, jobs: int, interval: float, local: float, slowdown: float, policies: Policies
+) -> Outcome:
+    """Simulate a policy, one of ``policies``.
+
+    ``interval``: mean seconds between two of the ``jobs``. ``local``: share of the processors that local users ask for.
+    ``slowdown``: by how much of its run time a job is longer for each cluster beyond the first.
+    """
     engine = Engine()
-    load = BackgroundLoad(utilization=case.local, mean_run=1200.0, mean_size=6.0)
-    systems = [
-        with_local_users(engine, ClusterModel(name=name, nodes=nodes), load, case.seed) for name, nodes in CLUSTERS
-    ]
-    site = das3(case.seed)
-    works = workload(case.seed, jobs=case.jobs, interval=case.interval, start=WARM_UP)
+    load = BackgroundLoad(utilization=local, mean_run=1200.0, mean_size=6.0)
+    systems = [with_local_users(engine, ClusterModel(name=name, nodes=nodes), load, seed) for name, nodes in CLUSTERS]
+    site = das3(seed)
+    works = workload(seed, jobs=jobs, interval=interval, start=WARM_UP)
     staging = Staging(site)
 
     def program(record: JobRecord) -> Rigid:
         run = works[int(record.job.id)].run
         clusters = {claim.cluster for claim in record.claims}
-        return Rigid(staging.seconds(record) + run * (1 + case.slowdown * (len(clusters) - 1)))
+        return Rigid(staging.seconds(record) + run * (1 + slowdown * (len(clusters) - 1)))
 
     service = SimulatedService(
         engine,
         systems,
-        Parameters(maximum_tries=1_000_000, finished_kept=case.jobs),
+        Parameters(maximum_tries=1_000_000, finished_kept=jobs),
         site,
         program_of=program,
-        seed=case.seed,
-        policies=case.policies,
+        seed=seed,
+        policies=policies,
     )
-    splits = case.policies.placement_policy(case.policy, Parameters()).splits
+    splits = policies.placement_policy(policy, Parameters()).splits
     for number, work in enumerate(works):
-        engine.at(work.at, partial(service.submit, work.job(number, case.policy, flexible=splits)))
+        engine.at(work.at, partial(service.submit, work.job(number, policy, flexible=splits)))
     engine.run(until=works[-1].at)
     run_to_end(engine, [service], until=works[-1].at + 200 * HOUR)
     return _outcome(service, works, staging, engine.now - WARM_UP)
@@ -271,14 +258,16 @@ Outcomes = Comparison[str, Outcome]
 def run(options: Options) -> Result:
     """Run all policies for all seeds."""
     settings = options.settings
-    jobs = int(settings["jobs"])
-    interval, local, slowdown = (float(settings[name]) for name in ("interval", "local", "slowdown"))
-    outcomes = options.compare(
+    simulation = partial(
         simulate,
-        (*POLICIES, *options.also(options.policies.placement, POLICIES)),
-        lambda policy, seed: Case(policy, seed, jobs, interval, local, slowdown, options.policies),
+        jobs=int(settings["jobs"]),
+        interval=float(settings["interval"]),
+        local=float(settings["local"]),
+        slowdown=float(settings["slowdown"]),
+        policies=options.policies,
     )
-    return comparison(outcomes, _notes(options))
+    compared = (*POLICIES, *options.also(options.policies.placement, POLICIES))
+    return comparison(options.compare(simulation, compared), _notes(options))
 
 
 def comparison(outcomes: Outcomes, notes: Sequence[str]) -> Result:

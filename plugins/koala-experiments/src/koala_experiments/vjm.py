@@ -62,18 +62,6 @@ DEADLOCK_VARIANTS = (DIRECT, HELD_FOR_EVER, VIRTUAL)
 
 
 @dataclass(frozen=True, slots=True)
-class DeadlockCase:
-    """A simulation of two competing jobs."""
-
-    variant: str
-    seed: int
-    run: float
-    """Seconds that each job runs."""
-    life: float
-    """Placeholder life, seconds."""
-
-
-@dataclass(frozen=True, slots=True)
 class DeadlockOutcome:
     """Times and outcomes of the two jobs."""
 
@@ -85,8 +73,11 @@ class DeadlockOutcome:
     """Who had each node when; places 0 to 2 are on A, 3 to 5 on B."""
 
 
-def simulate_deadlock(case: DeadlockCase) -> DeadlockOutcome:
-    """Simulate a case."""
+def simulate_deadlock(variant: str, seed: int, *, run: float, life: float) -> DeadlockOutcome:
+    """Simulate two competing jobs.
+
+    ``run``: seconds that each job runs. ``life``: of a placeholder, seconds, in the variant VIRTUAL.
+    """
     engine = Engine()
     systems = [
         BatchSystem(engine, A, NODES, priorities={"user1": 1}),
@@ -94,7 +85,9 @@ def simulate_deadlock(case: DeadlockCase) -> DeadlockOutcome:
     ]
     for system in systems:
         system.allocations = []
-    return _direct(case, engine, systems) if case.variant == DIRECT else _virtual(case, engine, systems)
+    if variant == DIRECT:
+        return _direct(run, engine, systems)
+    return _virtual(run, life if variant == VIRTUAL else 10 * HORIZON, seed, engine, systems)
 
 
 # ---- direct submission ----------------------------------------------------------------------------------------------
@@ -124,10 +117,10 @@ class _Parts:
             job.on_end = lambda _job, _reason: None
 
 
-def _direct(case: DeadlockCase, engine: Engine, systems: Sequence[BatchSystem]) -> DeadlockOutcome:
+def _direct(run: float, engine: Engine, systems: Sequence[BatchSystem]) -> DeadlockOutcome:
     jobs = []
     for user in USERS:
-        parts = _Parts(user, case.run, engine, [])
+        parts = _Parts(user, run, engine, [])
         for system in systems:
             piece = QueuedJob(user, NODES, 2 * HORIZON, parts.started, lambda _job, _reason: None)
             parts.jobs.append(piece)
@@ -148,8 +141,7 @@ def _direct(case: DeadlockCase, engine: Engine, systems: Sequence[BatchSystem]) 
 # ---- virtual jobs ---------------------------------------------------------------------------------------------------
 
 
-def _virtual(case: DeadlockCase, engine: Engine, systems: Sequence[BatchSystem]) -> DeadlockOutcome:
-    life = case.life if case.variant == VIRTUAL else 10 * HORIZON
+def _virtual(run: float, life: float, seed: int, engine: Engine, systems: Sequence[BatchSystem]) -> DeadlockOutcome:
     clusters = [ClusterParameters(name=system.name) for system in systems]
     services = [
         SimulatedService(
@@ -157,16 +149,16 @@ def _virtual(case: DeadlockCase, engine: Engine, systems: Sequence[BatchSystem])
             systems,
             Parameters(instance=user, placeholder_life=life),
             clusters,
-            program_of=lambda _record: Rigid(case.run),
+            program_of=lambda _record: Rigid(run),
             user=user,
-            seed=case.seed,
+            seed=seed,
         )
         for user in USERS
     ]
     engine.run(until=1.0)
     begin = engine.now
     for user, service in zip(USERS, services, strict=True):
-        service.submit(_deadlock_job(user, case, begin))
+        service.submit(_deadlock_job(user, seed, run, begin))
     run_to_end(engine, services, until=begin + HORIZON)
     marks = [next(iter(service.jobs.values())) for service in services]
     records = [next(iter(service.state.jobs.values())) for service in services]
@@ -178,16 +170,16 @@ def _virtual(case: DeadlockCase, engine: Engine, systems: Sequence[BatchSystem])
     )
 
 
-def _deadlock_job(user: str, case: DeadlockCase, now: float) -> Job:
+def _deadlock_job(user: str, seed: int, run: float, now: float) -> Job:
     return Job(
-        id=JobId(f"{user}-{case.seed}"),
+        id=JobId(f"{user}-{seed}"),
         name=user,
         kind=JobKind.RIGID,
         components=tuple(
             Component(name=f"on-{name}", command=("program",), minimum=NODES, maximum=NODES, cluster=name)
             for name in (A, B)
         ),
-        walltime=int(2 * case.run) + 1,
+        walltime=int(2 * run) + 1,
         user=user,
         submitted_at=now,
     )
@@ -222,9 +214,8 @@ def _deadlock_bars(
 def run_deadlock(options: Options) -> Result:
     """Run the experiment vjm-deadlock."""
     run_seconds, life = float(options.settings["run"]), float(options.settings["life"])
-    outcomes = options.compare(
-        simulate_deadlock, DEADLOCK_VARIANTS, lambda variant, seed: DeadlockCase(variant, seed, run_seconds, life)
-    ).outcomes
+    simulation = partial(simulate_deadlock, run=run_seconds, life=life)
+    outcomes = options.compare(simulation, DEADLOCK_VARIANTS).outcomes
     return Result(
         findings=_deadlock_findings(outcomes, run_seconds),
         figures=[_timeline(name, outcomes[name][0]) for name in (DIRECT, VIRTUAL)] + [_starts(outcomes[VIRTUAL])],
@@ -381,21 +372,6 @@ SELECTION_VARIANTS = tuple((policy, mode) for policy in PLACEMENTS for mode in M
 
 
 @dataclass(frozen=True, slots=True)
-class SelectionCase:
-    """A simulation of many jobs with one policy and mode."""
-
-    policy: str
-    mode: str
-    seed: int
-    jobs: int
-    interval: float
-    """Mean seconds between two jobs."""
-    life: float
-    load: float
-    """By what the local users' demand is multiplied."""
-
-
-@dataclass(frozen=True, slots=True)
 class SelectionOutcome:
     """Measured values of one simulation."""
 
@@ -410,32 +386,35 @@ class SelectionOutcome:
     unfinished: int
 
 
-def simulate_selection(case: SelectionCase) -> SelectionOutcome:
-    """Simulate a case."""
+def simulate_selection(
+    variant: tuple[str, str], seed: int, *, jobs: int, interval: float, life: float, load: float
+) -> SelectionOutcome:
+    """Simulate many jobs with a policy and a mode.
+
+    ``interval``: mean seconds between two jobs. ``life``: of a placeholder, seconds. ``load``: by what the demand of
+    the local users is multiplied.
+    """
+    policy, mode = variant
     engine = Engine()
     systems = []
     for name, processors, utilization in CLUSTERS:
-        load = BackgroundLoad(utilization=min(1.0, utilization * case.load), mean_run=MEAN_RUN, mean_size=MEAN_SIZE)
-        systems.append(with_local_users(engine, ClusterModel(name=name, nodes=processors), load, case.seed))
-    chance = random.Random(f"{case.seed}/jobs")
+        others = BackgroundLoad(utilization=min(1.0, utilization * load), mean_run=MEAN_RUN, mean_size=MEAN_SIZE)
+        systems.append(with_local_users(engine, ClusterModel(name=name, nodes=processors), others, seed))
+    chance = random.Random(f"{seed}/jobs")
     runs: dict[JobId, float] = {}
     service = SimulatedService(
         engine,
         systems,
-        Parameters(
-            placeholder_life=case.life,
-            reorganize=case.mode != OFF,
-            maximum_tries=1_000_000,
-        ),
+        Parameters(placeholder_life=life, reorganize=mode != OFF, maximum_tries=1_000_000),
         [ClusterParameters(name=system.name) for system in systems],
         program_of=lambda record: Rigid(runs[record.job.id]),
-        seed=case.seed,
+        seed=seed,
     )
     at = WARM_UP
-    for number in range(case.jobs):
-        at += chance.expovariate(1.0 / case.interval)
+    for number in range(jobs):
+        at += chance.expovariate(1.0 / interval)
         sizes = [chance.choice(SIZES) for _ in range(chance.choice((2, 2, 3)))]
-        job = _selection_job(f"{number}", sizes, case.policy, at)
+        job = _selection_job(f"{number}", sizes, policy, at)
         runs[job.id] = chance.uniform(300.0, 1500.0)
         engine.at(at, partial(service.submit, job))
     engine.run(until=at + 1.0)
@@ -484,14 +463,14 @@ NEVER_BOTH = "in no repetition were jobs started under both"
 
 def run_selection(options: Options) -> Result:
     """Run the experiment vjm-selection."""
-    jobs, life = int(options.settings["jobs"]), float(options.settings["life"])
-    interval, load = float(options.settings["interval"]), float(options.settings["load"])
-    outcomes = options.compare(
+    simulation = partial(
         simulate_selection,
-        SELECTION_VARIANTS,
-        lambda variant, seed: SelectionCase(*variant, seed, jobs, interval, life, load),
+        jobs=int(options.settings["jobs"]),
+        interval=float(options.settings["interval"]),
+        life=float(options.settings["life"]),
+        load=float(options.settings["load"]),
     )
-    return selection_result(outcomes, _notes(options))
+    return selection_result(options.compare(simulation, SELECTION_VARIANTS), _notes(options))
 
 
 def selection_result(outcomes: Outcomes, notes: Sequence[str]) -> Result:
