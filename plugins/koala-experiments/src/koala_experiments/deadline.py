@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter.errors import SimulationError
-from koala_adapter.report.figures import Figure
+from koala_adapter.report.figures import Figure, Series
 from koala_adapter.report.page import Finding, Result, Table
 from koala_experiments.bricks import (
     HOUR,
@@ -27,6 +27,9 @@ from koala_experiments.bricks import (
     mean_cost,
 )
 from koala_experiments.framework import Comparison, Experiment, Measure, Options, Setting
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # -- Schedulers and simulations ------------------------------------------------------------------------------
 
@@ -198,65 +201,54 @@ def _failures(outcomes: Outcomes, fallbacks: int, correction: Correction = "none
     return [rate for opt in OPTS for rate in outcomes.values(("high", Variant(opt, fallbacks, correction)), FAILURES)]
 
 
-def _by_load(
-    outcomes: Outcomes, name: str, title: str, y_label: str, measure: Measure[Outcome], *, scale: float = 1.0
-) -> Figure:
-    return Figure(
-        name=name,
-        title=title,
-        kind="bars",
-        x_label="scheduling policy",
-        y_label=y_label,
-        categories=[_policy(opt) for opt in POLICIES],
-        series=[
-            outcomes.series(f"{load} load", measure, [(load, Variant(opt)) for opt in POLICIES], scale=scale)
-            for load in LOADS
-        ],
-        caption="Without load correction or fallback. Bars: 95 % confidence intervals over the grids.",
-    )
-
-
 def _figures(outcomes: Outcomes) -> list[Figure]:
-    figures = [
-        _by_load(outcomes, "failure-rate", "Failure rate", "calls past their deadline (%)", FAILURES, scale=100),
-        _by_load(outcomes, "cost", "Mean resource cost", "performance of the server used (Mop/s)", COSTS),
+    failed = "calls past their deadline (%)"
+
+    def rates(label: str, variants: list[tuple[str, Variant]], x: Sequence[float] = ()) -> Series:
+        return outcomes.series(label, FAILURES, variants, scale=100, x=x)
+
+    def bars(name: str, title: str, y_label: str, series: Sequence[Series], caption: str = "") -> Figure:
+        return Figure(
+            name=name,
+            title=title,
+            kind="bars",
+            x_label="scheduling policy",
+            y_label=y_label,
+            categories=[_policy(opt) for opt in POLICIES],
+            series=series,
+            caption=caption,
+        )
+
+    plain = {load: [(load, Variant(opt)) for opt in POLICIES] for load in LOADS}
+    by_load = [rates(f"{load} load", variants) for load, variants in plain.items()]
+    costs = [outcomes.series(f"{load} load", COSTS, variants) for load, variants in plain.items()]
+    caption = "Without load correction or fallback. Bars: 95 % confidence intervals over the grids."
+    corrections: dict[str, Correction] = {
+        "no correction": "none",
+        "one scheduler for all clients": "shared",
+        "a scheduler for each client": "own",
+    }
+    corrected = [
+        rates(label, [("high", Variant(opt, 0, one)) for opt in POLICIES]) for label, one in corrections.items()
     ]
-    for load in LOADS:
-        series = [
-            outcomes.series(
-                _policy(opt), FAILURES, [(load, Variant(opt, number)) for number in FALLBACKS], scale=100, x=FALLBACKS
-            )
-            for opt in POLICIES
-        ]
-        figures.append(
+    return [
+        bars("failure-rate", "Failure rate", failed, by_load, caption),
+        bars("cost", "Mean resource cost", "performance of the server used (Mop/s)", costs, caption),
+        *(
             Figure(
                 name=f"fallbacks-{load}",
                 title=f"Failure rate over the allowed fallbacks, {load} load",
                 x_label="most fallbacks of a call (N_max)",
-                y_label="calls past their deadline (%)",
-                series=series,
+                y_label=failed,
+                series=[
+                    rates(_policy(opt), [(load, Variant(opt, number)) for number in FALLBACKS], FALLBACKS)
+                    for opt in POLICIES
+                ],
             )
-        )
-    corrections: dict[Correction, str] = {
-        "none": "no correction",
-        "shared": "one scheduler for all clients",
-        "own": "a scheduler for each client",
-    }
-    figures.append(
-        Figure(
-            name="load-correction",
-            title="Load correction, high load",
-            kind="bars",
-            x_label="scheduling policy",
-            y_label="calls past their deadline (%)",
-            categories=[_policy(opt) for opt in POLICIES],
-            series=[
-                outcomes.series(label, FAILURES, [("high", Variant(opt, 0, correction)) for opt in POLICIES], scale=100)
-                for correction, label in corrections.items()
-            ],
-        )
-    )
-    return figures
+            for load in LOADS
+        ),
+        bars("load-correction", "Load correction, high load", failed, corrected),
+    ]
 
 
 def _table(outcomes: Outcomes) -> Table:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from koala_adapter.errors import SimulationError
 from koala_adapter.lrm.contract import installed_entry_points
 from koala_adapter.report.figures import Series
-from koala_adapter.report.page import Heading, Result, write_result
+from koala_adapter.report.page import Cell, Heading, Result, Table, write_result
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.parallel import ProgressListener, in_parallel, silent
@@ -192,6 +192,13 @@ class Comparison(Generic[V, O]):
         found = [estimate(values) if values else Estimate(nan, 0.0, 0) for values in each]
         y, low, high = ([scale * getattr(one, end) for one in found] for end in ("mean", "low", "high"))
         return Series(label=label, x=x, y=y, low=low, high=high)
+
+
+def table_of(name: str, title: str, rows: Sequence[Mapping[str, Cell]], caption: str = "") -> Table:
+    """Return a table whose rows, at least one, give their values by the headings of the columns."""
+    return Table(
+        name=name, title=title, columns=list(rows[0]), rows=[list(row.values()) for row in rows], caption=caption
+    )
 
 
 # -- Live negotiations and live workloads --------------------------------------------------------------------

@@ -28,7 +28,6 @@ from koala_experiments.malleable import (
     PAPER,
     POLICIES,
     WORKLOADS,
-    Shown,
     axis_to,
     combination,
     figures,
@@ -158,18 +157,16 @@ def axis_of(workload: str, jobs: int) -> list[float]:
     return axis_to(jobs * WORKLOADS[workload].interarrival + LONGEST)
 
 
-def shown(compared: Sequence[Compared], workloads: Sequence[str]) -> Shown:
-    """Return the live records of one approach for the six figures of the paper."""
-    return Shown(
+def live_figures(compared: Sequence[Compared], number: int) -> list[Figure]:
+    """Return the six parts of a figure of the paper with the live records of one approach."""
+    records: dict[tuple[str, str], list[Record]] = {}
+    for one in compared:
+        records.setdefault((one.run.malleability, one.workload), []).append(one.live)
+    return figures(
+        number,
+        records,
         processors=sum(one.processors for one in compared[0].outcome.clusters),
         axes={one.workload: axis_of(one.workload, len(one.run.jobs)) for one in compared},
-        records={
-            (policy, workload): [
-                one.live for one in compared if (one.run.malleability, one.workload) == (policy, workload)
-            ]
-            for policy in POLICIES
-            for workload in workloads
-        },
     )
 
 
@@ -434,9 +431,7 @@ def run(options: Options) -> Result:
     ]
     drawn = list(comparison_figures(compared))
     for approach in approaches:
-        number, workloads = PARTS[approach]
-        mine = [one for one in compared if one.run.approach is approach]
-        drawn += figures(shown(mine, workloads), number)
+        drawn += live_figures([one for one in compared if one.run.approach is approach], PARTS[approach][0])
     return Result(
         findings=[
             *(_prediction(compared, what, words) for what, _, words in MEASURES),

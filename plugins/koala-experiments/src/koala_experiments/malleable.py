@@ -372,20 +372,22 @@ def show(value: Estimate, digits: int = 1) -> str:
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """What the six parts of a figure show."""
+def figures(
+    number: int,
+    records: Mapping[tuple[str, str], Sequence[Record]],
+    *,
+    processors: int,
+    axes: Mapping[str, Sequence[float]],
+) -> list[Figure]:
+    """Return the six parts of figure 7 or 8.
 
-    processors: int
-    """Of all clusters."""
-    axes: Mapping[str, Sequence[float]]
-    """Time axis of the timelines, by workload."""
-    records: Mapping[tuple[str, str], Sequence[Record]]
-    """Of each policy and workload in order of the seeds."""
+    ``records``: of each policy and workload, in order of the seeds. ``processors``: of all clusters. ``axes``: time
+    axis of the timelines, by workload.
+    """
 
+    def timelines(what: str) -> list[Series]:
+        return [mean_timeline(combination(*one), axes[one[1]], some, what) for one, some in records.items()]
 
-def figures(shown: Shown, number: int) -> list[Figure]:
-    """Return the six parts of figure 7 or 8."""
     distributions = (
         ("a", "average_processors", "Average number of processors of a job", "processors (mean over the execution)"),
         ("b", "maximum_processors", "Maximum number of processors of a job", "processors"),
@@ -398,7 +400,7 @@ def figures(shown: Shown, number: int) -> list[Figure]:
             title=title,
             x_label=x_label,
             y_label="jobs (%) with at most this",
-            series=_distributions(shown, what),
+            series=_distributions(records, what),
             kind="step",
             caption=f"Cumulative over the jobs of all repetitions. {HIDDEN}",
             y_range=(0.0, 102.0),
@@ -410,8 +412,8 @@ def figures(shown: Shown, number: int) -> list[Figure]:
             name=f"figure-{number}e",
             title="Processors used by the jobs of the workload over time",
             x_label="time since the first submission (s)",
-            y_label=f"used processors (of {shown.processors})",
-            series=_timelines(shown, "used_over_time"),
+            y_label=f"used processors (of {processors})",
+            series=timelines("used_over_time"),
             caption=f"Mean over the repetitions and over intervals of 1/{BINS} of the axis. {HIDDEN}",
         )
     )
@@ -421,30 +423,24 @@ def figures(shown: Shown, number: int) -> list[Figure]:
             title="Malleability messages sent since the first submission",
             x_label="time since the first submission (s)",
             y_label="messages to grow or shrink",
-            series=_timelines(shown, "messages_over_time"),
+            series=timelines("messages_over_time"),
             caption=f"Mean over the repetitions. {HIDDEN}",
         )
     )
     return found
 
 
-def _distributions(shown: Shown, what: str) -> list[Series]:
+def _distributions(records: Mapping[tuple[str, str], Sequence[Record]], what: str) -> list[Series]:
     """Return cumulative distributions in per cent, thinned for a figure."""
     series = []
-    for combined, records in shown.records.items():
-        values = sorted(value for record in records for value in record.jobs[what])
+    for combined, some in records.items():
+        values = sorted(value for record in some for value in record.jobs[what])
         count = len(values)
         picks = sorted({round(part * (count - 1) / CDF_POINTS) for part in range(CDF_POINTS + 1)})
         x = [values[0], *(values[pick] for pick in picks)]
         y = [0.0, *(100.0 * (pick + 1) / count for pick in picks)]
         series.append(Series(label=combination(*combined), x=x, y=y))
     return series
-
-
-def _timelines(shown: Shown, what: str) -> list[Series]:
-    return [
-        mean_timeline(combination(*one), shown.axes[one[1]], records, what) for one, records in shown.records.items()
-    ]
 
 
 def mean_timeline(label: str, axis: Sequence[float], records: Sequence[Record], what: str) -> Series:
@@ -524,18 +520,15 @@ def compared_result(
     records: Records, number: int, findings: Sequence[Finding] = (), notes: Sequence[str] = ()
 ) -> Result:
     """Return the result of an experiment, whose figure in the paper is ``number``; ``findings``, ``notes``: its own."""
-    shown = Shown(
-        processors=DAS3.processors,
-        axes={workload: time_axis(workload) for workload in records.workloads},
-        records={
-            (policy, workload): records.outcomes[Variant(policy, workload)]
-            for policy in POLICIES
-            for workload in records.workloads
-        },
-    )
+    shown = {
+        (policy, workload): records.outcomes[Variant(policy, workload)]
+        for policy in POLICIES
+        for workload in records.workloads
+    }
+    axes = {workload: time_axis(workload) for workload in records.workloads}
     return Result(
         findings=(*common_findings(records), *findings),
-        figures=figures(shown, number),
+        figures=figures(number, shown, processors=DAS3.processors, axes=axes),
         tables=tables(records),
         notes=(*NOTES, *notes),
     )

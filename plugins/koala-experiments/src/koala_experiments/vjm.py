@@ -36,6 +36,7 @@ from koala_experiments.framework import (
     Setting,
     estimate,
     mean_of,
+    table_of,
 )
 
 if TYPE_CHECKING:
@@ -318,19 +319,18 @@ def _starts(outcomes: Sequence[DeadlockOutcome]) -> Figure:
 
 
 def _deadlock_table(outcomes: Mapping[str, Sequence[DeadlockOutcome]]) -> Table:
-    rows: list[list[Cell]] = []
+    rows: list[dict[str, Cell]] = []
     for variant, found in outcomes.items():
         starts = [sorted(t for t in one.launched if t is not None) for one in found if None not in one.launched]
-        first, second = (fmean(one[n] for one in starts) if starts else None for n in (0, 1))
-        backs = fmean(one.hand_backs for one in found)
-        rows.append([variant, 2 * len(found), _never(found), first, second, backs])
-    return Table(
-        name="variants",
-        title="Both jobs in each variant",
-        columns=("variant", "jobs", "never started", "first start (s)", "second start (s)", "hand-backs per pair"),
-        rows=rows,
-        caption="Means over the seeds.",
-    )
+        rows.append({
+            "variant": variant,
+            "jobs": 2 * len(found),
+            "never started": _never(found),
+            "first start (s)": mean_of([first for first, _ in starts]),
+            "second start (s)": mean_of([second for _, second in starts]),
+            "hand-backs per pair": fmean(one.hand_backs for one in found),
+        })  # fmt: skip
+    return table_of("variants", "Both jobs in each variant", rows, "Means over the seeds.")
 
 
 DEADLOCK_EXPERIMENT = Experiment(
@@ -582,39 +582,22 @@ def _idle(outcomes: Outcomes) -> Figure:
 
 
 def _selection_table(outcomes: Outcomes) -> Table:
-    rows: list[list[Cell]] = []
+    rows: list[dict[str, Cell]] = []
     for (policy, mode), found in outcomes.outcomes.items():
         waits = [wait for one in found for wait in one.waits]
-        rows.append(
-            [
-                f"{policy}, {mode}",
-                mean_of(waits),
-                median(waits) if waits else None,
-                sorted(waits)[int(0.95 * len(waits))] if waits else None,
-                outcomes.mean((policy, mode), USED_CLUSTERS),
-                outcomes.mean((policy, mode), HELD),
-                fmean(one.hand_backs for one in found),
-                fmean(one.exchanges for one in found),
-                sum(one.unfinished for one in found),
-            ]
-        )
-    return Table(
-        name="variants",
-        title="All variants",
-        columns=(
-            "variant",
-            "mean (s)",
-            "median (s)",
-            "95th percentile (s)",
-            "clusters per job",
-            "held idle per used",
-            "hand-backs per run",
-            "exchanges per run",
-            "never started",
-        ),
-        rows=rows,
-        caption="Co-allocation times; exchanges count placeholders, hand-backs count jobs that gave back at once.",
-    )
+        rows.append({
+            "variant": f"{policy}, {mode}",
+            "mean (s)": mean_of(waits),
+            "median (s)": median(waits) if waits else None,
+            "95th percentile (s)": sorted(waits)[int(0.95 * len(waits))] if waits else None,
+            "clusters per job": outcomes.mean((policy, mode), USED_CLUSTERS),
+            "held idle per used": outcomes.mean((policy, mode), HELD),
+            "hand-backs per run": fmean(one.hand_backs for one in found),
+            "exchanges per run": fmean(one.exchanges for one in found),
+            "never started": sum(one.unfinished for one in found),
+        })  # fmt: skip
+    caption = "Co-allocation times; exchanges count placeholders, hand-backs count jobs that gave back at once."
+    return table_of("variants", "All variants", rows, caption)
 
 
 def _notes(options: Options) -> tuple[str, ...]:
