@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -32,9 +32,9 @@ from benchmarks.common import (
     PYTHONPATH,
     ROOT,
     Row,
-    beside,
     in_turns,
     main,
+    median_rows,
     medians,
     process,
     resident_mib,
@@ -109,8 +109,6 @@ def many(*, agents: int = 5000, clients: int = 2) -> list[Row]:
     """Time, processor time and memory of a control center for N agents over real TLS sockets."""
     raise_files(agents)
     bare, center = (measure(role, agents, clients) for role in ("bare", "center"))
-    center["total, s"] = center["register, s"] + center["launch into all, s"]
-    bare["total, s"] = bare["register, s"]
     rows: list[Row] = [
         {"": name, "control center": center[name], "bare TLS": bare[name], "ratio": center[name] / bare[name]}
         for name in ("total, s", "processor time of the server, s", "memory, KiB each")
@@ -126,11 +124,13 @@ def raise_files(agents: int) -> None:
         raise SystemExit(f"{agents} agents need as many descriptors, the limit is {hard}: see ulimit -Hn")
 
 
-def measure(role: str, agents: int, clients: int) -> dict[str, float]:
-    """Run one server against N simulated agents."""
+def measure(
+    role: str, agents: int, clients: int, door: Callable[[int], AbstractContextManager[int]] = nullcontext
+) -> dict[str, float]:
+    """Run one server against N simulated agents; ``door`` yields the port for them, given that of the server."""
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         server = stack.enter_context(started(role, "--agents", str(agents), "--directory", directory))
-        port = str(int(heard(server.stdout)["port"]))
+        port = str(stack.enter_context(door(int(heard(server.stdout)["port"]))))
         shares = [f"{1 + agents * i // clients}:{1 + agents * (i + 1) // clients}" for i in range(clients)]
         processes = [stack.enter_context(started("client", "--port", port, "--indices", share)) for share in shares]
         for one in processes:
@@ -145,6 +145,7 @@ def measure(role: str, agents: int, clients: int) -> dict[str, float]:
     return {
         "register, s": result["registered"] - begin,
         "launch into all, s": result["launched"] - result["registered"],
+        "total, s": result["launched"] - begin,
         "processor time of the server, s": result["cpu"],
         "memory, KiB each": result["kib"],
     }
@@ -330,8 +331,7 @@ def start(*, sizes: tuple[int, ...] = (1, 8, 64), repeat: int = 5) -> list[Row]:
             "bare": partial(bare_scripts, size),
             "agents": partial(anyio.run, agents_held, size),
         }
-        found = {way: medians(turns) for way, turns in in_turns(ways, repeat).items()}
-        rows += [{"N": size, **row} for row in beside(found, "all held, s")]
+        rows += [{"N": size, **row} for row in median_rows(ways, repeat, "all held, s")]
     return rows
 
 

@@ -3,7 +3,7 @@
 
 python -m benchmarks.commands asking [--repeat 7]
 python -m benchmarks.commands history [--repeat 7] [--jobs 100000] [--days 100]
-python -m benchmarks.commands short-job [--repeat 7] [--files 20]
+python -m benchmarks.commands short-job [--repeat 7]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.common import PYTHONPATH, Row, beside, command_cost, in_turns, least, main, medians, slurm_site
+from benchmarks.common import PYTHONPATH, Row, beside, command_cost, least, main, median_rows, slurm_site
 from koala_adapter.outcome import EndReason, JobOutcome, JobState
 from koala_adapter.report.values import ComponentReport
 from tests.local_koala import Koala
@@ -23,7 +23,7 @@ from tests.real.systems import SlurmCluster
 from tests.unit.api.jobreports import job_report, keep_reports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from koala_adapter.report.values import JobReport
 
@@ -105,67 +105,32 @@ def _ended(number: int, at: float) -> JobReport:
     )
 
 
-class Bench:
-    """A user of koala with one Slurm cluster."""
-
-    def __init__(self, cluster: SlurmCluster, directory: Path) -> None:
-        """``directory``: for the site, the state and job files."""
-        self._directory = directory
-        # Each `koala run` is a service of its own and asks ten times; the default bound of sixty a minute is for one.
-        site = slurm_site(directory, cluster.conf, requests_per_minute=6000)
-        self._environment = {
-            **cluster.environment(),
-            "HOME": str(directory),
-            "PYTHONPATH": PYTHONPATH,
-            "KOALA_SITE": str(site),
-            "KOALA_STATE": str(directory / "state"),
-        }
-
-    def koala(self, *arguments: str) -> dict[str, float]:
-        """Return what one command of koala cost."""
-        return command_cost([sys.executable, "-m", "koala_adapter.cli", *arguments], self._environment)
-
-    def sbatch(self) -> dict[str, float]:
-        """Return what it cost to wait for one job of Slurm's own."""
-        command = ["sbatch", "--wait", "--output=/dev/null", "--chdir=/", "--wrap=hostname"]
-        return command_cost(command, self._environment)
-
-    def job_files(self, count: int) -> list[str]:
-        """Write so many job files and return their paths."""
-        paths = [self._directory / f"job{number}.toml" for number in range(count)]
-        for path in paths:
-            path.write_text('walltime = "1m"\n[[components]]\ncommand = ["true"]\nprocessors = 1\n')
-        return [str(path) for path in paths]
-
-
-def short_job(*, repeat: int = 7, files: int = 20) -> list[Row]:
-    """What it costs to run one short job, beside ``sbatch --wait``, and to submit many, on a real Slurm.
+def short_job(*, repeat: int = 7) -> list[Row]:
+    """What it costs to run one short job, beside ``sbatch --wait``, on a real Slurm.
 
     The baseline is ``sbatch --wait`` of a script that prints the name of the host. ``koala run -n 1 -- hostname`` is
     the service itself; its processor time is that of the process and of all commands of Slurm that it started, without
-    the agent's. Then ``koala status``, ``logs`` and ``explain`` of such a job, with a service and without, and with it
-    one ``koala submit`` for each of N files, and one of all of them.
+    the agent's.
 
     Needs the Debian packages slurmctld, slurmd and slurm-client, and root.
     """
+    commands = {
+        "sbatch --wait": ["sbatch", "--wait", "--output=/dev/null", "--chdir=/", "--wrap=hostname"],
+        "koala run": [sys.executable, "-m", "koala_adapter.cli", "run", "-n", "1", "--", "hostname"],
+    }
     with SlurmCluster("bench", nodes=2, cpus=4) as cluster, tempfile.TemporaryDirectory() as directory:
-        bench = Bench(cluster, Path(directory))
-        one_job = partial(bench.koala, "run", "-n", "1", "--", "hostname")
-        asked = {name: partial(bench.koala, *name.split()) for name in ("status", "logs 1", "explain 1")}
-        one_job()  # which makes the certificate and compiles what is not compiled
-        ways: dict[str, Callable[[], dict[str, float]]] = {"sbatch --wait": bench.sbatch, "koala run": one_job}
-        found = in_turns(ways, repeat)
-        found |= in_turns({f"koala {name}, no service": ask for name, ask in asked.items()}, repeat)
-        paths = bench.job_files(files)
-        bench.koala("submit", paths[0])
-        try:
-            found |= in_turns({f"koala {name}, with a service": ask for name, ask in asked.items()}, repeat)
-            found["koala submit, one file at a time"] = [bench.koala("submit", path) for path in paths]
-            together = bench.koala("submit", *paths)
-        finally:
-            bench.koala("serve", "--stop")
-    found[f"koala submit, {files} files at once"] = [{name: value / files for name, value in together.items()}]
-    return beside({name: medians(turns) for name, turns in found.items()}, "elapsed, s")
+        # Each `koala run` is a service of its own and asks ten times; the default bound of sixty a minute is for one.
+        site = slurm_site(Path(directory), cluster.conf, requests_per_minute=6000)
+        environment = {
+            **cluster.environment(),
+            "HOME": directory,
+            "PYTHONPATH": PYTHONPATH,
+            "KOALA_SITE": str(site),
+            "KOALA_STATE": f"{directory}/state",
+        }
+        command_cost(commands["koala run"], environment)  # makes the certificate and compiles what is not compiled
+        ways = {name: partial(command_cost, command, environment) for name, command in commands.items()}
+        return median_rows(ways, repeat, "elapsed, s")
 
 
 if __name__ == "__main__":

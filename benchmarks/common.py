@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -96,12 +97,11 @@ def _add(parser: argparse.ArgumentParser, parameter: inspect.Parameter) -> None:
 def lines_of(rows: Sequence[Row]) -> list[str]:
     """Return a table as text: a new heading wherever the columns change."""
     lines: list[str] = []
-    while rows:
-        titles = list(rows[0])
-        count = next((at for at, row in enumerate(rows) if list(row) != titles), len(rows))
-        cells = [titles, *([_cell(value) for value in row.values()] for row in rows[:count])]
+    for titles, group in groupby(rows, key=list):
+        table = [list(row.values()) for row in group]
+        cells = [titles, *([_cell(value) for value in values] for values in table)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        texts = [isinstance(value, str) for value in rows[0].values()]
+        texts = [isinstance(value, str) for value in table[0]]
         for row in cells:
             words = [
                 word.ljust(width) if text else word.rjust(width)
@@ -109,7 +109,6 @@ def lines_of(rows: Sequence[Row]) -> list[str]:
             ]
             lines.append("  ".join(words).rstrip())
         lines.append("")
-        rows = rows[count:]
     return lines[:-1]
 
 
@@ -148,6 +147,11 @@ def beside(found: Mapping[str, Mapping[str, float]], key: str, base: str = "") -
     """Return a row for each way, with the ratio of a value to that of ``base`` (default: the first way)."""
     unit = found[base or next(iter(found))][key]
     return [{"": name, **values, "ratio": values[key] / unit} for name, values in found.items()]
+
+
+def median_rows(ways: Mapping[str, Callable[[], Mapping[str, float]]], repeat: int, key: str) -> list[Row]:
+    """Return a row of medians for each way, in turns, with the ratio of a value to that of the first way."""
+    return beside({name: medians(turns) for name, turns in in_turns(ways, repeat).items()}, key)
 
 
 def growth(points: Sequence[tuple[float, float]]) -> float:

@@ -34,8 +34,9 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 from anyio.abc import SocketAttribute, SocketStream
+from anyio.from_thread import start_blocking_portal
 
-from benchmarks.agents import heard, raise_files, started
+from benchmarks.agents import measure, raise_files
 from benchmarks.common import (
     Row,
     command_cost,
@@ -153,7 +154,7 @@ async def _connection(there: OtherSite, directory: Path, repeat: int, megabytes:
 
 
 def short_job(*, repeat: int = 5) -> list[Row]:
-    """Time of ``koala run -n 1 -- true`` with a service, beside ``ssh HOST srun true`` and ``sbatch --wait``."""
+    """Time of ``koala run -n 1 -- true`` with a service, beside ``ssh HOST sbatch --wait``."""
 
     def measured(there: OtherSite, directory: Path) -> list[Row]:
         ssh = [*ssh_to(there), f"SLURM_CONF={there.conf}"]
@@ -161,7 +162,6 @@ def short_job(*, repeat: int = 5) -> list[Row]:
             commands = {
                 "koala": [*koala, "run", "-n", "1", "--", "true"],
                 "ssh sbatch --wait": [*ssh, "sbatch --wait --output=/dev/null --wrap=true"],
-                "ssh srun": [*ssh, "srun", "true"],
             }
             ways = {name: partial(command_cost, command, os.environ) for name, command in commands.items()}
             turns = in_turns(ways, repeat)
@@ -186,10 +186,10 @@ output_files = ["out"]
 
 
 def there_and_back(*, repeat: int = 3, megabytes: int = 300) -> list[Row]:
-    """Seconds until a file is at a site, and back here, by koala, by rsync and by ``cat``.
+    """Seconds until a file is at a site, and back here, by koala and by rsync.
 
     Koala's begin with ``koala submit``, which copies the file first, and with the end of the process that has written
-    it. rsync and cat use an ssh connection that is there already, as koala does.
+    it. rsync uses an ssh connection that is there already, as koala does.
     """
 
     def measured(there: OtherSite, directory: Path) -> list[Row]:
@@ -213,16 +213,11 @@ def _there_and_back(
     rsync = ["rsync", "--whole-file", "--rsh", " ".join(ssh[:-1])]
     job_file = directory / "job.toml"
     job_file.write_text(COPYING.format(source=source))
-    plain = {
-        "there": {
-            "rsync": _copy_seconds([*rsync, str(source), f"{there.name}:{copy}"], source, back),
-            "cat": _copy_seconds([*ssh, f"cat > {copy}"], source, back),
-        },
-        "back": {
-            "rsync": _copy_seconds([*rsync, f"{there.name}:{copy}", str(back)], source, back),
-            "cat": _copy_seconds([*ssh, f"cat {copy}"], source, back),
-        },
+    copies = {
+        "there": [*rsync, str(source), f"{there.name}:{copy}"],
+        "back": [*rsync, f"{there.name}:{copy}", str(back)],
     }
+    plain = {way: command_cost(command, os.environ)["elapsed, s"] for way, command in copies.items()}
     began = time.monotonic()
     submitted = subprocess.run([*koala, "submit", "--json", str(job_file)], check=True, capture_output=True).stdout
     job = str(json.loads(submitted)["id"])
@@ -238,16 +233,7 @@ def _there_and_back(
     for path in (source, copy, back, cached, arrived):
         path.unlink()
     ours = {"there": taken, "back": ended - float(out.split()[-1])}
-    return {way: {"koala": ours[way], **others} for way, others in plain.items()}
-
-
-def _copy_seconds(command: Sequence[str], source: Path, target: Path) -> float:
-    """Run a command that copies from its input, or to its output; return how long it takes."""
-    target.unlink(missing_ok=True)
-    with source.open("rb") as given, target.open("wb") as taken:
-        began = time.monotonic()
-        subprocess.run(command, stdin=given, stdout=taken, check=True)
-        return time.monotonic() - began
+    return {way: {"koala": ours[way], "rsync": plain[way]} for way in ours}
 
 
 # -- Relayed connections -------------------------------------------------------------------------------------
@@ -370,7 +356,7 @@ def measured(*, repeat: int = 5, mib: int = 64) -> list[Row]:
                 times.append(time.monotonic() - began)
             return mib / (times[1] - times[0])
 
-        async def measure() -> float:
+        async def bandwidth() -> float:
             site = RemoteSite(address)
             try:
                 found = await site.measure()
@@ -378,7 +364,7 @@ def measured(*, repeat: int = 5, mib: int = 64) -> list[Row]:
                 await site.close()
             return found.size / found.seconds / MIB
 
-        turns = in_turns({"koala": lambda: anyio.run(measure), "ssh cat": copied}, repeat)
+        turns = in_turns({"koala": lambda: anyio.run(bandwidth), "ssh cat": copied}, repeat)
         least, most = min(turns["koala"]), max(turns["koala"])
         return [{**row_of("bandwidth, MiB/s", turns, "ssh cat"), "koala, least": least, "koala, most": most}]
 
@@ -411,42 +397,26 @@ async def gateway_before(port: int) -> AsyncIterator[tuple[RemoteSite, int]]:
 def many(*, agents: int = 1000) -> list[Row]:
     """Time for N simulated agents to register and be launched into, through a gateway and directly."""
     raise_files(4 * agents)
-    direct, through = (anyio.run(partial(_registered, agents, through=way)) for way in (False, True))
+    used: dict[str, float] = {}
+
+    @contextmanager
+    def gateway_door(port: int) -> Iterator[int]:
+        with (
+            start_blocking_portal() as portal,
+            portal.wrap_async_context_manager(gateway_before(port)) as (site, gateway),
+        ):
+            before = processor_time(gateway)
+            yield site.door[1]
+            used["processor time of the gateway, s"] = processor_time(gateway) - before
+            used["memory of the gateway, MiB"] = resident_mib(gateway)
+
+    direct, through = measure("center", agents, 1), measure("center", agents, 1, gateway_door)
     rows: list[Row] = [
         {"": name, "through a gateway": through[name], "directly": direct[name], "ratio": through[name] / direct[name]}
-        for name in ("register, s", "register and launch, s")
+        for name in ("register, s", "total, s")
     ]
-    alone: list[Row] = [{"": name, "through a gateway": through[name]} for name in through if name not in direct]
+    alone: list[Row] = [{"": name, "through a gateway": value} for name, value in used.items()]
     return rows + alone
-
-
-async def _registered(agents: int, *, through: bool) -> dict[str, float]:
-    found: dict[str, float] = {}
-
-    def conduct(port: int) -> None:
-        with started("client", "--port", str(port), "--indices", f"1:{agents + 1}") as client:
-            heard(client.stdout)
-            began = time.monotonic()
-            if client.stdin:
-                client.stdin.close()
-            told = heard(server.stdout)
-            found["register, s"] = told["registered"] - began
-            found["register and launch, s"] = told["launched"] - began
-
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        started("center", "--agents", str(agents), "--directory", directory) as server,
-    ):
-        port = int(heard(server.stdout)["port"])
-        if not through:
-            await anyio.to_thread.run_sync(conduct, port)
-            return found
-        async with gateway_before(port) as (site, gateway):
-            before = processor_time(gateway)
-            await anyio.to_thread.run_sync(conduct, site.door[1])
-            found["processor time of the gateway, s"] = processor_time(gateway) - before
-            found["memory of the gateway, MiB"] = resident_mib(gateway)
-    return found
 
 
 def idle(*, agents: int = 100, seconds: int = 60) -> list[Row]:

@@ -33,10 +33,10 @@ from benchmarks.common import (
     PYTHONPATH,
     ROOT,
     Row,
-    beside,
     dask_on_slurm,
     in_turns,
     main,
+    median_rows,
     medians,
     parsl_executor,
     parsl_loaded,
@@ -351,7 +351,7 @@ def handed_out(*, tasks: int = 20_000, pullers: int = 64, repeat: int = 3) -> li
             return way(Path(directory), tasks, pullers)
 
     ways = {"bare": partial(measured, bare), "sweep": partial(measured, sweep), "executor": partial(measured, executor)}
-    return beside({name: medians(turns) for name, turns in in_turns(ways, repeat).items()}, "ms each")
+    return median_rows(ways, repeat, "ms each")
 
 
 def rate(tasks: int, begun: float, used: float) -> dict[str, float]:
