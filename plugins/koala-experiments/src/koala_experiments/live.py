@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def clusters_in_small(divisor: float) -> tuple[ClusterModel, ...]:
-    """Return DAS-3's clusters with processors divided by ``by``, at least two each."""
+    """Return DAS-3's clusters with processors divided by ``divisor``, at least two each."""
     return tuple(
         one.model_copy(update={"nodes": max(2, round(one.processors / divisor)), "processors_per_node": 1})
         for one in DAS3.clusters
@@ -57,7 +57,7 @@ def clusters_in_small(divisor: float) -> tuple[ClusterModel, ...]:
 
 
 def workload_in_small(name: str, seed: int, *, jobs: int, divisor: float) -> list[SimulatedJob]:
-    """Return the first jobs of a workload, with the applications' largest sizes divided by ``by``.
+    """Return the first jobs of a workload, with the applications' largest sizes divided by ``divisor``.
 
     How long they take on so many processors, and when they are submitted, is as it was.
     """

@@ -12,7 +12,6 @@ import time
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -34,7 +33,7 @@ from koala_adapter.service.journal import Journal
 from koala_adapter.simulation.applications import JobResult, Outcome
 from koala_adapter.simulation.platform import ClusterModel
 from koala_experiments.bags import bag_of, bag_server, live_job, name_of
-from koala_experiments.framework import LiveOutcome
+from koala_experiments.framework import LiveOutcome, mean_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -239,11 +238,6 @@ def _result(course: _Course, at: Callable[[float], float]) -> JobResult:
     )
 
 
-def mean(seconds: list[float], pace: float) -> float:
-    """Return the mean duration in workload time; 0 without values."""
-    return fmean(seconds) * pace if seconds else 0.0
-
-
 # -- Clusters of an experiment -------------------------------------------------------------------------------
 # Those of a site file, or local ones that are started for it.
 
@@ -416,12 +410,17 @@ def _outcome(run: LiveRun, directory: Path, clusters: Sequence[ClusterModel], ba
         record.read(event for _, event in journal.recover()[1])
     if record.failed:
         raise SimulationError(f"jobs of the live run failed: {', '.join(record.failed)}", hint="see `koala check`")
+
+    def mean(seconds: list[float]) -> float:
+        """Return the mean in workload time; 0 without values."""
+        return (mean_of(seconds) or 0.0) * run.pace
+
     return LiveOutcome(
         outcome=record.outcome(run.pace),
         clusters=clusters,
         sizes=record.sizes(run.pace),
-        held_after=mean(record.held_after, run.pace),
-        computes_after=mean(record.computes_after(bags.joined_at), run.pace),
-        known_after=mean(record.known_after(bags.emptied_at), run.pace),
-        free_after=mean(record.free_after, run.pace),
+        held_after=mean(record.held_after),
+        computes_after=mean(record.computes_after(bags.joined_at)),
+        known_after=mean(record.known_after(bags.emptied_at)),
+        free_after=mean(record.free_after),
     )

@@ -153,7 +153,6 @@ class Record:
     response: float
     used: float
     """Mean processors of managed jobs while jobs were submitted."""
-    makespan: float
     messages: int
     jobs: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """By the name of a property above: one value for each job. Only of detailed runs."""
@@ -212,7 +211,6 @@ def record_of(outcome: Outcome, last_submission: float, axis: Sequence[float]) -
         malleable_execution=fmean(malleable) if malleable else fmean(columns["execution"]),
         wait=fmean(one.wait for one in results),
         used=used.mean(0.0, last_submission),
-        makespan=outcome.ended_at,
         messages=outcome.grow_messages + outcome.shrink_messages,
         jobs=columns if axis else {},
         used_over_time=means_over(used, axis) if axis else (),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, nan
 from operator import attrgetter
 from pathlib import Path
@@ -378,25 +379,23 @@ SOURCES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """A simulation: trace, policy, kind of run times, seed."""
 
-    trace: str
+    source: Source
     path: Path | None
-    """None: a model."""
-    model: str
+    """Of the trace; None: its model."""
     seed: int
     policy: str
     exact: bool
     """Whether the estimates are the run times, in place of the requested times."""
-    jobs: int | None
 
 
-def simulated(case: Case) -> Measured:
-    """Simulate a case."""
+def simulated(case: Case, *, jobs: int | None) -> Measured:
+    """Simulate a case; ``jobs``: at most so many, the first ones."""
     if case.path is None:
-        workload = make_model(case.model, seed=case.seed, jobs=case.jobs)
+        workload = make_model(case.source.model, seed=case.seed, jobs=jobs)
     else:
         workload = swf.workload(swf.read_trace(case.path, swf.NEEDED))
     processors = workload.processors
@@ -407,14 +406,14 @@ def simulated(case: Case) -> Measured:
     workload = workload.fitting(processors)
     if not len(workload):
         raise SimulationError(f"{case.path}: no job of it fits on the {processors} processors there are")
-    workload = workload if case.jobs is None else workload.first(case.jobs)
-    played = replay(workload, POLICIES[case.policy], [Site(name=case.trace, processors=processors)])
+    workload = workload if jobs is None else workload.first(jobs)
+    played = replay(workload, POLICIES[case.policy], [Site(name=case.source.name, processors=processors)])
     if played.interrupted:
         raise KeyboardInterrupt
     measured = metrics.job_metrics(played)
     summary = metrics.summarized(measured, processors)
     return Measured(
-        trace=case.trace,
+        trace=case.source.name,
         policy=case.policy,
         exact=case.exact,
         jobs=summary.jobs,
@@ -442,20 +441,12 @@ def run(options: Options) -> Result:
             continue
         # With a model the estimates are exact already, and each seed is another workload.
         cases += [
-            Case(
-                trace=source.name,
-                path=path,
-                model=source.model,
-                seed=seed,
-                policy=policy,
-                exact=exact,
-                jobs=jobs,
-            )
+            Case(source, path, seed, policy, exact)
             for seed in (options.all_seeds if path is None else (0,))
             for exact in ((True,) if path is None else (False, True))
             for policy in POLICIES
         ]
-    found = averaged(options.map(simulated, cases))
+    found = averaged(options.map(partial(simulated, jobs=jobs), cases))
     return result(found, [*notes, *NOTES])
 
 

@@ -128,15 +128,8 @@ def _direct(run: float, engine: Engine, systems: Sequence[BatchSystem]) -> Deadl
             system.submit(piece)
         jobs.append(parts)
     engine.run(until=HORIZON)
-    bars = [
-        Allocation(place=number * NODES + place, who=f"{job.user} waits", begins_at=job.started_at, ends_at=HORIZON)
-        for parts in jobs
-        for number, job in enumerate(parts.jobs)
-        if job.started_at is not None
-        for place in job.places
-    ]
-    launched = tuple(parts.launched_at for parts in jobs)
-    return DeadlockOutcome(launched, tuple(parts.finished_at for parts in jobs), 0, tuple(bars))
+    launched, finished = tuple(one.launched_at for one in jobs), tuple(one.finished_at for one in jobs)
+    return DeadlockOutcome(launched, finished, 0, tuple(_deadlock_bars(systems, launched, finished)))
 
 
 # ---- virtual jobs ---------------------------------------------------------------------------------------------------
@@ -162,13 +155,10 @@ def _virtual(run: float, life: float, seed: int, engine: Engine, systems: Sequen
         service.submit(_deadlock_job(user, seed, run, begin))
     run_to_end(engine, services, until=begin + HORIZON)
     marks = [next(iter(service.jobs.values())) for service in services]
-    records = [next(iter(service.state.jobs.values())) for service in services]
-    return DeadlockOutcome(
-        tuple(None if one.launched_at is None else one.launched_at - begin for one in marks),
-        tuple(None if one.ended_at is None else one.ended_at - begin for one in marks),
-        sum(record.hand_backs for record in records),
-        tuple(_deadlock_bars(systems, services, begin)),
-    )
+    launched = tuple(None if one.launched_at is None else one.launched_at - begin for one in marks)
+    finished = tuple(None if one.ended_at is None else one.ended_at - begin for one in marks)
+    hand_backs = sum(record.hand_backs for service in services for record in service.state.jobs.values())
+    return DeadlockOutcome(launched, finished, hand_backs, tuple(_deadlock_bars(systems, launched, finished, begin)))
 
 
 def _deadlock_job(user: str, seed: int, run: float, now: float) -> Job:
@@ -187,26 +177,27 @@ def _deadlock_job(user: str, seed: int, run: float, now: float) -> Job:
 
 
 def _deadlock_bars(
-    systems: Sequence[BatchSystem], services: Sequence[SimulatedService], begin: float
+    systems: Sequence[BatchSystem],
+    launched: Sequence[float | None],
+    finished: Sequence[float | None],
+    begin: float = 0.0,
 ) -> Iterator[Allocation]:
-    """Yield the bars of all nodes, waiting and running apart."""
-    spans = {
-        service.user: (one.launched_at or HORIZON, one.ended_at or HORIZON)
-        for service in services
-        for one in service.jobs.values()
-    }
+    """Yield the bars of all nodes, waiting and running apart; all times but ``begin`` are from that on."""
+    spans = dict(zip(USERS, zip(launched, finished, strict=True), strict=True))
     for number, system in enumerate(systems):
         still = [
             Allocation(place=place, who=job.user, begins_at=job.started_at or 0.0, ends_at=begin + HORIZON)
             for place, job in system.running.items()
         ]
         for one in [*(system.allocations or ()), *still]:
-            node = number * NODES + one.place
-            launched, ended = spans[one.who]
-            middle = min(max(launched, one.begins_at), one.ends_at)
-            for who, start, end in (("waits", one.begins_at, middle), ("runs", middle, min(ended, one.ends_at))):
-                if end > start:
-                    yield Allocation(place=node, who=f"{one.who} {who}", begins_at=start - begin, ends_at=end - begin)
+            held, freed = one.begins_at - begin, one.ends_at - begin
+            start, end = (HORIZON if at is None else at for at in spans[one.who])
+            middle = min(max(start, held), freed)
+            for who, since, until in (("waits", held, middle), ("runs", middle, min(end, freed))):
+                if until > since:
+                    yield Allocation(
+                        place=number * NODES + one.place, who=f"{one.who} {who}", begins_at=since, ends_at=until
+                    )
 
 
 # ---- what came out --------------------------------------------------------------------------------------------------
