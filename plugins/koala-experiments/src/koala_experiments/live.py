@@ -21,7 +21,7 @@ from koala_adapter.scheduler.parameters import Approach
 from koala_adapter.simulation.applications import ft, gadget2
 from koala_adapter.simulation.multicluster import Settings, simulate
 from koala_adapter.simulation.platform import DAS3, ClusterModel, Platform
-from koala_experiments.framework import Experiment, LiveRun, Options, Setting
+from koala_experiments.framework import Experiment, LiveRun, Options, Setting, table_of
 from koala_experiments.malleable import (
     BINS,
     NAMES,
@@ -39,6 +39,7 @@ from koala_experiments.malleable import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from koala_adapter.report.page import Cell
     from koala_adapter.simulation.applications import JobResult, Outcome, SimulatedJob
     from koala_experiments.framework import LiveOutcome
     from koala_experiments.malleable import Record
@@ -175,43 +176,37 @@ def live_figures(compared: Sequence[Compared], number: int) -> list[Figure]:
 
 def comparison_table(compared: Sequence[Compared]) -> Table:
     """Return the table of live and simulated values with their difference in per cent."""
-    columns = ["approach", "policy", "workload"]
-    for _, heading, _ in MEASURES:
-        columns += [f"{heading} live", f"{heading} simulated", f"{heading} difference (%)"]
-    columns += ["wait (s) live", "simulated wait (s)", "messages live", "simulated messages"]
     rows = []
     for one in compared:
-        row: list[str | float] = [*_names(one)]
-        for what, _, _ in MEASURES:
-            row += [_of(one.live, what), _of(one.simulated, what), round(100.0 * one.difference(what), 1)]
-        row += [one.live.wait, one.simulated.wait, one.live.messages, one.simulated.messages]
+        row = _names(one)
+        for what, heading, _ in MEASURES:
+            row[f"{heading} live"] = _of(one.live, what)
+            row[f"{heading} simulated"] = _of(one.simulated, what)
+            row[f"{heading} difference (%)"] = round(100.0 * one.difference(what), 1)
+        row |= {"wait (s) live": one.live.wait, "simulated wait (s)": one.simulated.wait}
+        row |= {"messages live": one.live.messages, "simulated messages": one.simulated.messages}
         rows.append(row)
     caption = (
         "Means over the jobs of each live run, and of the simulator with the delays measured in that run. A negative "
         "difference: the simulator says less than there was."
     )
-    return Table(
-        name="live-and-simulated", title="Live runs and their simulation", columns=columns, rows=rows,
-        caption=caption,
-    )  # fmt: skip
+    return table_of("live-and-simulated", "Live runs and their simulation", rows, caption)
 
 
 def delays_table(compared: Sequence[Compared]) -> Table:
     """Return the table of measured delays, and of the error of the simulator without delays."""
-    columns = [
-        "approach", "policy", "workload", "until held (s)", "until it computes (s)", "until its end is known (s)",
-        "until free again (s)",
-        *(f"{heading}: difference without delays (%)" for _, heading, _ in MEASURES),
-    ]  # fmt: skip
-    rows: list[list[str | float]] = [
-        [
-            *_names(one),
-            one.outcome.held_after,
-            one.outcome.computes_after,
-            one.outcome.known_after,
-            one.outcome.free_after,
-            *(round(100.0 * one.difference(what, one.undelayed), 1) for what, _, _ in MEASURES),
-        ]
+    rows = [
+        {
+            **_names(one),
+            "until held (s)": one.outcome.held_after,
+            "until it computes (s)": one.outcome.computes_after,
+            "until its end is known (s)": one.outcome.known_after,
+            "until free again (s)": one.outcome.free_after,
+            **{
+                f"{heading}: difference without delays (%)": round(100.0 * one.difference(what, one.undelayed), 1)
+                for what, heading, _ in MEASURES
+            },
+        }
         for one in compared
     ]
     caption = (
@@ -219,45 +214,35 @@ def delays_table(compared: Sequence[Compared]) -> Table:
         "from the launch of a process until it works, from the end of a job's work until that is known, from the end "
         "of a process until its processor is known to be idle."
     )
-    return Table(name="delays", title="What the live system takes its time for", columns=columns, rows=rows,
-                 caption=caption)  # fmt: skip
+    return table_of("delays", "What the live system takes its time for", rows, caption)
 
 
 def jobs_table(compared: Sequence[Compared]) -> Table:
     """Return the table of all jobs, live and simulated, in which differing courses can be found."""
-    columns = [
-        "approach", "policy", "workload", "job", "wait (s) live", "simulated wait (s)", "execution (s) live",
-        "simulated execution (s)", "response (s) live", "simulated response (s)", "response difference (%)",
-        "largest size live", "simulated largest size", "sizes live",
-    ]  # fmt: skip
-    rows: list[list[str | float]] = [
-        [*_names(one), *_job_row(live, simulated), _course(one.outcome.sizes.get(live.job.number, ()))]
-        for one in compared
-        for live, simulated in one.jobs
-    ]
+    rows = []
+    for one in compared:
+        for live, simulated in one.jobs:
+            row = _names(one) | {"job": f"{live.job.application.name.lower()}-{live.job.number}"}
+            for what in ("wait", "execution", "response"):
+                row[f"{what} (s) live"] = round(getattr(live, what), 1)
+                row[f"simulated {what} (s)"] = round(getattr(simulated, what), 1)
+            excess = simulated.response / live.response - 1.0 if live.response else 0.0
+            row["response difference (%)"] = round(100.0 * excess, 1)
+            row["largest size live"] = live.maximum_processors
+            row["simulated largest size"] = simulated.maximum_processors
+            row["sizes live"] = " ".join(f"{size}@{at:.0f}" for at, size in one.outcome.sizes.get(live.job.number, ()))
+            rows.append(row)
     caption = (
         "Each job as it was submitted. A share of single jobs goes another way than foretold: who gets a processor "
         "that comes free depends on who is seen to want it at that moment. Sizes: from when on, in seconds of the "
         "workload from the first submission."
     )
-    return Table(name="jobs", title="Single jobs", columns=columns, rows=rows, caption=caption)
+    return table_of("jobs", "Single jobs", rows, caption)
 
 
-def _job_row(live: JobResult, simulated: JobResult) -> list[str | float]:
-    pairs = [
-        round(getattr(one, what), 1) for what in ("wait", "execution", "response") for one in (live, simulated)
-    ]  # fmt: skip
-    difference = round(100.0 * (simulated.response / live.response - 1.0), 1) if live.response else 0.0
-    sizes = (live.maximum_processors, simulated.maximum_processors)
-    return [f"{live.job.application.name.lower()}-{live.job.number}", *pairs, difference, *sizes]
-
-
-def _course(steps: Sequence[tuple[float, int]]) -> str:
-    return " ".join(f"{size}@{at:.0f}" for at, size in steps)
-
-
-def _names(one: Compared) -> tuple[str, str, str]:
-    return one.run.approach.value.upper(), NAMES[one.run.malleability], one.workload
+def _names(one: Compared) -> dict[str, Cell]:
+    policy = NAMES[one.run.malleability]
+    return {"approach": one.run.approach.value.upper(), "policy": policy, "workload": one.workload}
 
 
 def _of(record: Record, what: str) -> float:

@@ -468,7 +468,21 @@ def selection_result(outcomes: Outcomes, notes: Sequence[str]) -> Result:
     """Return findings, figures and table of all variants."""
     return Result(
         findings=_selection_findings(outcomes),
-        figures=(_distribution(outcomes), _means(outcomes), _idle(outcomes)),
+        figures=(
+            _distribution(outcomes),
+            _selection_bars(
+                outcomes,
+                "means",
+                "Mean co-allocation time",
+                "mean co-allocation time (min)",
+                WAIT.over(60),
+                caption="The intervals are wide because the load differs between repetitions; the findings compare "
+                "pairs.",
+            ),
+            _selection_bars(
+                outcomes, "held-idle", "Processors held without use", "processor-seconds held idle per one used", HELD
+            ),
+        ),
         tables=(_selection_table(outcomes),),
         notes=notes,
     )
@@ -543,32 +557,18 @@ def _distribution(outcomes: Outcomes) -> Figure:
     )
 
 
-def _selection_bars(outcomes: Outcomes, measure: Measure[SelectionOutcome]) -> list[Series]:
-    return [outcomes.series(mode, measure, [(policy, mode) for policy in PLACEMENTS]) for mode in MODES]
-
-
-def _means(outcomes: Outcomes) -> Figure:
+def _selection_bars(
+    outcomes: Outcomes, name: str, title: str, y_label: str, measure: Measure[SelectionOutcome], *, caption: str = ""
+) -> Figure:
     return Figure(
-        name="means",
-        title="Mean co-allocation time, with 95 % confidence intervals",
+        name=name,
+        title=f"{title}, with 95 % confidence intervals",
         x_label="placement policy",
-        y_label="mean co-allocation time (min)",
-        series=_selection_bars(outcomes, WAIT.over(60)),
+        y_label=y_label,
+        series=[outcomes.series(mode, measure, [(policy, mode) for policy in PLACEMENTS]) for mode in MODES],
         kind="bars",
         categories=PLACEMENTS,
-        caption="The intervals are wide because the load differs between repetitions; the findings compare pairs.",
-    )
-
-
-def _idle(outcomes: Outcomes) -> Figure:
-    return Figure(
-        name="held-idle",
-        title="Processors held without use, with 95 % confidence intervals",
-        x_label="placement policy",
-        y_label="processor-seconds held idle per one used",
-        series=_selection_bars(outcomes, HELD),
-        kind="bars",
-        categories=PLACEMENTS,
+        caption=caption,
     )
 
 
