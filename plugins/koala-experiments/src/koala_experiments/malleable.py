@@ -392,20 +392,20 @@ def figures(
         ("c", "execution", "Execution time of a job", "execution time (s)"),
         ("d", "response", "Response time of a job", "response time (s)"),
     )
-    found = [
-        Figure(
-            name=f"figure-{number}{letter}",
-            title=title,
-            x_label=x_label,
-            y_label="jobs (%) with at most this",
-            series=_distributions(records, what),
-            kind="step",
-            caption=f"Cumulative over the jobs of all repetitions. {HIDDEN}",
-            y_range=(0.0, 102.0),
-        )
-        for letter, what, title, x_label in distributions
-    ]
-    found.append(
+    return [
+        *(
+            Figure(
+                name=f"figure-{number}{letter}",
+                title=title,
+                x_label=x_label,
+                y_label="jobs (%) with at most this",
+                series=_distributions(records, what),
+                kind="step",
+                caption=f"Cumulative over the jobs of all repetitions. {HIDDEN}",
+                y_range=(0.0, 102.0),
+            )
+            for letter, what, title, x_label in distributions
+        ),
         Figure(
             name=f"figure-{number}e",
             title="Processors used by the jobs of the workload over time",
@@ -413,9 +413,7 @@ def figures(
             y_label=f"used processors (of {processors})",
             series=timelines("used_over_time"),
             caption=f"Mean over the repetitions and over intervals of 1/{BINS} of the axis. {HIDDEN}",
-        )
-    )
-    found.append(
+        ),
         Figure(
             name=f"figure-{number}f",
             title="Malleability messages sent since the first submission",
@@ -423,9 +421,8 @@ def figures(
             y_label="messages to grow or shrink",
             series=timelines("messages_over_time"),
             caption=f"Mean over the repetitions. {HIDDEN}",
-        )
-    )
-    return found
+        ),
+    ]
 
 
 def _distributions(records: Mapping[tuple[str, str], Sequence[Record]], what: str) -> list[Series]:

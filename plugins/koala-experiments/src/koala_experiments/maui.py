@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from math import inf, nan
 from operator import attrgetter
 from pathlib import Path
@@ -23,11 +24,12 @@ from koala_adapter.simulation import metrics
 from koala_adapter.simulation import workload as swf
 from koala_adapter.simulation.models import BOUNDARY, PREFIX, make_model
 from koala_adapter.simulation.replay import Policy, Site, replay
-from koala_experiments.framework import Experiment, Setting
+from koala_experiments.framework import Experiment, Setting, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from koala_adapter.report.page import Cell
     from koala_experiments.framework import Options
 
 
@@ -51,13 +53,8 @@ def trace_directories(given: str = "") -> list[Path]:
 
 def find_trace(names: Sequence[str], directories: Sequence[Path]) -> Path | None:
     """Return the first existing file of these traces (names without ending); None when there is none."""
-    for name in names:
-        for directory in directories:
-            for ending in ENDINGS:
-                path = directory / f"{name}{ending}"
-                if path.is_file():
-                    return path
-    return None
+    paths = (directory / f"{name}{ending}" for name, directory, ending in product(names, directories, ENDINGS))
+    return next(filter(Path.is_file, paths), None)
 
 
 def advice(page: str) -> str:
@@ -325,19 +322,22 @@ def _share(value: float, base: float) -> float:
 
 
 def _table(name: str, title: str, values: Values) -> Table:
-    rows = [
-        (
-            trace, policy, one.jobs, 100 * one.short, one.run, 100 * one.utilization, one.wait, one.slowdown,
-            one.bounded,
-        )
+    rows: list[dict[str, Cell]] = [
+        {
+            "trace": trace,
+            "policy": policy,
+            "jobs": one.jobs,
+            "below 1000 s (%)": 100 * one.short,
+            "mean run (s)": one.run,
+            "utilization (%)": 100 * one.utilization,
+            "mean wait (s)": one.wait,
+            "mean slowdown": one.slowdown,
+            "mean bounded slowdown (10 s)": one.bounded,
+        }
         for trace, some in values.items()
         for policy, one in some.items()
-    ]  # fmt: skip
-    columns = (
-        "trace", "policy", "jobs", "below 1000 s (%)", "mean run (s)", "utilization (%)", "mean wait (s)",
-        "mean slowdown", "mean bounded slowdown (10 s)",
-    )  # fmt: skip
-    return Table(name=name, title=title, columns=columns, rows=rows)
+    ]
+    return table_of(name, title, rows)
 
 
 # -- The experiment ------------------------------------------------------------------------------------------
@@ -450,22 +450,23 @@ def run(options: Options) -> Result:
     return result(found, [*notes, *NOTES])
 
 
-ESTIMATES = (
-    "Sizes are allocated processors; jobs without run time or size are left out; estimates are the requested times, "
-    "never below the run time. The paper does not say what it took for estimates, so the second table has the same "
-    "with exact ones. A model has exact estimates only."
+NOTES = (
+    (
+        "Sizes are allocated processors; jobs without run time or size are left out; estimates are the requested "
+        "times, never below the run time. The paper does not say what it took for estimates, so the second table has "
+        "the same with exact ones. A model has exact estimates only."
+    ),
+    (
+        f"BESTFIT and GREEDY go by {BEST_METRIC}; one job has a reservation; the order of the queue is that of "
+        "arrival. With these settings FIRSTFIT is EASY. Metacluster is one cluster under its simplest backfill: only "
+        "what ends before the reservation begins may overtake."
+    ),
+    (
+        "The share of jobs below 1000 s tells where short jobs dominate (85 % and more) and where large ones do (65 % "
+        "and less); the paper gives these shares, not a limit."
+    ),
+    "Traces: Parallel Workloads Archive, with thanks to those named in their headers.",
 )
-SETTINGS = (
-    f"BESTFIT and GREEDY go by {BEST_METRIC}; one job has a reservation; the order of the queue is that of arrival. "
-    "With these settings FIRSTFIT is EASY. Metacluster is one cluster under its simplest backfill: only what ends "
-    "before the reservation begins may overtake."
-)
-SHARES = (
-    "The share of jobs below 1000 s tells where short jobs dominate (85 % and more) and where large ones do (65 % and "
-    "less); the paper gives these shares, not a limit."
-)
-THANKS = "Traces: Parallel Workloads Archive, with thanks to those named in their headers."
-NOTES = (ESTIMATES, SETTINGS, SHARES, THANKS)
 
 
 def _remark(source: Source, path: Path | None) -> str:

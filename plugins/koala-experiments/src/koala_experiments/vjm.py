@@ -518,24 +518,18 @@ def _selection_findings(outcomes: Outcomes) -> list[Finding]:
         )
 
     selection = "Selection by waiting history shortens the co-allocation time, compared with"
-    findings = [
-        compared(f"{selection} worst fit ({mode}).", (WORST_FIT, mode), (SELECTION, mode)) for mode in (OFF, STARTING)
-    ]
-    findings.append(
+    sooner = "lets jobs have their processors sooner than giving them back"
+    exchanges = f"Reorganization by exchanges that start a job {sooner}"
+    return [
+        *(compared(f"{selection} worst fit ({mode}).", (WORST_FIT, mode), (SELECTION, mode)) for mode in MODES),
         compared(
             f"{selection} cluster minimization ({STARTING}; not a claim of the papers).",
             (FEWEST, STARTING),
             (SELECTION, STARTING),
-        )
-    )
-    sooner = "lets jobs have their processors sooner than giving them back"
-    findings += [
-        compared(
-            f"Reorganization by exchanges that start a job {sooner} ({policy}).", (policy, OFF), (policy, STARTING)
-        )
-        for policy in PLACEMENTS
+        ),
+        *(compared(f"{exchanges} ({policy}).", (policy, OFF), (policy, STARTING)) for policy in PLACEMENTS),
+        *(waste(policy) for policy in PLACEMENTS),
     ]
-    return findings + [waste(policy) for policy in PLACEMENTS]
 
 
 def _distribution(outcomes: Outcomes) -> Figure:
