@@ -40,7 +40,7 @@ from koala_adapter.lrm.listing import (
 )
 from koala_adapter.lrm.rate import CircuitBreaker, PollPace
 from koala_adapter.model import BatchKey, ClusterName, Job, LrmJob, LrmJobId, Node, PlaceholderId
-from koala_adapter.outcome import JobState, PlaceholderState
+from koala_adapter.outcome import JobState
 from koala_adapter.scheduler.events import (
     BatchAbsent,
     BatchRejected,
@@ -54,7 +54,7 @@ from koala_adapter.scheduler.events import (
     SlotsCounted,
 )
 from koala_adapter.service.core import Core, Nudge
-from koala_adapter.service.listings import ListingJudge, processors_held
+from koala_adapter.service.listings import ListingJudge, ends_soon, processors_held
 from koala_adapter.service.opening import token_path
 
 if TYPE_CHECKING:
@@ -203,14 +203,14 @@ class Poller:
 
     @property
     def _awaits_only_ends(self) -> bool:
-        """Whether all jobs are over and placeholders end, so that a listing of jobs tells all that is wanted."""
-        state = self._core.state
+        """Whether all jobs are over and placeholders end soon, so that a listing of jobs tells all that is wanted."""
+        state, now = self._core.state, self._core.now()
         ours = state.placeholders.on(self._name).values()
         return (
             self.latest is not None
             and self.failure is None
             and bool(ours)
-            and all(one.state is PlaceholderState.ENDING for one in ours)
+            and all(ends_soon(one, now) for one in ours)
             and all(record.state.final for record in state.jobs.values())
         )
 

@@ -143,6 +143,12 @@ REPEAT_POLLED = 60.0
 """An unchanged reading is reported again after so many seconds."""
 
 
+def ends_soon(placeholder: PlaceholderRecord, now: float) -> bool:
+    """Return whether the end of a placeholder is expected at any moment."""
+    since = placeholder.ending_since
+    return placeholder.state is PlaceholderState.ENDING and since is not None and now < since + RESTLESS_FOR
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """Events that follow from a look."""
@@ -327,11 +333,7 @@ class ListingJudge:
 
     def _restless(self, state: State, now: float) -> bool:
         """Return whether an end is expected at any moment, or a question is open."""
-        ending = any(
-            placeholder.ending_since is not None and now < placeholder.ending_since + RESTLESS_FOR
-            for placeholder in state.placeholders.on(self._cluster).values()
-            if placeholder.state is PlaceholderState.ENDING
-        )
+        ending = any(ends_soon(placeholder, now) for placeholder in state.placeholders.on(self._cluster).values())
         batches = state.batches.on(self._cluster).values()
         uncertain = any(batch.lrm_ids is None and batch.key not in self.under_way for batch in batches)
         return ending or bool(self.absences) or uncertain

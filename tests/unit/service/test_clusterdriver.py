@@ -21,7 +21,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.events import Event
 from koala_adapter.service.agents import leave_token
 from koala_adapter.service.clusters import READING_SERVES, ClusterDriver, ClusterReading, Poller
-from koala_adapter.service.listings import Judgement, ListingJudge, new_holds
+from koala_adapter.service.listings import RESTLESS_FOR, Judgement, ListingJudge, new_holds
 from koala_adapter.service.opening import make_lrm, request_window, token_path
 from tests.unit.scheduler.scheduler_site import A, Site, component, job
 from tests.unit.service.scripted_lrm import ScriptedLrm, config, node
@@ -169,6 +169,23 @@ async def test_ends_alone_are_looked_for_in_jobs_alone() -> None:
         driven.lrm.all_jobs = ()
         await driven.heard_of(ev.PlaceholderEnded)
         await driven.until(lambda: "nodes" in driven.lrm.order)
+
+
+async def test_nodes_are_listed_again_when_an_end_does_not_come() -> None:
+    """A placeholder that its batch system cannot end does not keep the cluster from being counted."""
+    driven = Driven()
+    driven.site.take_all()
+    driven.site.hold_all("1")
+    driven.lists(LrmJobState.RUNNING)
+    driven.site.now += 1
+    async with driven.running():
+        await driven.polls(2)
+        driven.site.cancel("1")
+        driven.site.now += RESTLESS_FOR + 1
+        await driven.polls(1)
+        del driven.lrm.order[:]
+        await driven.polls(2)
+    assert "nodes" in driven.lrm.order
 
 
 @pytest.mark.parametrize(
