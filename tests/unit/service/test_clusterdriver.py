@@ -54,6 +54,12 @@ class Driven:
             while not met():  # noqa: ASYNC110 - it is not announced
                 await anyio.sleep(0.01)
 
+    def hold(self) -> None:
+        """Have the placeholders of the job held for a second."""
+        self.site.take_all()
+        self.site.hold_all("1")
+        self.site.now += 1
+
     def lists(self, state: LrmJobState, **more: object) -> None:
         """Have the batch system list the placeholders of the job."""
         self.lrm.all_jobs = tuple(
@@ -155,10 +161,8 @@ async def test_a_cancellation_that_was_not_heard_is_repeated() -> None:
 async def test_ends_alone_are_looked_for_in_jobs_alone() -> None:
     """When all jobs are over, nodes are not listed before all ends are seen, and then once."""
     driven = Driven()
-    driven.site.take_all()
-    driven.site.hold_all("1")
+    driven.hold()
     driven.lists(LrmJobState.RUNNING)
-    driven.site.now += 1
     async with driven.running():
         await driven.polls(2)
         driven.site.cancel("1")
@@ -174,10 +178,8 @@ async def test_ends_alone_are_looked_for_in_jobs_alone() -> None:
 async def test_nodes_are_listed_again_when_an_end_does_not_come() -> None:
     """A placeholder that its batch system cannot end does not keep the cluster from being counted."""
     driven = Driven()
-    driven.site.take_all()
-    driven.site.hold_all("1")
+    driven.hold()
     driven.lists(LrmJobState.RUNNING)
-    driven.site.now += 1
     async with driven.running():
         await driven.polls(2)
         driven.site.cancel("1")
@@ -198,9 +200,7 @@ async def test_accounting_of_a_stranger_says_nothing_of_ours(accounted: str, err
     """
     driven = Driven()
     driven.lrm.errors["history"] = error
-    driven.site.take_all()
-    driven.site.hold_all("1")
-    driven.site.now += 1
+    driven.hold()
     driven.lrm.capabilities = Capabilities(accounting=True)
     driven.lrm.ended = tuple(
         LrmJob(
