@@ -119,7 +119,7 @@ def short_job(*, repeat: int = 7) -> list[Row]:
         "koala run": [sys.executable, "-m", "koala_adapter.cli", "run", "-n", "1", "--", "hostname"],
     }
     with SlurmCluster("bench", nodes=2, cpus=4) as cluster, tempfile.TemporaryDirectory() as directory:
-        # Each `koala run` is a service of its own and asks ten times; the default bound of sixty a minute is for one.
+        # Each `koala run` is a service of its own with four requests; the default bound is sixty a minute.
         site = slurm_site(Path(directory), cluster.conf, requests_per_minute=6000)
         environment = {
             **cluster.environment(),

@@ -157,7 +157,7 @@ class Poller:
     async def run(self) -> None:
         """Poll until cancelled."""
         while True:
-            # This poll serves whoever wanted one before it.
+            # Requests for a poll that came before this one begins are met by it.
             self._due = self._due_if_waiting = inf
             before = self._commands.window.total
             restless = await self._poll()
