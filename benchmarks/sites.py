@@ -285,7 +285,9 @@ def relayed(*, repeat: int = 5, mib: int = 64, pings: int = 200) -> list[Row]:
                 until("the server answers", partial(answers, address))
             speeds = in_turns({name: partial(speed, one, mib) for name, one in ways.items()}, repeat)
             trips = in_turns({name: partial(round_trip, one, pings) for name, one in ways.items()}, repeat)
-        return [row_of("MiB/s", speeds, "ssh -L"), row_of("round trip, ms", trips, "ssh -L")]
+            made = in_turns({name: partial(first_answer, one) for name, one in ways.items()}, pings)
+        rows = {"MiB/s": speeds, "round trip, ms": trips, "first answer of a new connection, ms": made}
+        return [row_of(name, figures, "ssh -L") for name, figures in rows.items()]
 
     return at_both_delays(measured)
 
@@ -317,6 +319,16 @@ def round_trip(address: tuple[str, int], pings: int) -> float:
                 raise SystemExit("a connection of the benchmark broke")
             times.append(time.monotonic() - began)
         return 1000 * statistics.median(times)
+
+
+def first_answer(address: tuple[str, int]) -> float:
+    """Return milliseconds until a new connection has brought an answer."""
+    began = time.monotonic()
+    with closing(socket.create_connection(address)) as connection:
+        connection.sendall(b"pp")
+        if not connection.recv(1):
+            raise SystemExit("a connection of the benchmark broke")
+        return 1000 * (time.monotonic() - began)
 
 
 def answers(address: tuple[str, int]) -> bool:
