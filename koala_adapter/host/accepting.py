@@ -104,10 +104,11 @@ async def _serve_one(listener: SocketListener, handle: Handle, tasks: TaskGroup)
     while True:
         if unix:  # cancelled as a peer comes, anyio's own waiting would be reported: see koala_adapter.host.unixstream
             await anyio.wait_readable(raw_socket)
-        tasks.start_soon(_handled, handle, await accepted(listener))
+        tasks.start_soon(handle_stream, handle, await accepted(listener))
 
 
-async def _handled(handle: Handle, stream: SocketStream) -> None:
+async def handle_stream(handle: Handle, stream: SocketStream) -> None:
+    """Handle a connection, and close it; an exception of the handler ends that alone."""
     async with stream:
         try:
             await handle(stream)

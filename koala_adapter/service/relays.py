@@ -10,21 +10,21 @@ the ports of this host that its job names: the job came through the service's pr
 from __future__ import annotations
 
 import errno
-import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 import structlog
-from anyio.abc import SocketAttribute
+from anyio.abc import SocketStream
 
-from koala_adapter.host.accepting import serve_streams
+from koala_adapter.host.accepting import handle_stream
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.runners.nodes import HOST, RelayPlan
 from koala_adapter.runners.runner import task_id
-from koala_adapter.vjm.agent.sockets import process_at
+from koala_adapter.vjm.agent.attempts import OTHERS, Attempts, dropping_listener
 from koala_adapter.vjm.channel import Forward, Forwarded, Listening, TunnelAsked
 from koala_adapter.vjm.listener import Route
 from koala_adapter.vjm.tunnels import join_directly, reset
@@ -32,7 +32,7 @@ from koala_adapter.vjm.tunnels import join_directly, reset
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from anyio.abc import SocketStream, TaskGroup
+    from anyio.abc import TaskGroup
 
     from koala_adapter.model import Job, JobId, PlaceholderId
     from koala_adapter.scheduler.actions import Rank
@@ -59,15 +59,18 @@ class _Relayed:
     told: dict[PlaceholderId, int] = field(default_factory=dict)
     done: dict[PlaceholderId, int] = field(default_factory=dict)
     """Latest message that each agent got, and has carried out."""
-    here: dict[tuple[int, int], anyio.CancelScope] = field(default_factory=dict)
-    """By rank and port: what listens on this host."""
-    binding: int = 0
-    """How many of these do not listen yet."""
+    here: dict[tuple[int, int], socket.socket | None] = field(default_factory=dict)
+    """By rank and port: what listens on this host, if anything can."""
     changed: anyio.Event = field(default_factory=anyio.Event)
 
     def note_change(self) -> None:
         self.changed.set()
         self.changed = anyio.Event()
+
+    def stop_listening(self, key: tuple[int, int]) -> None:
+        listener = self.here.pop(key)
+        if listener is not None:
+            listener.close()
 
 
 class Relays:
@@ -78,6 +81,7 @@ class Relays:
         self._core = core
         self._jobs: dict[JobId, _Relayed] = {}
         self._tasks: TaskGroup | None = None
+        self._seeking = False
 
     def open(self, tasks: TaskGroup) -> None:
         """Listen on this host, where that is wanted, within ``tasks``."""
@@ -106,8 +110,8 @@ class Relays:
         """End all relayed connections of a job, and listen no more for it."""
         relayed = self._jobs.pop(job_id, None)
         if relayed is not None:
-            for scope in relayed.here.values():
-                scope.cancel()
+            for key in list(relayed.here):
+                relayed.stop_listening(key)
             self._core.center.tunnels.end(job_id)
 
     # -- what agents say ----------------------------------------------------------------------------------------------
@@ -170,7 +174,7 @@ class Relays:
         """Wait, for a bounded time, until all that are in contact listen where they were told."""
         wanted = dict(relayed.told)
         with anyio.move_on_after(SETTLING):
-            while relayed.binding or any(
+            while any(
                 relayed.done.get(one, 0) < number for one, number in wanted.items() if self._core.in_contact(one)
             ):
                 await relayed.changed.wait()
@@ -225,49 +229,77 @@ class Relays:
     # -- this host ----------------------------------------------------------------------------------------------------
 
     def _listen_here(self, record: JobRecord, relayed: _Relayed, rank: Rank) -> None:
-        ports = relayed.listening[rank.rank]
+        ports = [port for port in relayed.listening[rank.rank] if port >= FIRST_PORT]
         for key in [key for key in relayed.here if key[0] == rank.rank and key[1] not in ports]:
-            relayed.here.pop(key).cancel()
+            relayed.stop_listening(key)
+        address = relayed.plan.address(rank.rank)
+        if self._tasks is None or not address:
+            return
         for port in ports:
-            if port >= FIRST_PORT and (rank.rank, port) not in relayed.here and self._tasks is not None:
-                scope = relayed.here[rank.rank, port] = anyio.CancelScope()
-                relayed.binding += 1
-                self._tasks.start_soon(self._serve_here, record.job.id, relayed, rank, port, scope)
+            if (rank.rank, port) not in relayed.here:
+                relayed.here[rank.rank, port] = self._listener(record.job.id, address, port, rank.address)
+        if not self._seeking:
+            self._seeking = True
+            self._tasks.start_soon(self._seek, self._tasks)
 
-    async def _serve_here(
-        self, job_id: JobId, relayed: _Relayed, rank: Rank, port: int, scope: anyio.CancelScope
-    ) -> None:
-        address, own_address = relayed.plan.address(rank.rank), rank.address
-        with scope:
-            try:
-                # Agents on this host listen there, too; the kernel allows it to processes of the same user alone.
-                listener = await anyio.create_tcp_listener(local_host=address, local_port=port, reuse_port=True)
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE and is_of_this_host(own_address):
-                    return  # the rank itself listens there
-                log.warning(
-                    "a rank cannot be reached from here", job=job_id, address=f"{address}:{port}", why=str(error)
-                )
-                return
-            finally:
-                relayed.binding -= 1
-                relayed.note_change()
-            async with listener:
-                await serve_streams(listener, partial(self._connected_here, job_id, relayed, rank.rank, port))
+    def _listener(self, job_id: JobId, address: str, port: int, rank_address: str) -> socket.socket | None:
+        try:
+            return dropping_listener(address, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not is_of_this_host(rank_address):  # the rank itself listens there
+                why = str(error)
+                log.warning("a rank cannot be reached from here", job=job_id, address=f"{address}:{port}", why=why)
+        return None
 
-    async def _connected_here(
-        self, job_id: JobId, relayed: _Relayed, number: int, port: int, stream: SocketStream
-    ) -> None:
-        """Carry a connection of a program of this user on this host to a rank."""
+    async def _seek(self, tasks: TaskGroup) -> None:
+        """Answer programs of this user on this host that try to connect to ranks, for as long as anything listens."""
+        attempts = Attempts()
+        try:
+            while places := self._places():
+                for attempt in attempts.look(places):
+                    job_id, relayed, key = places[attempt.place]
+                    # A rank of a cluster of this host may be on it as well: it has an agent that answers it.
+                    if attempt.waits >= OTHERS or not self._has_ranks_here(job_id, relayed):
+                        with suppress(OSError):
+                            tasks.start_soon(self._serve, job_id, relayed, key, attempt.answer())
+                await anyio.sleep(attempts.pause)
+        finally:
+            self._seeking = False
+            for _, relayed, key in self._places().values():
+                relayed.stop_listening(key)
+
+    def _has_ranks_here(self, job_id: JobId, relayed: _Relayed) -> bool:
         record = self._core.state.jobs.get(job_id)
-        route = None if record is None else self._route_to(record, relayed, number, port)
-        user, _ = process_at(stream.extra(SocketAttribute.raw_socket)) or (None, 0)
-        if record is None or route is None or user not in {os.geteuid(), 0}:
+        return record is not None and any(one.cluster in relayed.plan.host_addresses for one in record.ranks)
+
+    def _places(self) -> dict[tuple[str, int], tuple[JobId, _Relayed, tuple[int, int]]]:
+        """Return the rank and port for each address and port at which this host listens."""
+        return {
+            (relayed.plan.address(key[0]), key[1]): (job_id, relayed, key)
+            for job_id, relayed in self._jobs.items()
+            for key, listener in relayed.here.items()
+            if listener is not None
+        }
+
+    async def _serve(self, job_id: JobId, relayed: _Relayed, key: tuple[int, int], connection: socket.socket) -> None:
+        """Carry a connection of a program of this host to a rank and port."""
+        try:
+            await anyio.wait_writable(connection)
+            stream = await SocketStream.from_socket(connection)
+        except (OSError, ValueError):  # it has been given up
+            connection.close()
+        else:
+            await handle_stream(partial(self._carry, job_id, relayed, key), stream)
+
+    async def _carry(self, job_id: JobId, relayed: _Relayed, key: tuple[int, int], stream: SocketStream) -> None:
+        record = self._core.state.jobs.get(job_id)
+        route = None if record is None else self._route_to(record, relayed, *key)
+        if record is None or route is None:
             reset(stream)
             return
-        rank = record.ranks[number]
+        rank = record.ranks[key[0]]
         if rank.cluster in relayed.plan.host_addresses:
-            await join_directly(stream, rank.address or rank.host, port)
+            await join_directly(stream, rank.address or rank.host, key[1])
         else:
             await self._core.center.tunnels.reach(route, stream)
 

@@ -2,7 +2,7 @@
 """Relayed connections on the node: listeners for peers that the processes of a job cannot reach by themselves.
 
 In order: the two sides of a relayed connection, one such connection, and all of them.
-A peer has an address of 127.0.0.0/8, at which an agent listens; only processes of the same user are served there. A
+A peer has an address of 127.0.0.0/8, at which an agent listens; only processes of the same user are answered there. A
 connection goes on to the peer's own address where that can be reached, else by a TLS connection of its own to the
 control center, which joins it with one of the peer's agent. There, bytes are in frames: four bytes with the length, and
 an empty frame for the end of a direction. A TLS connection that ends without that frame stands for a reset.
@@ -16,8 +16,8 @@ import socket
 import ssl
 import struct
 
+from koala_adapter.vjm.agent.attempts import OTHERS, Attempts, dropping_listener
 from koala_adapter.vjm.agent.connection import Channel, require_certificate
-from koala_adapter.vjm.agent.handing import HandedSocket, hand_over, task_directory
 from koala_adapter.vjm.agent.node import Settings, Timers, clock
 from koala_adapter.vjm.agent.processes import members
 from koala_adapter.vjm.agent.sockets import (
@@ -28,7 +28,6 @@ from koala_adapter.vjm.agent.sockets import (
     connecting_to,
     in_hexadecimal,
     is_connected,
-    owners_of,
     process_at,
     readable_address,
     refuse,
@@ -299,11 +298,9 @@ def move(source: Plain, target: Plain) -> bool:
 
 LOOK = 0.25  # seconds between two looks at which ports the processes listen
 PASSING_ON = 30.0  # seconds after a task in which what its processes have sent is still passed on
-HANDING, HANDING_PAUSE = 10.0, 0.05  # seconds in which another agent is to take a connection, and between two tries
 MOST_PORTS = 16  # of one task
 MOST_LISTENERS = 1024
 MOST_CONNECTIONS = 128
-BACKLOG = 128
 
 
 class Listened:
@@ -316,7 +313,6 @@ class Listened:
         self.direct = str(forward["direct"])
         self.port = port
         self.listener: "Optional[socket.socket]" = None
-        self.refused = False  # it was told that a connection to it was refused
 
 
 class RelayedTask:
@@ -326,7 +322,6 @@ class RelayedTask:
         """``told``: the control center is told at which ports its processes listen."""
         self.told = told
         self.processes: "Optional[Tuple[int, bytes]]" = None  # session and mark, once it has started
-        self.handed: "Optional[HandedSocket]" = None
 
 
 class Held:
@@ -376,7 +371,8 @@ class Relay:
         self._waiting: "Dict[int, Listened]" = {}  # what those are for that wait for the control center
         self._numbers = 0
         self._looking = False
-        self._forwarded = 0  # number of the latest message that told where to listen
+        self._attempts = Attempts()
+        self._seeking = False
 
     @property
     def tasks(self) -> "List[str]":
@@ -392,28 +388,21 @@ class Relay:
             self._looking = True
             self.timers.after(LOOK, self._look_again)
 
-    def started(self, task: str, session: int, mark: bytes, directory: str) -> None:
+    def started(self, task: str, session: int, mark: bytes) -> None:
         """Take note of the processes of a task, unless they are known."""
         known = self._tasks[task]
-        if known.processes is not None:
-            return
-        known.processes = session, mark
-        if known.told:
-            self._told[task] = {}
-        try:
-            known.handed = HandedSocket(self.selector, directory, self._take)
-        except OSError:
-            pass  # agents that accept connections of its processes carry them themselves
+        if known.processes is None:
+            known.processes = session, mark
+            if known.told:
+                self._told[task] = {}
 
     def end(self, task: str) -> None:
         """Forget a task that is over, and with the last one of its job listen for that no more.
 
         Its connections go on: they end by themselves when all that was sent is passed on.
         """
-        ended = self._tasks.pop(task)
+        del self._tasks[task]
         self._told.pop(task, None)
-        if ended.handed is not None:
-            ended.handed.close()
         now, job = clock(), job_of(task)
         self._until = {one: until for one, until in self._until.items() if until > now}
         self._until[task] = now + PASSING_ON
@@ -463,7 +452,6 @@ class Relay:
             if len(self._listened) < MOST_LISTENERS:
                 self._listened[job, peer, port] = Listened(message, port)
         fault = self._listen()
-        self._forwarded = int(message["number"])
         self.channel.send({"kind": "forwarded", "job": job, "number": message["number"], "fault": fault[:2000]})
 
     def tell_again(self) -> None:
@@ -531,88 +519,39 @@ class Relay:
         for wanted in self._listened.values():
             if wanted.listener is not None:
                 continue
-            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             try:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                # Other agents of this job on this node listen there, too; the kernel allows it to the same user alone.
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                listener.setblocking(False)  # noqa: FBT003 - the library's own way
-                listener.bind((wanted.address, wanted.port))
-                listener.listen(BACKLOG)
+                wanted.listener = dropping_listener(wanted.address, wanted.port)
             except OSError as error:
-                listener.close()
                 # On the peer's own node its port is taken by the peer itself, which is reached by that.
                 if error.errno != errno.EADDRINUSE or wanted.direct != self._own:
                     fault = "{}:{} on {}: {}".format(wanted.address, wanted.port, socket.gethostname(), error.strerror)
-                continue
-            wanted.listener = listener
-            self._accept_for(wanted, listener)
+        if not self._seeking:
+            self._seeking = True
+            self._seek()
         return fault
-
-    def _accept_for(self, wanted: Listened, listener: socket.socket) -> None:
-        self.selector.register(listener, selectors.EVENT_READ, lambda _mask: self._accept(wanted, listener))
 
     def _stop_listening(self, key: "Tuple[str, int, int]") -> None:
         wanted = self._listened.pop(key)
         if wanted.listener is not None:
-            self._accept(wanted, wanted.listener)  # closing would reset those that have not been accepted
-            self.selector.unregister(wanted.listener)
             wanted.listener.close()
 
-    def _accept(self, wanted: Listened, listener: socket.socket) -> None:
-        """Take the connections that have come."""
-        come = []
-        for _ in range(BACKLOG + 1):  # strangers may connect for as long as they like
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                break
-            # At once: when its process has ended, it cannot be told from one of another user any more.
-            come.append((connection, process_at(connection)))
+    def _seek(self) -> None:
+        """Answer processes of tasks that wait for a connection, and after a while those that no agent has answered."""
+        places = {(one.address, one.port): one for one in self._listened.values() if one.listener is not None}
+        if not places:
+            self._seeking = False
+            return
+        attempts = self._attempts.look(places)
+        self.timers.after(self._attempts.pause, self._seek)
         started = [known.processes for known in self._tasks.values() if known.processes is not None]
-        mine = {inode for processes in started for inode in sockets_of(members(*processes))} if come else set()
-        owners = owners_of({process[1] for _, process in come if process is not None} - mine)
-        for connection, process in come:
-            user, inode = process or (None, 0)
-            if user not in (os.geteuid(), 0):
-                refuse(connection)
-                if process is None:
-                    self._tell_refused(wanted)
-            elif inode in mine:
-                self._serve(wanted, connection)
-            else:
-                directory = task_directory(owners[inode]) if inode in owners else None
-                self._deal(wanted, connection, directory, clock() + HANDING)
-
-    def _tell_refused(self, wanted: Listened) -> None:
-        """Tell once for each port that a process had ended before its connection was looked at."""
-        if not wanted.refused:
-            wanted.refused = True
-            place = "{}:{} on {}".format(wanted.address, wanted.port, socket.gethostname())
-            fault = f"{place}: a connection was refused, as its process had ended before it was seen"
-            self.channel.send({"kind": "forwarded", "job": wanted.job, "number": self._forwarded, "fault": fault})
-
-    def _deal(self, wanted: Listened, connection: socket.socket, directory: "Optional[str]", until: float) -> None:
-        """Have the agent of a process serve its connection, which goes on when this agent has ended; else serve it.
-
-        ``directory``: that of the task of the process, as far as that is known.
-        """
-        said = {"job": wanted.job, "peer": wanted.peer, "address": wanted.address, "direct": wanted.direct}
-        try:
-            handed = directory is not None and hand_over(connection, dict(said, port=wanted.port), directory)
-        except BlockingIOError:
-            if clock() < until:
-                self.timers.after(HANDING_PAUSE, lambda: self._deal(wanted, connection, directory, until))
-                return
-            handed = False
-        if handed:
-            connection.close()
-        else:
-            self._serve(wanted, connection)
-
-    def _take(self, said: "Dict[str, Any]", connection: socket.socket) -> None:
-        """Take a connection that another agent has accepted for a task of this one."""
-        self._serve(Listened(said, int(said["port"])), connection)
+        mine = {inode for processes in started for inode in sockets_of(members(*processes))} if attempts else set()
+        for attempt in attempts:
+            if attempt.inode in mine or attempt.waits >= OTHERS:
+                try:
+                    connection = attempt.answer()
+                except OSError:
+                    continue
+                self._serve(places[attempt.place], connection)
 
     def _serve(self, wanted: Listened, connection: socket.socket) -> None:
         """Join a connection of a process with one to a peer; it is reset when that cannot be."""
@@ -620,7 +559,6 @@ class Relay:
             refuse(connection)
             return
         try:
-            connection.setblocking(False)  # noqa: FBT003 - the library's own way
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if wanted.direct:
                 self._carry(wanted.job, Plain(connection), connected_to(wanted.direct, wanted.port))

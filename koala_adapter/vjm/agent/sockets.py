@@ -12,7 +12,7 @@ from koala_adapter.vjm.agent.processes import read_bytes
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+    from typing import Any, Callable, Iterator, List, Optional, Set, Tuple
 
 
 LISTEN = "0A"
@@ -74,16 +74,6 @@ def sockets_of(processes: "List[int]") -> "Set[int]":
     return found
 
 
-def owners_of(inodes: "Set[int]") -> "Dict[int, int]":
-    """Return processes of this node that have sockets open, by the inodes of these."""
-    owners: "Dict[int, int]" = {}
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc") if inodes else ())):
-        owners.update(dict.fromkeys(inodes & sockets_of([pid]), pid))
-        if len(owners) == len(inodes):
-            break
-    return owners
-
-
 def readable_address(local: str) -> str:
     """Return the address at which this node connects to a listening address in hexadecimal."""
     if local in ANY:
@@ -105,11 +95,16 @@ def connecting_to(family: int, place: "Tuple[Any, ...]") -> socket.socket:
     """Return a socket that is being connected to an address of a family. Raises OSError."""
     connection = socket.socket(family, socket.SOCK_STREAM)
     connection.setblocking(False)  # noqa: FBT003 - the library's own way
+    begin_to_connect(connection, place)
+    return connection
+
+
+def begin_to_connect(connection: socket.socket, place: "Tuple[Any, ...]") -> None:
+    """Connect a socket to an address, without waiting until it is connected. Raises OSError, and closes it then."""
     error = connection.connect_ex(place)
     if error not in (0, errno.EINPROGRESS):
         connection.close()
         raise OSError(error, os.strerror(error))
-    return connection
 
 
 def reset(connection: socket.socket) -> None:

@@ -434,7 +434,7 @@ class TaskList:
             if task.end is not None:
                 self._relay.end(name)
             elif task.pid is not None:
-                self._relay.started(name, task.pid, task.mark, task.directory)
+                self._relay.started(name, task.pid, task.mark)
 
     def send(self) -> bool:
         """Queue messages to the control center while there is room, and tell whether there was room for all."""

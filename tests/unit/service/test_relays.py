@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
 from koala_adapter.model import ClusterName, JobId, PlaceholderId
@@ -18,6 +20,11 @@ from koala_adapter.vjm.listener import Route
 from tests.unit.scheduler.scheduler_site import Site, component, job
 from tests.unit.service.standins import Center, StandInCore
 
+if TYPE_CHECKING:
+    from anyio.abc import SocketStream
+
+LIVENESS = 60.0
+
 
 class Told(Center):
     """In the place of the control center: keeps what agents are told, and has the tunnels of none."""
@@ -25,6 +32,7 @@ class Told(Center):
     def __init__(self) -> None:
         self.told: list[tuple[PlaceholderId, Forward]] = []
         self.ended: list[str] = []
+        self.heard: list[bytes] = []
         self.tunnels = self
 
     def tell(self, placeholder: PlaceholderId, message: CenterMessage) -> bool:
@@ -34,6 +42,9 @@ class Told(Center):
 
     def end(self, job_id: str) -> None:
         self.ended.append(job_id)
+
+    async def reach(self, _route: Route, stream: SocketStream) -> None:
+        self.heard.append(await stream.receive())
 
     def ports(self, placeholder: PlaceholderId) -> dict[int, tuple[tuple[int, ...], str]]:
         """Return the ports at which an agent listens now, by rank, and where they are forwarded to."""
@@ -111,3 +122,23 @@ async def test_agents_of_all_ranks_are_told(house: House) -> None:
     house.center.told.clear()
     house.relays.in_contact(near)
     assert house.center.ports(near) == {1: ((5000,), own)}
+
+
+async def test_a_program_of_this_host_that_sends_and_ends_at_once_is_heard(house: House) -> None:
+    """Its connection is answered once it is known whose it is; another program may be the next one."""
+    port = 20_000 + os.getpid() % 40_000
+    plan = house.relays.plan(house.world.record("1").job)
+    assert plan is not None
+    async with anyio.create_task_group() as tasks:
+        house.relays.open(tasks)
+        for _ in range(2):
+            house.relays.listens(house.rank("1", 1), Listening(task="1:1", ports=(port, 80)))
+            with anyio.fail_after(LIVENESS):
+                async with await anyio.connect_tcp(plan.address(1), port) as stream:
+                    await stream.send(b"hello")
+        with anyio.fail_after(LIVENESS):
+            while house.center.heard != [b"hello", b"hello"]:  # noqa: ASYNC110 - nothing tells it
+                await anyio.sleep(0.01)
+        house.relays.listens(house.rank("1", 1), Listening(task="1:1", ports=()))
+        with pytest.raises(OSError, match="All connection attempts failed"):
+            await anyio.connect_tcp(plan.address(1), port)

@@ -5,25 +5,26 @@ from __future__ import annotations
 
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import sys
-from contextlib import closing, suppress
-from functools import partial
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from koala_adapter.vjm.agent import relay
-from koala_adapter.vjm.agent.handing import NAME, HandedSocket, hand_over, task_directory
+from koala_adapter.vjm.agent import attempts, relay
+from koala_adapter.vjm.agent.attempts import Attempt, Attempts, dropping_listener
 from koala_adapter.vjm.agent.node import Timers
 from koala_adapter.vjm.agent.relay import Dialling, Plain, Relay
-from koala_adapter.vjm.agent.sockets import is_connected, owners_of, process_at, reset
+from koala_adapter.vjm.agent.sockets import in_hexadecimal, is_connected, process_at, reset
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from koala_adapter.vjm.agent.connection import Channel
     from koala_adapter.vjm.agent.node import Settings
 
@@ -46,56 +47,80 @@ def test_a_connection_that_is_refused_at_once_is_not_ended_later() -> None:
     assert ended == []
 
 
-def test_a_connection_is_handed_over_whatever_else_comes(tmp_path: Path) -> None:
-    """What processes of the task write to the socket by themselves ends neither the agent nor its socket."""
-    taken: list[tuple[int, bytes]] = []
-
-    def take(said: dict[str, Any], connection: socket.socket) -> None:
-        with connection:
-            taken.append((int(said["port"]), connection.recv(9)))
-
-    with selectors.DefaultSelector() as selector, closing(HandedSocket(selector, str(tmp_path), take)):
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            ours.sendall(b"hello")
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as writer:
-                writer.sendto(b"no JSON and no connection", str(tmp_path / NAME))
-            assert hand_over(theirs, {"port": "none"}, str(tmp_path))
-            assert hand_over(theirs, {"port": 7}, str(tmp_path))
-            once_more = partial(hand_over, theirs, {"port": "none"}, str(tmp_path))
-            with pytest.raises(BlockingIOError):
-                all(once_more() for _ in range(10_000))
-            while not taken:
-                for key, mask in selector.select(LIVENESS):
-                    key.data(mask)
-    assert taken == [(7, b"hello")]
-    assert not hand_over(ours, {}, str(tmp_path / "none"))
+def seen(looking: Attempts, listener: socket.socket) -> Attempt:
+    """Return the only attempt to connect to a listener, once there is one."""
+    ends = time.monotonic() + LIVENESS
+    while not (found := looking.look([listener.getsockname()])):
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    (attempt,) = found
+    return attempt
 
 
-@pytest.mark.parametrize("command", ["exec {}", "env -i {} & wait", "exec env -i {}"])
-def test_the_task_of_a_socket_is_found(tmp_path: Path, command: str) -> None:
-    """By the process that has it open, by the leader of its session, or by the agent, as the test is here."""
-    (tmp_path / NAME).touch()
-    with (tmp_path / "out").open("w"), socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        text = f"import socket, time; s = socket.create_connection(('127.0.0.1', {port})); time.sleep(600)"
-        process = subprocess.Popen(
-            ["sh", "-c", command.format('"$0" -c "$1"'), sys.executable, text],
-            env={"KOALA_STDOUT": str(tmp_path / "out"), "PATH": os.defpath}, start_new_session=True,
-        )  # fmt: skip
-        try:
-            connection, _ = listener.accept()
-            with connection:
-                found = process_at(connection)
-                assert found is not None
-                directory = task_directory(owners_of({found[1]})[found[1]])
-                assert directory is not None
-                assert Path(directory).samefile(tmp_path)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    assert owners_of({0}) == {}
-    assert task_directory(process.pid) is None
+@pytest.mark.parametrize("address", ["127.4.7.11", "::ffff:127.4.7.11"])
+def test_a_process_that_sends_and_ends_at_once_is_known(address: str) -> None:
+    """It waits in connect(2) until it is answered, by one of those that listen there; then all that it sent comes."""
+    looking, text = Attempts(), "import socket, sys; socket.create_connection(sys.argv[1:]).sendall(bytes(100_000))"
+    with dropping_listener("127.4.7.11", 0) as one, dropping_listener(*one.getsockname()):
+        command = [sys.executable, "-c", text, address, str(one.getsockname()[1])]
+        with subprocess.Popen(command) as process:
+            found = seen(looking, one)
+            assert process.poll() is None
+            with found.answer() as connection:
+                with pytest.raises(OSError, match="assign requested address"):
+                    found.answer()
+                assert process.wait(LIVENESS) == 0
+                assert process_at(connection) is None
+                connection.setblocking(True)  # noqa: FBT003 - the library's own way
+                with connection.makefile("rb") as stream:
+                    assert len(stream.read()) == 100_000
+
+
+def test_an_attempt_is_answered_for_its_own_process_alone() -> None:
+    """Another process may have its port by then; or none has, if it has given up."""
+    with dropping_listener("127.4.7.11", 0) as listener:
+        with socket.socket() as tried:
+            tried.setblocking(False)  # noqa: FBT003 - the library's own way
+            tried.connect_ex(listener.getsockname())
+            found = seen(Attempts(), listener)
+            assert found.inode == os.fstat(tried.fileno()).st_ino
+            other = Attempt(listener.getsockname(), tried.getsockname(), (os.geteuid(), found.inode + 1))
+            with pytest.raises(OSError, match="not permitted"):
+                other.answer()
+        with found.answer() as connection:
+            assert not is_connected(connection)
+
+
+def test_sockets_are_looked_at_while_anything_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or when the kernel has dropped something; where it does not count that, always."""
+    looks: list[str] = []
+    sockets = [("02", "0100007F", 40000, in_hexadecimal(("127.4.7.11", 9)), os.geteuid(), 5)]
+    counter: list[bytes | None] = [b"7"]
+    monkeypatch.setattr(attempts, "count_of", lambda _name: counter[0])
+
+    def look_at_sockets() -> Iterator[tuple[str, str, int, str, int, int]]:
+        looks.append("look")
+        return iter(sockets)
+
+    monkeypatch.setattr(attempts, "tcp_sockets", look_at_sockets)
+    looking = Attempts()
+    assert [one.inode for one in looking.look([("127.4.7.11", 9)])] == [5]
+    sockets.clear()
+    for _ in range(3):
+        assert looking.look([("127.4.7.11", 9)]) == []
+    assert len(looks) == 2
+    for count in (b"8", None, None):
+        counter[0] = count
+        looking.look([])
+    assert len(looks) == 5
+
+
+def test_a_node_whose_packets_live_longest_is_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing would be dropped there."""
+    (tmp_path / "ttl").write_text("255\n")
+    monkeypatch.setattr(attempts, "DEFAULT_TTL", str(tmp_path / "ttl"))
+    with pytest.raises(OSError, match=r"net\.ipv4\.ip_default_ttl is 255"):
+        dropping_listener("127.4.7.11", 0)
 
 
 def tcp_pair(address: str = "127.0.0.1") -> tuple[socket.socket, socket.socket]:

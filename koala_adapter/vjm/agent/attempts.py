@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attempts of processes to connect to an address of this node, which are answered once it is known whose they are.
+
+A listener that accepts can learn whose a connection is only while the process has it open (proc(5)): one that sends
+something and ends at once has gone by then. So these listeners accept nothing. The kernel drops what comes to them, and
+a process waits in connect(2), where /proc/net/tcp shows it with its user. The answer is a connection that is made in
+the other direction, from the address and port of the listener, which TCP joins with that of the process ("simultaneous
+open", RFC 9293, section 3.5). For the process it is the connection that it has asked for.
+"""
+
+import errno
+import os
+import socket
+
+from koala_adapter.vjm.agent.node import clock
+from koala_adapter.vjm.agent.processes import read_bytes
+from koala_adapter.vjm.agent.sockets import begin_to_connect, in_hexadecimal, process_at, readable_address, tcp_sockets
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from typing import Dict, Iterable, List, Optional, Tuple
+
+
+PAUSE, SHORT_PAUSE = 0.05, 0.01  # seconds between two looks, and while connections are being made
+BUSY = 1.0  # seconds after an attempt in which more of them are expected
+OTHERS = 0.25  # seconds that an attempt waits for the agent whose task it is of, before any other one answers it
+SYN_SENT = "02"
+IP_MINTTL = 21  # of <linux/in.h>: packets with a lower time to live are dropped
+LONGEST_TTL = 255
+DEFAULT_TTL = "/proc/sys/net/ipv4/ip_default_ttl"
+COUNTERS = "/proc/self/net/netstat"
+DROPPED = b"TCPMinTTLDrop"
+
+
+def dropping_listener(address: str, port: int) -> socket.socket:
+    """Return a socket that keeps attempts to connect to an address and port waiting. Raises OSError.
+
+    Others of the same user may listen there, too.
+    """
+    if read_bytes(DEFAULT_TTL).strip() == b"%d" % LONGEST_TTL:
+        raise OSError(errno.EOPNOTSUPP, "net.ipv4.ip_default_ttl is 255; relayed connections need 254 or less")
+    listener = bound(address, port)
+    try:
+        listener.setsockopt(socket.IPPROTO_IP, IP_MINTTL, LONGEST_TTL)
+        listener.listen(0)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def bound(address: str, port: int) -> socket.socket:
+    """Return a socket with an address that others of the same user have as well. Raises OSError."""
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        made.setblocking(False)  # noqa: FBT003 - the library's own way
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        made.bind((address, port))
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+class Attempt:
+    """A process of this user, or of root, that waits for its connection to a listener."""
+
+    def __init__(self, place: "Tuple[str, int]", end: "Tuple[str, int]", process: "Tuple[int, int]") -> None:
+        """``place``: of the listener. ``end``: of the process. ``process``: user and inode of its socket."""
+        self.place = place
+        self.inode = process[1]
+        self.waits = 0.0  # seconds since it was first seen
+        self._end = end
+        self._process = process
+
+    def answer(self) -> socket.socket:
+        """Return its connection. Raises OSError, also when another agent answers it or its process has given up."""
+        connection = bound(*self.place)
+        begin_to_connect(connection, self._end)
+        if process_at(connection) not in (self._process, None):  # it may have ended; its port may not be another's
+            connection.close()
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        return connection
+
+
+class Attempts:
+    """Finds attempts to connect.
+
+    Sockets are looked at when the kernel, which counts what it drops, has dropped something.
+    """
+
+    def __init__(self) -> None:
+        self._dropped: "Optional[bytes]" = None
+        self._since: "Dict[int, float]" = {}  # when those that wait were first seen, by inode
+        self._busy = 0.0  # until when more are expected
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next look."""
+        return SHORT_PAUSE if clock() < self._busy else PAUSE
+
+    def look(self, places: "Iterable[Tuple[str, int]]") -> "List[Attempt]":
+        """Return the attempts of this user and of root to connect to one of the addresses and ports."""
+        dropped = count_of(DROPPED)
+        if dropped is not None and dropped == self._dropped and not self._since:
+            return []
+        self._dropped = dropped
+        wanted = {in_hexadecimal(place): place for place in places}
+        now, found = clock(), []
+        for state, local, port, remote, user, inode in tcp_sockets():
+            place = wanted.get(remote[-13:]) if state == SYN_SENT and user in (os.geteuid(), 0) else None
+            if place is not None:
+                found.append(Attempt(place, (readable_address(local), port), (user, inode)))
+        self._since = {one.inode: self._since.get(one.inode, now) for one in found}
+        if found:
+            self._busy = now + BUSY
+        for one in found:
+            one.waits = now - self._since[one.inode]
+        return found
+
+
+def count_of(name: bytes) -> "Optional[bytes]":
+    """Return a counter of the node's TCP, as the kernel writes it; None: it has no such counter."""
+    lines = read_bytes(COUNTERS).splitlines()
+    for names, numbers in zip(lines[::2], lines[1::2]):
+        known = dict(zip(names.split(), numbers.split()))
+        if name in known:
+            return known[name]
+    return None
