@@ -103,6 +103,14 @@ class ControlCenterConfig(BaseModel, frozen=True, extra="forbid", defer_build=Tr
         json_schema_extra={"x-unit": "MiB"},
         description="Bound of the output_files of all ranks of a job together.",
     )
+    cache_mib: Whole = Field(
+        default=10_240,
+        ge=0,
+        le=16_777_216,
+        json_schema_extra={"x-unit": "MiB"},
+        description="Room for input files with logical names that come from elsewhere for jobs on clusters of this "
+        "host, in `cache` of the state directory. What was used longest ago makes room for others. 0: none come.",
+    )
 
     @property
     def address_here(self) -> str:
@@ -474,6 +482,14 @@ class SiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     def remote_site(self, cluster: ClusterConfig) -> RemoteSiteConfig | None:
         """Return the site that a cluster is at; None: it is here."""
         return next((one for one in self.sites if one.name == cluster.site), None)
+
+    def cache_bound(self, cluster: ClusterConfig) -> int:
+        """Return the bytes of input files that may be kept where a cluster is; 0: none are brought there."""
+        remote = self.remote_site(cluster)
+        if remote is not None:
+            return remote.cache_mib * 1024**2
+        named = any(one.catalogue is not None for one in self.enabled_clusters)
+        return self.control_center.cache_mib * 1024**2 if named else 0
 
     def lease(self, cluster: ClusterConfig) -> float:
         """Return the seconds without contact after which agents on a cluster end."""

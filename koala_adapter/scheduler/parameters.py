@@ -358,7 +358,8 @@ class ClusterParameters:
     reserves: bool | None = None
     """Its batch system can be asked for reservations; None: that is not known before it has answered."""
     stages: bool = False
-    """Large input files are brought to it before its processors are wanted."""
+    """Input files that it lacks are brought to it before its processors are wanted: large ones, unless it is here, and
+    those with logical names."""
     site_lease: float | None = None
     """That of agents on its nodes; None: as everywhere."""
 

@@ -380,8 +380,10 @@ class Applications(TaskListener):
 
     def input_path(self, placeholder: PlaceholderId, task: str, content: str) -> Path | None:
         """Return where an input file is, by the digest of its content; None: the task is not that agent's."""
-        job_id = JobId(task.partition(":")[0])
-        return self.inputs.path(job_id, content) if self._owns(placeholder, task) else None
+        if not self._owns(placeholder, task):
+            return None
+        kept = self.inputs.path(JobId(task.partition(":")[0]), content)
+        return kept if kept.exists() else self._core.directory / CACHE / content
 
     def _rank_directory(self, placeholder: PlaceholderId, task: str) -> Path | None:
         return None if task.endswith(f":{LAUNCHER_TASK}") else self.output_path(placeholder, task)
@@ -486,9 +488,10 @@ class Applications(TaskListener):
 
     def _places(self, record: JobRecord) -> tuple[str, ...]:
         """Return where nodes may find large input files: the caches of sites, and the contents that are kept here."""
-        configs = (self._core.site.cluster(claim.cluster) for claim in record.claims if claim.cluster)
-        sites = (self._core.site.remote_site(config) for config in configs)
-        caches = dict.fromkeys(f"{site.directory}/{CACHE}" for site in sites if site is not None and site.cache_mib)
+        site = self._core.site
+        configs = [site.cluster(claim.cluster) for claim in record.claims if claim.cluster]
+        remotes = [site.remote_site(config) for config in configs if site.cache_bound(config)]
+        caches = dict.fromkeys(f"{one.directory if one else self._core.directory}/{CACHE}" for one in remotes)
         return (*caches, str(self.inputs.contents))
 
     def workers(self, record: JobRecord) -> WorkersRunner | None:

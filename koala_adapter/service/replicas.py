@@ -305,7 +305,8 @@ class Replicas:
         """Return the clusters of which anything can be known, with their records."""
         records = self._core.state.clusters
         known = ((one, records.get(one.cluster_name)) for one in self._core.site.enabled_clusters)
-        return [(one, record) for one, record in known if record and (one.catalogue or one.site or record.found)]
+        found = [(one, record) for one, record in known if record is not None]
+        return [(one, record) for one, record in found if one.catalogue or record.parameters.stages or record.found]
 
     def _needed(self) -> tuple[dict[str, InputFile], set[str]]:
         """Return the input files of unfinished jobs by source, and the sources of those that are placed already.

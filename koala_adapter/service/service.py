@@ -80,7 +80,6 @@ def configuration(
         keys = None if able is None else tuple(sorted(expressible(able, config.changes)))
         remote = site.remote_site(config)
         lease = None if remote is None else remote.lease
-        stages = remote is not None and remote.cache_mib > 0
         return replace(
             config.parameters,
             slot_keys=keys,
@@ -88,7 +87,7 @@ def configuration(
             reserves=None if able is None else able.reserve,
             site=config.site or "",
             here=config.site is None,
-            stages=stages,
+            stages=site.cache_bound(config) > 0,
             site_lease=lease,
         )
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bringing large input files to the caches of sites before processors are claimed there.
+"""Bringing input files to the caches of sites, and of this host, before processors are claimed there.
+
+To sites go large files, and everywhere files with logical names that are elsewhere.
 
 What a cache has is not sent; what has come of a content before a connection broke, or the service was killed, is gone
 on with. A site that is away, and a cache that is full of files of other jobs, are waited for. The cache keeps what
@@ -25,7 +27,16 @@ from koala_adapter.scheduler.events import FilesFound, FilesStaged, StagingFaile
 from koala_adapter.scheduler.placement.policies import is_below
 from koala_adapter.service.core import Core, Nudge
 from koala_adapter.service.inputfiles import InputStore, KeptFile
-from koala_adapter.sites.contents import Content, PassingError, SiteCache, cached_path, digest_at, pieces_at
+from koala_adapter.sites.contents import (
+    Cache,
+    Content,
+    HostCache,
+    PassingError,
+    SiteCache,
+    cached_path,
+    digest_at,
+    pieces_at,
+)
 from koala_adapter.sites.remotesite import RemoteSite
 
 if TYPE_CHECKING:
@@ -37,6 +48,8 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.actions import StageFiles
     from koala_adapter.service.information import Information, Routes
 
+HERE = ""
+"""In the place of a site's name: this host."""
 AT_ONCE = 4
 """Contents on their way to one site at the same time."""
 PAUSE = 5.0
@@ -107,12 +120,14 @@ class Transfer:
 
 
 class _Site:
-    """A site with a cache, and what is known of it."""
+    """A site, or this host, with a cache, and what is known of it."""
 
-    def __init__(self, name: str, host: RemoteSite, bound: int) -> None:
+    def __init__(self, name: str, cache: Cache, bound: int) -> None:
+        """``name``: HERE for this host."""
         self.name = name
+        self.where = "this host" if name == HERE else f"site {name}"
         self.bound = bound
-        self.cache = SiteCache(host)
+        self.cache = cache
         self.whole: set[str] = set()
         """Digests of what it has."""
         self.room = anyio.Lock()
@@ -126,7 +141,7 @@ class _Site:
 
 
 class Stager:
-    """Carries out the wishes of the scheduler to have input files at clusters of sites."""
+    """Carries out the wishes of the scheduler to have input files at clusters."""
 
     def __init__(self, core: Core, inputs: InputStore, information: Information) -> None:
         """``inputs`` has the files; ``information`` the ways from other sites, and is told of transfers from here."""
@@ -144,10 +159,11 @@ class Stager:
     def start(self, tasks: TaskGroup, hosts: Mapping[str, LrmHost]) -> None:
         """Begin, within ``tasks``. ``hosts``: by the names of clusters."""
         for config in self._core.site.enabled_clusters:
-            remote, host = self._core.site.remote_site(config), hosts.get(config.name)
-            if remote is not None and remote.cache_mib and isinstance(host, RemoteSite):
-                site = _Site(remote.name, host, remote.cache_mib * 1024**2)
-                self._sites.setdefault(remote.name, site)
+            bound, host = self._core.site.cache_bound(config), hosts.get(config.name)
+            if bound and config.site is None:
+                self._sites.setdefault(HERE, _Site(HERE, HostCache(self._core.directory), bound))
+            elif bound and config.site is not None and isinstance(host, RemoteSite):
+                self._sites.setdefault(config.site, _Site(config.site, SiteCache(host), bound))
         self._tasks = tasks
         for site in self._sites.values():
             tasks.start_soon(self._look_first, site)
@@ -233,7 +249,7 @@ class Stager:
                 if isinstance(error, LrmUnavailableError):
                     await self._wait(transfer, error.message, anyio.Event())
                 elif isinstance(error, _FullError):
-                    text = f"the cache of site {site.name} is full of files of other jobs"
+                    text = f"the cache of {site.where} is full of files of other jobs"
                     await self._wait(transfer, text, self._let_go)
                 elif error is not None and error.errno in PASSING and transfer.faults < MOST_FAULTS:
                     transfer.faults += 1
@@ -241,9 +257,9 @@ class Stager:
                     transfer.files = {
                         digest: file for digest, file in transfer.files.items() if not file.source.startswith(LOGICAL)
                     }
-                    await self._wait(transfer, f"at site {site.name}: {error}", anyio.Event())
+                    await self._wait(transfer, f"at {site.where}: {error}", anyio.Event())
                 elif error is not None:
-                    self._fail(transfer, f"input files cannot be brought to site {site.name}: {error}")
+                    self._fail(transfer, f"input files cannot be brought to {site.where}: {error}")
                     return
 
     async def _try(self, transfer: Transfer, site: _Site) -> LrmUnavailableError | _FullError | OSError | None:
@@ -262,7 +278,7 @@ class Stager:
 
     def _site_of(self, transfer: Transfer) -> _Site:
         config = self._core.site.cluster(transfer.cluster)
-        return self._sites[str(config.site)]
+        return self._sites[config.site or HERE]
 
     async def _wait(self, transfer: Transfer, why: str, until: anyio.Event) -> None:
         new = transfer.waits_for != why
@@ -374,7 +390,7 @@ class Stager:
     async def _send_directly(self, transfer: Transfer, site: _Site, digest: str) -> bool:
         """Have another site send a content, where one can and is not slower, and tell whether it is there now."""
         routes, size = self._information.routes, transfer.files[digest].size
-        if size < LEAST_DIRECT:
+        if site.name == HERE or size < LEAST_DIRECT:
             return False
         for source, path in self._origins(routes, transfer, site, digest):
             offset = (await site.cache.look([digest])).parts.get(digest, 0)
@@ -406,7 +422,8 @@ class Stager:
                     found[config.site] = path
             elif config.site is not None and any(is_below(file.source, path) for path in held):
                 found[config.site] = file.source
-        found |= {other.name: cached_path(digest) for other in self._sites.values() if digest in other.whole}
+        caches = [name for name, other in self._sites.items() if name != HERE and digest in other.whole]
+        found |= dict.fromkeys(caches, cached_path(digest))
         target = self._core.state.clusters.get(transfer.cluster)
         least = 0.0 if target is None or file.source.startswith(LOGICAL) else target.bandwidth or 0.0
         rates = {name: routes.bandwidth(name, site.name) for name in found if routes.is_open(name, site.name)}
@@ -421,6 +438,8 @@ class Stager:
 
     def _meter(self, site: _Site, begins: int = 0) -> None:
         """Tell what went to a site after a while, and when nothing goes any more."""
+        if site.name == HERE:
+            return
         now = self._core.now()
         if begins > 0 and not site.moving:
             site.since, site.moved = now, 0

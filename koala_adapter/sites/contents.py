@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import secrets
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ import anyio
 from anyio import to_thread
 
 from koala_adapter.errors import LrmUnavailableError
+from koala_adapter.gateway.cache import CACHE, Arrival
 from koala_adapter.gateway.direct import digest_of
 from koala_adapter.sites.remotesite import RemoteSite
 
@@ -46,18 +48,21 @@ class Found:
     """Bytes that have come of contents that are not whole."""
 
 
-class SiteCache:
-    """The cache of one site. Each method raises OSError for an error there, LrmUnavailableError while it is away."""
+class Cache(ABC):
+    """The cache of one site, or of this host.
 
-    def __init__(self, host: RemoteSite) -> None:
-        """``host``: the site."""
-        self._host = host
+    Each method raises OSError for an error there, LrmUnavailableError while the site is away.
+    """
+
+    @abstractmethod
+    async def _ask(self, request: dict[str, Any], pieces: AsyncIterable[bytes] | None = None) -> Mapping[str, Any]:
+        """Have something done, as a gateway does it; ``pieces``: of a content that is put there."""
 
     async def look(self, digests: Collection[str] | None = None) -> Found:
         """Return what there is of contents, which count as used now; None: what was used latest."""
         wanted = None if digests is None else list(digests)
-        found = await self._host.ask({"do": "look_into_cache", "path": DIRECTORY, "digests": wanted})
-        return Found(whole=self._sizes(found.get("whole")), parts=self._sizes(found.get("parts")))
+        found = await self._ask({"do": "look_into_cache", "path": DIRECTORY, "digests": wanted})
+        return Found(whole=_sizes(found.get("whole")), parts=_sizes(found.get("parts")))
 
     async def make_room(self, need: int, *, bound: int, keep: Collection[str]) -> tuple[Sequence[str], int]:
         """Remove what was used longest ago, but nothing of ``keep``.
@@ -65,16 +70,16 @@ class SiteCache:
         Return the digests of what was removed, and how many bytes are lacking still.
         """
         request = {"do": "make_room_in_cache", "path": DIRECTORY, "need": need, "bound": bound, "keep": list(keep)}
-        found = await self._host.ask(request)
+        found = await self._ask(request)
         removed, lacking = found.get("removed"), found.get("lacking")
         if not isinstance(removed, list) or not isinstance(lacking, int):
-            raise LrmUnavailableError(f"site {self._host.name} gave no answer on the room in its cache")
+            raise LrmUnavailableError("the site gave no answer on the room in its cache")
         return [str(digest) for digest in removed], lacking
 
     async def put(self, pieces: AsyncIterable[bytes], digest: str, *, size: int, offset: int) -> None:
         """Send a content of ``size`` bytes; ``pieces``: of what comes after its first ``offset`` bytes."""
         request = {"do": "put", "path": DIRECTORY, "digest": digest, "size": size, "offset": offset}
-        await self._host.ask(request, pieces)
+        await self._ask(request, pieces)
 
     async def put_file(self, path: Path, digest: str, offset: int, sent: Callable[[int], None]) -> None:
         """Send a content from a file, after its first ``offset`` bytes; ``sent`` is told how many bytes went."""
@@ -85,10 +90,44 @@ class SiteCache:
         finally:
             os.close(descriptor)
 
-    def _sizes(self, found: object) -> Mapping[str, int]:
-        if not isinstance(found, dict) or not all(isinstance(size, int) for size in found.values()):
-            raise LrmUnavailableError(f"site {self._host.name} gave no sizes of contents")
-        return {str(digest): size for digest, size in found.items()}
+
+class SiteCache(Cache):
+    """The cache of one site."""
+
+    def __init__(self, host: RemoteSite) -> None:
+        """``host``: the site."""
+        self._host = host
+
+    async def _ask(self, request: dict[str, Any], pieces: AsyncIterable[bytes] | None = None) -> Mapping[str, Any]:
+        return await self._host.ask(request, b"" if pieces is None else pieces)
+
+
+class HostCache(Cache):
+    """The cache of this host: files that come from sites for its own clusters."""
+
+    def __init__(self, directory: Path) -> None:
+        """``directory``: that of this service, in which the cache is."""
+        self._base = str(directory)
+
+    async def _ask(self, request: dict[str, Any], pieces: AsyncIterable[bytes] | None = None) -> Mapping[str, Any]:
+        request["base"] = self._base
+        if pieces is None:
+            return await to_thread.run_sync(CACHE[request["do"]], request)
+        arrival = Arrival(request)
+        try:
+            await to_thread.run_sync(arrival.begin)
+            async for piece in pieces:
+                arrival.take(piece)
+                await to_thread.run_sync(arrival.write)
+            return await to_thread.run_sync(arrival.end)
+        finally:
+            arrival.close()
+
+
+def _sizes(found: object) -> Mapping[str, int]:
+    if not isinstance(found, dict) or not all(isinstance(size, int) for size in found.values()):
+        raise LrmUnavailableError("the site gave no sizes of contents")
+    return {str(digest): size for digest, size in found.items()}
 
 
 async def _pieces(descriptor: int, offset: int, sent: Callable[[int], None]) -> AsyncIterator[bytes]:

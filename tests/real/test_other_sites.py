@@ -344,6 +344,8 @@ def test_jobs_go_where_their_files_are_or_get_soonest(home: Home) -> None:
         assert "1 by its catalogue" in home.network()
         job.write_text(FILES.format(name="genome"))
         assert home.run("run", "-q", str(job)).split() == ["a", "genome", "far", str(5 * 1024**2)]
+        job.write_text(FILES.format(name="genome") + 'cluster = "near"\n')
+        assert home.run("run", "-q", str(job)).split() == ["a", "genome", "near", str(5 * 1024**2)]
         job.write_text(FILES.format(name="gen"))
         with pytest.raises(CommandError, match=r"lfn:gen: no catalogue has that name"):
             home.run("run", str(job))

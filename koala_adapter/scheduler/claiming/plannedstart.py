@@ -89,11 +89,13 @@ def _ask(context: Context, record: JobRecord, name: ClusterName) -> None:
 
 def files_for(state: State, record: JobRecord, name: ClusterName) -> tuple[InputFile, ...]:
     """Return the files that are brought to a cluster for the components that are placed there, each once."""
-    if not state.clusters[name].parameters.stages:
+    cluster = state.clusters[name]
+    if not cluster.parameters.stages:
         return ()
     placed = {claim.component for claim in record.claims if claim.cluster == name}
     components = [one for one in record.job.components if one.name in placed]
-    return (*_all_files(components), *_named_files(components, state.clusters[name]))
+    sent = () if cluster.parameters.here else _all_files(components)
+    return (*sent, *_named_files(components, cluster))
 
 
 def _named_files(components: Iterable[Component], cluster: ClusterRecord) -> tuple[InputFile, ...]:
@@ -119,8 +121,9 @@ def is_staged(record: JobRecord) -> bool:
 def must_be_staged(state: State, record: JobRecord, component: Component, name: ClusterName) -> bool:
     """Tell whether files of a component would have to travel before it can start on a cluster."""
     known, cluster = record.staging.get(name), state.clusters[name]
-    travel = component.has_large_files or _named_files([component], cluster)
-    return bool(travel) and cluster.parameters.stages and not (known and known.done)
+    sent = component.has_large_files and not cluster.parameters.here
+    travel = sent or bool(_named_files([component], cluster))
+    return travel and cluster.parameters.stages and not (known and known.done)
 
 
 # -- Estimates ------------------------------------------------------------------------------------------------

@@ -162,11 +162,11 @@ def travels(missing: Iterable[InputFile], view: ClusterView, views: Views) -> li
 def transfer_seconds(missing: Iterable[InputFile], view: ClusterView, views: Views) -> float:
     """Return the seconds to bring files to a cluster, one after the other, each from where that is fastest.
 
-    To a cluster at the same site as the submitting host they need no time, unless its bandwidth is stated. Infinite
-    where no bandwidth is known.
+    To a cluster at the same site as the submitting host those of that host need no time, unless its bandwidth is
+    stated. Infinite where no bandwidth is known.
     """
     if view.here and view.bandwidth is None:
-        return 0.0
+        missing = [file for file in missing if file.logical]
     return sum(inf if one.rate is None else one.mib / one.rate for one in travels(missing, view, views))
 
 

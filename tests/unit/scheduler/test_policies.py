@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -194,6 +195,9 @@ def test_a_file_with_a_logical_name_comes_from_where_it_is() -> None:
     far = replace(able, bandwidth_from=())
     assert travels(missing, far, site(holder, far)) == [Travel(source=None, mib=1024.0, rate=200.0)]
     assert transfer_seconds(missing, able, there) == 1024 / 50
+    here = replace(able, name=ClusterName("here"), here=True, bandwidth=None, bandwidth_from=())
+    assert transfer_seconds(missing, here, there) == inf, "it is not on this host"
+    assert parts(ask("close-to-files", site(holder, here, able), asked)) == [("c", "b", 2)]
 
 
 def test_jobs_whose_names_are_in_no_catalogue_any_more_wait_and_hold_up_no_others() -> None:

@@ -98,6 +98,19 @@ def test_a_file_with_a_logical_name_is_brought_where_it_is_missing() -> None:
         assert site.record(id_).state is JobState.LAUNCHING
 
 
+def test_to_a_cluster_here_only_files_with_logical_names_are_brought() -> None:
+    """Others are here, however large they are."""
+    site, genome = Site({"c": 4}, None, ClusterParameters(name=C, stages=True, here=True)), "lfn:genome"
+    site.post(ev.FilesFound(time=site.now, cluster=C, bringable=((genome, 9),)))
+    assert submissions(site.submit(genome_job("1", cluster="c"))) == {"c": 2}
+    both = (GENOME, InputFile(source=genome, target="genome"))
+    actions = site.submit(job("2", replace(component("c", 2, cluster="c"), input_files=both)))
+    assert [[file.source for file in one.files] for one in of_kind(StageFiles, actions)] == [[genome]]
+    assert not submissions(actions)
+    site.post(ev.FilesFound(time=site.now, cluster=C, found=((genome, f"{CACHED}{'0' * 64}/9"),)))
+    assert submissions(site.post(ev.FilesStaged(time=site.now, job_id=JobId("2"), cluster=C))) == {"c": 2}
+
+
 def test_the_estimate_gets_better_as_files_arrive() -> None:
     site = travelling()
     assert not submissions(site.progressed(SIZE // 2, 1.5 * MIB))  # another 100 s

@@ -251,12 +251,13 @@ async def test_a_logical_name_that_no_catalogue_has_is_refused(place: Place) -> 
         place.replicas.require(with_files(job("2", 2), "lfn:gen"))
 
 
-async def test_a_logical_name_can_be_brought_to_another_site(place: Place, tmp_path: Path) -> None:
+@pytest.mark.parametrize("site", ["leiden", None])
+async def test_a_logical_name_can_be_brought_to_another_place(place: Place, tmp_path: Path, site: str | None) -> None:
     """A file, of which the size is told, and no directory; no more when its only catalogue has dropped it."""
     for name in ("genome", "other"):
         (tmp_path / name).write_bytes(b"12345")
     (tmp_path / "sets").mkdir()
-    other = ClusterConfig(name=B, plugin="slurm", site="leiden")
+    other = ClusterConfig(name=B, plugin="slurm", site=site)
     sites = (*place.core.site.sites, RemoteSiteConfig(name="leiden", ssh="das5"))
     place.core.site = SiteConfig(sites=sites, clusters=(place.core.site.clusters[0], other))
     cluster = place.world.state.clusters[B]
@@ -297,6 +298,9 @@ async def test_ranks_find_links_to_what_the_catalogue_names(place: Place, tmp_pa
     assert {(file.digest, file.size) for _, launch in orders.sent for file in launch.files if file.target == "f0"} == {
         ("0" * 64, 5)
     }
+    holder = place.world.claimed("1")[0].id
+    assert applications.input_path(holder, "1:0", "0" * 64) == tmp_path / "cache" / ("0" * 64), "it is on this host"
+    assert applications.input_path(holder, "1:1", "0" * 64) is None, "that rank is not on it"
     place.world.post(ev.FilesFound(time=place.world.now, cluster=A, gone=("lfn:genome",)))
     again = Applications(place.core, place.information, Sweeps(place.core))
     again.launch(JobId("1"))

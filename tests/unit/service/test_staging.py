@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import AsyncIterator
@@ -14,9 +15,9 @@ import anyio
 import pytest
 
 from koala_adapter.config.sitefile import ClusterConfig, ControlCenterConfig, RemoteSiteConfig, SiteConfig
-from koala_adapter.model import LARGEST_SENT, ClusterName, InputFile, Job, JobId
+from koala_adapter.model import CACHED, LARGEST_SENT, ClusterName, InputFile, Job, JobId
 from koala_adapter.scheduler.actions import StageFiles
-from koala_adapter.scheduler.events import Event, FilesStaged, StagingFailed, StagingProgressed
+from koala_adapter.scheduler.events import Event, FilesFound, FilesStaged, StagingFailed, StagingProgressed
 from koala_adapter.service import staging
 from koala_adapter.service.core import Core
 from koala_adapter.service.information import Information
@@ -31,7 +32,7 @@ __all__ = ["place"]
 
 MIB = 1024 * 1024
 SIZE = LARGEST_SENT + MIB
-A = ClusterName("a")
+A, B = ClusterName("a"), ClusterName("b")
 BEGAN = time.monotonic()
 
 
@@ -58,12 +59,15 @@ class Home:
 
     def __init__(self, place: Place, directory: Path, cache_mib: int) -> None:
         self.place, self.directory = place, directory
-        self.world = Site({"a": 8})
+        self.world = Site({"a": 8, "b": 8})
         self.core = TimedCore(self.world, directory)
         self.core.site = SiteConfig(
             sites=(RemoteSiteConfig(name="delft", ssh="fs3", directory=str(place.directory), cache_mib=cache_mib),),
-            clusters=(ClusterConfig(name="a", plugin="slurm", site="delft"),),
-            control_center=ControlCenterConfig(listen="127.0.0.1"),
+            clusters=(
+                ClusterConfig(name="a", plugin="slurm", site="delft", catalogue="/files"),
+                ClusterConfig(name="b", plugin="local"),
+            ),
+            control_center=ControlCenterConfig(listen="127.0.0.1", cache_mib=cache_mib),
         )
         self.inputs = InputStore(directory, "koala-k-")
         self.information = Told(self.core)
@@ -73,6 +77,7 @@ class Home:
     async def serving(self) -> AsyncIterator[None]:
         """Run the stager during the block."""
         async with anyio.create_task_group() as tasks:
+            self.core.lrm_hosts = {"a": self.place.site}
             self.stager.start(tasks, {"a": self.place.site})
             yield
             tasks.cancel_scope.cancel()
@@ -90,9 +95,24 @@ class Home:
         self.world.submit(made)
         return made
 
+    def named(self, number: str, name: str) -> Job:
+        """Return a new job of cluster b, which is here, with a file that the catalogue of a has; none if empty."""
+        path = self.directory / "there" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(name.encode())
+        os.truncate(path, SIZE)
+        file = InputFile(source=f"lfn:{name}", target=name, size=SIZE)
+        made = job(number, replace(component("x", 1, cluster="b"), input_files=(file,)))
+        self.world.post(FilesFound(time=self.world.now, cluster=A, found=((file.source, str(path)),)))
+        self.world.post(FilesFound(time=self.world.now, cluster=B, bringable=((file.source, SIZE),)))
+        self.inputs.keep(made)
+        self.world.submit(made)
+        return made
+
     def stage(self, made: Job) -> None:
-        """Have the files of a job brought to the cluster."""
-        self.stager.stage(StageFiles(job_id=made.id, cluster=A, files=made.components[0].input_files))
+        """Have the files of a job brought to the cluster of its component."""
+        (part,) = made.components
+        self.stager.stage(StageFiles(job_id=made.id, cluster=part.cluster or A, files=part.input_files))
 
     async def until(self, kind: type[Event], job_id: str) -> Event:
         """Wait for an event on the files of a job."""
@@ -202,3 +222,38 @@ async def test_a_cache_that_cannot_be_is_said(place: Place, tmp_path: Path) -> N
     assert isinstance(failed, StagingFailed)
     assert "site delft" in failed.reason
     assert str(place.directory / "cache") in failed.reason
+
+
+async def test_a_file_with_a_logical_name_comes_here(place: Place, tmp_path: Path) -> None:
+    """From the site that has it, once, whole, and no more than there is room for; what has come before is kept."""
+    home = Home(place, tmp_path, 2 * SIZE // MIB)
+    one, two, three = (home.named(number, name) for number, name in (("1", "one"), ("2", "two"), ("3", "three")))
+    content = (tmp_path / "there" / "one").read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    (cache / f"{digest}.part").write_bytes(content[:MIB])
+    async with home.serving():
+        for made in (one, two):
+            home.stage(made)
+            await home.until(FilesStaged, made.id)
+        assert home.world.state.clusters[B].bringable
+        found = [event for event in home.core.posted if isinstance(event, FilesFound)]
+        assert found[0].found == (("lfn:one", f"{CACHED}{digest}/{SIZE}"),)
+        assert (cache / digest).read_bytes() == content
+        progress = [event for event in home.core.posted if isinstance(event, StagingProgressed)]
+        assert progress[0].missing_bytes == SIZE - MIB
+        assert home.information.sent == []
+        home.stage(three)
+        await home.until_waiting("3", "the cache of this host is full of files of other jobs")
+        home.stager.stop(one.id, B)
+        await home.until(FilesStaged, "3")
+        assert not (cache / digest).exists()
+
+
+async def test_nothing_comes_here_where_no_cluster_has_a_catalogue(place: Place, tmp_path: Path) -> None:
+    home = Home(place, tmp_path, 1024)
+    far, near = home.core.site.clusters
+    assert home.core.site.cache_bound(near) == home.core.site.cache_bound(far) == 1024 * MIB
+    site = home.core.site.model_copy(update={"clusters": (far.model_copy(update={"catalogue": None}), near)})
+    assert (site.cache_bound(far), site.cache_bound(near)) == (1024 * MIB, 0)
