@@ -553,6 +553,11 @@ def test_files_are_found_by_a_catalogue(koala: Koala) -> None:
     assert done.stdout == "a genome\nbeta\n"
     assert "OK   catalogue: " in koala.run("check", "--no-submit").stdout
     assert "c1 on beta: all of its input files are there" in koala.run("plan", str(job)).stdout
+    elsewhere = koala.directory / "elsewhere.toml"
+    elsewhere.write_text(job.read_text().replace(f', "{data}"]', ']\ncluster = "alpha"'))
+    travels = "1 of 1 input files travel for a time that is not known, 0.0 MiB: lfn:genome"
+    assert travels in koala.run("plan", str(elsewhere)).stdout
+    assert koala.run("run", "-q", str(elsewhere)).stdout == "a genome\nalpha\n"
     koala.serve()
     eventually(lambda: "1 by its catalogue" in koala.run("clusters", "--network").stdout)
     assert "c1 on beta: all of its input files are there" in koala.run("plan", str(job)).stdout

@@ -45,7 +45,7 @@ from koala_adapter.driver.store import rebuilt
 from koala_adapter.errors import JobNotFoundError, LrmError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.host.sockets import free_port
-from koala_adapter.model import LOGICAL, ClusterName, Job, JobId, LrmJobState
+from koala_adapter.model import LOGICAL, ClusterName, InputFile, Job, JobId, LrmJobState
 from koala_adapter.report.sitevalues import CleanReport, ClusterReport, NegotiationReport, PlanReport, SampleSubmission
 from koala_adapter.report.values import JobReport, as_kept, by_number, in_order
 from koala_adapter.scheduler import Scheduler
@@ -57,7 +57,7 @@ from koala_adapter.service.journal import Journal, SetAside, sentences
 from koala_adapter.service.listings import processors_held
 from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
 from koala_adapter.service.reachability import connections_tried
-from koala_adapter.service.replicas import Read, files_report, place_of, read_at
+from koala_adapter.service.replicas import Read, files_report, place_of, read_at, size_at
 from koala_adapter.service.results import read_ledger
 from koala_adapter.service.service import configuration
 from koala_adapter.service.sweepfiles import recorded_progress
@@ -272,6 +272,8 @@ class ClusterAnswer:
     catalogue: Read | None = None
     untold: str = ""
     """Why its catalogue cannot be read."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of files with logical names that it has, of those that were asked for."""
 
 
 async def ask_cluster(
@@ -282,8 +284,9 @@ async def ask_cluster(
     *,
     prefix: str,
     timeout: float,
+    files: Sequence[InputFile] = (),
 ) -> ClusterAnswer:
-    """List a cluster's jobs and nodes once; errors are in the result."""
+    """List a cluster's jobs and nodes once, and look for files with logical names; errors are in the result."""
     lrm, commands = make_lrm(config, plugins, directory, host=host)
     version: str | None = None
     try:
@@ -292,6 +295,8 @@ async def ask_cluster(
             version = await lrm.version()
             reading = await read_cluster(config, lrm, name_prefix=prefix, user=commands.host.user, read_at=time.time())
             catalogue, untold = await _catalogue_of(config, commands.host)
+            places = {} if catalogue is None else {one.source: place_of(one, catalogue.catalogue) for one in files}
+            found = [(source, await size_at(commands.host, place)) for source, place in places.items() if place]
     except LrmError as error:
         return ClusterAnswer(config=config, version=version, trouble=error.message, requests=commands.window.total)
     except TimeoutError:
@@ -308,6 +313,7 @@ async def ask_cluster(
         obstacle=lrm.submission_obstacle,
         catalogue=catalogue,
         untold=untold,
+        sizes={source: size for source, size in found if size is not None},
     )
 
 
@@ -328,10 +334,11 @@ async def ask_clusters(
     *,
     timeout: float,
     tell: Callable[[str], None],
+    files: Sequence[InputFile] = (),
 ) -> list[ClusterAnswer]:
     """List all enabled clusters at the same time and update the recorded scheduler.
 
-    ``tell`` hears which clusters have not answered yet.
+    ``tell`` hears which clusters have not answered yet. ``files``: with logical names, of which the sizes are wanted.
     """
     waiting = [config.name for config in site.enabled_clusters]
     answers: dict[str, ClusterAnswer] = {}
@@ -339,7 +346,7 @@ async def ask_clusters(
     async def ask(config: ClusterConfig) -> None:
         prefix = f"koala-{record.instance}-"
         answers[config.name] = await ask_cluster(
-            config, hosts.at(config.site), plugins, record.directory, prefix=prefix, timeout=timeout
+            config, hosts.at(config.site), plugins, record.directory, prefix=prefix, timeout=timeout, files=files
         )
         waiting.remove(config.name)
         tell(", ".join(waiting))
@@ -365,11 +372,12 @@ def tell_of(record: JournalView, answers: Sequence[ClusterAnswer], job: Job) -> 
     """Tell the scheduler of a record what a job is to be placed by: slots of its shapes, and its files."""
     found = {answer.config.cluster_name: _places(answer, job) for answer in answers}
     named = {source for places in found.values() for source in places if source.startswith(LOGICAL)}
+    sizes = {source: size for answer in answers for source, size in answer.sizes.items()}
     for answer in answers:
         name = answer.config.cluster_name
         if name in record.scheduler.state.clusters:
             stages = record.scheduler.state.clusters[name].parameters.stages
-            brought = tuple((source, None) for source in sorted(named - found[name].keys()) if stages)
+            brought = tuple((source, sizes.get(source)) for source in sorted(named - found[name].keys()) if stages)
             record.scheduler.handle(
                 FilesFound(time=record.now, cluster=name, found=tuple(found[name].items()), bringable=brought)
             )
@@ -460,7 +468,7 @@ class WithoutService:
 
     def plan(self, site: SiteConfig, plugins: Plugins, job: Job, tell: Callable[[str], None]) -> PlanReport:
         """Return where a job would go now. ``tell`` gets the names of clusters that have not answered yet."""
-        record, answers = self._asked(site, plugins, tell)
+        record, answers = self._asked(site, plugins, tell, [file for file in job.input_files if file.logical])
         tell_of(record, answers, job)
         return plan_report(record.scheduler, job, now=record.now)
 
@@ -524,10 +532,10 @@ class WithoutService:
         return read_record(self._directory, self._policies)
 
     def _asked(
-        self, site: SiteConfig, plugins: Plugins, tell: Callable[[str], None]
+        self, site: SiteConfig, plugins: Plugins, tell: Callable[[str], None], files: Sequence[InputFile] = ()
     ) -> tuple[JournalView, Sequence[ClusterAnswer]]:
         """Return the record, with what the clusters have answered taken in, and these answers."""
         record = self._record()
-        ask = partial(ask_clusters, site, plugins, record, timeout=ASKING, tell=tell)
+        ask = partial(ask_clusters, site, plugins, record, timeout=ASKING, tell=tell, files=files)
         with start_blocking_portal() as portal:  # in a thread: the caller may have an event loop running in this one
             return record, portal.call(ask)

@@ -104,6 +104,16 @@ async def _read_at(host: LrmHost, path: str, known: Read | None) -> Read | None:
     return Read(identity, await to_thread.run_sync(read, content))
 
 
+async def size_at(host: LrmHost, path: str) -> int | None:
+    """Return the bytes of a regular file of a host; None: it is none, or the host does not tell."""
+    with suppress(LrmError, OSError, ValueError):
+        _, output, _ = await host.run(["stat", "-L", "-c", "%F|%s", "--", path])
+        kind, _, size = output.decode("utf-8", "replace").partition("|")
+        if kind.startswith("regular"):
+            return int(size)
+    return None
+
+
 def place_of(file: InputFile, catalogue: Catalogue) -> str | None:
     """Return where a file is by a catalogue; None: it has none."""
     if file.logical:
@@ -223,13 +233,10 @@ class Replicas:
 
     async def _learn_size(self, file: InputFile) -> None:
         for config, path in self._holders(file):
-            with suppress(LrmError, OSError, ValueError):
-                argv = ["stat", "-L", "-c", "%F|%s", "--", path]
-                _, output, _ = await self._core.lrm_hosts[config.name].run(argv)
-                kind, _, size = output.decode("utf-8", "replace").partition("|")
-                if kind.startswith("regular"):
-                    self._sizes[file.source] = int(size)
-                    return
+            size = await size_at(self._core.lrm_hosts[config.name], path)
+            if size is not None:
+                self._sizes[file.source] = size
+                return
 
     def _holders(self, file: InputFile) -> list[tuple[ClusterConfig, str]]:
         """Return the clusters whose catalogues list a file, each with the file's path there."""
