@@ -53,6 +53,8 @@ NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_-]{0,62}$"
 ABSOLUTE_PATH_PATTERN = r"^/[^\x00-\x1f\x7f]*$"
 TITLE_PATTERN = r"^[^\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]{1,128}$"
 QUEUE_PATTERN = r"^[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]{0,127}$"
+PORTS_PATTERN = r"^[0-9]{4,5}-[0-9]{4,5}$"
+FIRST_UNPRIVILEGED_PORT, LAST_PORT = 1024, 65_535
 FLAG_PATTERN = r"^--?[A-Za-z][A-Za-z0-9_-]*$"
 ARGUMENT_PATTERN = r"^-[^\x00-\x1f\x7f]+$"
 CHARGE_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.+:=/@#%-]{0,127}$"
@@ -124,6 +126,13 @@ def _host(value: str) -> str:
     ):
         return value
     raise NotAllowedError("a host name or an IP address, without port or protocol")
+
+
+def _port_range(value: str) -> str:
+    first, _, last = value.partition("-") if re.fullmatch(PORTS_PATTERN, value) else ("0", "", "0")
+    if FIRST_UNPRIVILEGED_PORT <= int(first) <= int(last) <= LAST_PORT:
+        return value
+    raise NotAllowedError('the first and the last port, from 1024 to 65535, such as "50000-50999"')
 
 
 def _variable(value: str) -> str:
@@ -202,6 +211,8 @@ FeatureName = Annotated[str, StringConstraints(pattern=FEATURE_PATTERN)]
 """Name of a feature of nodes, or of a license."""
 Host = Annotated[str, AfterValidator(_host)]
 SshDestination = Annotated[str, StringConstraints(pattern=r"^[^\s-]\S*$")]
+PortRange = Annotated[str, AfterValidator(_port_range), WithJsonSchema({"type": "string", "pattern": PORTS_PATTERN})]
+"""First and last TCP port that may be used, such as 50000-50999."""
 """What ssh takes for a host: no option, and one word."""
 WebAddress = Annotated[str, AfterValidator(_web_address)]
 MailAddress = Annotated[str, AfterValidator(_mail_address)]

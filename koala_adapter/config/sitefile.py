@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
 from koala_adapter.config.diagnosis import ALSO_CALLED, Problems, inconsistent, not_among, show_value
 from koala_adapter.config.fields import (
+    FIRST_UNPRIVILEGED_PORT,
     SECONDS,
     AbsolutePath,
     Flag,
@@ -22,6 +23,7 @@ from koala_adapter.config.fields import (
     Name,
     PlacementName,
     PlainText,
+    PortRange,
     QueueName,
     Seconds,
     SetupLines,
@@ -51,7 +53,6 @@ if TYPE_CHECKING:
 
 ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - named here to be told from an address that nodes can reach
 HEARTBEATS_PER_LEASE = 3
-FIRST_UNPRIVILEGED_PORT = 1024
 TIMES_OF_AGENTS = ("lease", "await_suspended", "registration_timeout")
 """Parameters of the scheduler that the control center keeps to as well: they stand in its table."""
 REQUESTS_PER_POLL = 2
@@ -355,6 +356,11 @@ class RemoteSiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True)
         description="Address of the login node at which agents reach koala. Default: it listens on all, and agents "
         "look for the login node by its own name.",
     )
+    ports: PortRange | None = Field(
+        default=None,
+        description='First and last TCP port at which the gateway listens, such as "50000-50999", for a firewall\'s '
+        "rule: one for agents, and one for each file on its way from or to another site. Default: any free ones.",
+    )
     direct: Flag = Field(
         default=True,
         description="Whether input files may come from and go to other sites directly, where a gateway can connect to "
@@ -379,6 +385,12 @@ class RemoteSiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True)
         description="Agents of this site without contact for so long end their applications and themselves, in place "
         "of the lease of [control_center]. At least three heartbeats.",
     )
+
+    @property
+    def port_range(self) -> tuple[int, int]:
+        """First and last port at which the gateway may listen; 0 and 0: any free one."""
+        first, _, last = (self.ports or "0-0").partition("-")
+        return int(first), int(last)
 
 
 class MetricsConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):

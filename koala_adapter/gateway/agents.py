@@ -12,7 +12,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Dict, Optional, Tuple, Union
+    from typing import Any, Callable, Dict, Optional, Tuple, Union
 
     Source = Union[int, socket.socket]
 
@@ -79,6 +79,19 @@ class Agent:
         self.finished = False  # nothing more comes from the agent
 
 
+def bind_within(listener: socket.socket, place: "Tuple[Any, ...]", ports: "Tuple[int, int]") -> None:
+    """Bind a socket to an address and the first free port of a range; 0 and 0: any free one. Raises OSError."""
+    first, last = ports
+    for port in range(first, last + 1):
+        try:
+            listener.bind((place[0], port, *place[2:]))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or port == last:
+                raise
+        else:
+            break
+
+
 class Agents:
     """The port for agents, and their connections until each has a stream.
 
@@ -101,15 +114,18 @@ class Agents:
         """How many have said something and have no stream."""
         return len(self._held)
 
-    def listen(self, address: str, port: int) -> int:
-        """Listen, and return at which port; where it listens at that address already, that port stays."""
+    def listen(self, address: str, ports: "Tuple[int, int]") -> int:
+        """Listen at a port from the first to the last of ``ports``, and return at which.
+
+        Where it listens at that address already, that port stays.
+        """
         if self._listener is None or address != self._address:
             self.close_port()
-            found = socket.getaddrinfo(address or None, port, 0, socket.SOCK_STREAM, 0, socket.AI_PASSIVE)[0]
+            found = socket.getaddrinfo(address or None, 0, 0, socket.SOCK_STREAM, 0, socket.AI_PASSIVE)[0]
             listener = socket.socket(found[0], found[1], found[2])
             try:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(found[4])
+                bind_within(listener, found[4], ports)
                 listener.listen(1024)
             except OSError:
                 listener.close()

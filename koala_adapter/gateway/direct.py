@@ -18,6 +18,7 @@ import stat
 import threading
 import time
 
+from koala_adapter.gateway.agents import bind_within
 from koala_adapter.gateway.cache import BLOCK, Arrival
 from koala_adapter.gateway.files import absolute, unnamed_file
 
@@ -238,15 +239,15 @@ def own_addresses() -> "List[str]":
     return sorted(set(usable), key=usable.index)[:MOST_ADDRESSES]
 
 
-def listening_socket() -> socket.socket:
-    """Return a socket that listens at a free port of all addresses. Raises OSError."""
+def listening_socket(ports: "Tuple[int, int]") -> socket.socket:
+    """Return a socket that listens at a free port of a range, at all addresses. Raises OSError."""
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
         listener = None
         try:
             listener = socket.socket(family, socket.SOCK_STREAM)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            listener.bind((address, 0))
+            bind_within(listener, (address, 0), ports)
             listener.listen(MOST_STRANGERS)
         except OSError:
             if listener is not None:
@@ -376,7 +377,7 @@ class Passage:
             file.write(self._request["certificate"].encode("ascii"))
             file.flush()
             context.load_cert_chain("/proc/self/fd/{}".format(file.fileno()))
-        listener = listening_socket()
+        listener = listening_socket(self._request["ports"])
         try:
             self._keep(listener)
             self._tell({"addresses": own_addresses(), "port": listener.getsockname()[1]})

@@ -468,7 +468,7 @@ class Connection:
     def _listen(self, number: int, request: "Dict[str, Any]") -> None:
         """Listen for agents, and serve those that have come; the result says where."""
         try:
-            port = self._agents.listen(str(request.get("address", "")), int(request.get("port", 0)))
+            port = self._agents.listen(str(request.get("address", "")), request["ports"])
         except OSError as error:
             self._end(number, failure(error))
         else:

@@ -121,6 +121,7 @@ def _remote_host(remote: RemoteSiteConfig, directory: Path, *, lasting: bool) ->
         python=remote.python,
         directory=remote.directory,
         listen=remote.listen or "",
+        ports=remote.port_range,
         lease=remote.lease,
     )
     return RemoteSite(

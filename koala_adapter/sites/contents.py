@@ -151,7 +151,7 @@ READ_PIECE = 'tail -c "+$1" -- "$3" | head -c "$2"'
 LAST_WORDS = 2.0
 """Seconds for one gateway to end after the other one has."""
 LONGEST_LINE = 64 * 1024
-OF_CONNECTIONS = frozenset({errno.ECONNRESET, errno.EHOSTUNREACH, errno.ECANCELED, errno.EBADMSG})
+OF_CONNECTIONS = frozenset({errno.ECONNRESET, errno.EHOSTUNREACH, errno.ECANCELED, errno.EBADMSG, errno.EADDRINUSE})
 """Errors that a receiver has without a fault of its files."""
 LOST = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.EIO})
 """Errors of a sender whose connection is lost; the last is that of a timeout without a number."""
@@ -323,7 +323,8 @@ async def _move(pair: Pair, sender: _Part, receiver: _Part, passport: Passport, 
     listener, dialer = (receiver, sender) if pair.receiver_listens else (sender, receiver)
     first = anyio.Event()
     async with anyio.create_task_group() as tasks:
-        listens = {"listens": True, "secret": secret, "certificate": passport.pem, "seconds": patience}
+        ports = (pair.receiver if pair.receiver_listens else pair.sender).ports
+        listens = {"listens": True, "secret": secret, "certificate": passport.pem, "seconds": patience, "ports": ports}
         tasks.start_soon(listener.run, listens, first)
         with anyio.move_on_after(patience):
             await listener.answered.wait()

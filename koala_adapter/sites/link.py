@@ -106,6 +106,8 @@ class SiteAddress:
     """Private directory of the user there, for koala."""
     listen: str = ""
     """Address of the login node for agents; empty: all, and agents look for it by its name."""
+    ports: tuple[int, int] = (0, 0)
+    """First and last port at which its gateway may listen; 0 and 0: any free one."""
     lease: float = 3600.0
     """Seconds without a connection for which a gateway that stays, and agents, wait."""
 

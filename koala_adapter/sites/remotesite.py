@@ -105,6 +105,7 @@ class RemoteSite(LrmHost):
         self._command = partial(ssh_command, address, title or address.name, control)
         self._base = address.directory
         self._listen = address.listen
+        self.ports = address.ports
         self._center: tuple[str, int] | None = None
         self._ports: set[int] = set()
         self._link: Link | None = None
@@ -117,7 +118,9 @@ class RemoteSite(LrmHost):
         self._port = 0
         if port_file is not None:
             with suppress(OSError, ValueError):
-                self._port = int(port_file.read_text(encoding="ascii"))
+                port = int(port_file.read_text(encoding="ascii"))
+                first, last = address.ports
+                self._port = port if not last or first <= port <= last else 0
         self._trouble: LrmUnreachableError | None = None
         self._task: asyncio.Task[None] | None = None
         self._kept = anyio.CancelScope()
@@ -236,7 +239,8 @@ class RemoteSite(LrmHost):
         port = self._port
         while True:
             try:
-                found, _, _ = await link.ask({"do": "listen", "address": self._listen, "port": port})
+                ports = (port, port) if port else self.ports
+                found, _, _ = await link.ask({"do": "listen", "address": self._listen, "ports": ports})
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or not port:
                     raise

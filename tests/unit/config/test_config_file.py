@@ -387,6 +387,16 @@ def test_sites_and_their_clusters_fit(ours: dict[str, PluginDefinition]) -> None
         assert line.startswith(text)
 
 
+@pytest.mark.parametrize("ports", ["80-1025", "50000", "60000-50000", "50000-65536", "50000-50999 "])
+def test_ports_of_a_site_are_a_range(ours: dict[str, PluginDefinition], ports: str) -> None:
+    text = '[[sites]]\nname = "delft"\nssh = "fs3"\nports = "50000-50999"\n'
+    near = '[[clusters]]\nname = "near"\nplugin = "local"\nsettings.processors = 1\n'
+    assert load_site_text(text + near, ours).sites[0].port_range == (50_000, 50_999)
+    allowed = r"sites\[0\].ports: found .*, allowed is the first and the last port, from 1024 to 65535"
+    with pytest.raises(ConfigurationError, match=allowed):
+        load_site_text(text.replace("50000-50999", ports) + near, ours)
+
+
 def test_it_is_known_whether_workers_may_be_where_they_cannot_connect_to_this_host(
     ours: dict[str, PluginDefinition],
 ) -> None:

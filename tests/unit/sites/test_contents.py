@@ -36,7 +36,7 @@ from koala_adapter.sites.contents import (
 from koala_adapter.testing.trial import eventually
 from koala_adapter.vjm.certificate import fingerprint_of
 from koala_adapter.vjm.newcertificate import new_pem
-from tests.unit.sites.test_remotesite import Place, changed_gateway, place
+from tests.unit.sites.test_remotesite import Place, changed_gateway, place, taken_port
 
 __all__ = ["place"]
 
@@ -265,6 +265,18 @@ async def test_a_content_goes_from_site_to_site(two: Two, receiver_listens: bool
     assert two.came == SIZE
 
 
+@pytest.mark.parametrize("receiver_listens", [True, False])
+async def test_the_listener_keeps_to_the_ports_of_its_site(two: Two, receiver_listens: bool) -> None:  # noqa: FBT001
+    with taken_port() as taken:
+        listener = two.other.site if receiver_listens else two.one.site
+        listener.ports = taken, taken
+        with pytest.raises(BrokenOffError, match="Address already in use"):
+            await two.move(two.pair(receiver_listens=receiver_listens))
+        listener.ports = taken, taken + 100
+        await two.move(two.pair(receiver_listens=receiver_listens))
+    assert two.there.exists()
+
+
 async def test_the_addresses_of_the_listener_are_found(two: Two) -> None:
     if not at_site.own_addresses():
         pytest.skip("this host has no address but those of its loopback")
@@ -343,8 +355,9 @@ class Listening:
     def __init__(self, directory: Path) -> None:
         self.pass_by, self.told = passport(), anyio.Event()
         self.port, self.directory = 0, directory
-        request = {"listens": True, "sends": False, "trial": True, "size": 5, "seconds": 20, "secret": "s" * 64}
-        self.passage = at_site.Passage({**request, "certificate": self.pass_by.pem}, self._tell)
+        request = {"listens": True, "sends": False, "trial": True, "size": 5, "seconds": 20}
+        shown = {"secret": "s" * 64, "certificate": self.pass_by.pem}
+        self.passage = at_site.Passage({**request, **shown, "ports": (0, 0)}, self._tell)
 
     def _tell(self, said: dict[str, Any]) -> None:
         self.port = said["port"]

@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import sys
 import tempfile
 from collections import Counter
@@ -59,7 +60,9 @@ class Place:
         self.program = "ssh"
         self.site = self.new_site()
 
-    def new_site(self, *, stays: bool = False, lease: float = 3600, title: str = "") -> RemoteSite:
+    def new_site(
+        self, *, stays: bool = False, lease: float = 3600, title: str = "", ports: tuple[int, int] = (0, 0)
+    ) -> RemoteSite:
         """Return the site as another koala sees it. ``stays``: its gateway outlives connections; ``title``: of that."""
         address = SiteAddress(
             name="delft",
@@ -68,6 +71,7 @@ class Place:
             directory=str(self.directory),
             listen="127.0.0.1",
             lease=lease,
+            ports=ports,
         )
         file = self.port_file if stays else None
         return RemoteSite(address, title=title or self.title, port_file=file, control=self.control)
@@ -383,6 +387,34 @@ async def converse(door: tuple[str, int], content: bytes) -> None:
         tasks.start_soon(send)
         found = b"".join([piece async for piece in stream])
     assert found == content
+
+
+async def test_a_gateway_listens_at_the_ports_of_its_site(place: Place) -> None:
+    """At the first one that is free, whatever port an earlier one had."""
+    with taken_port() as taken:
+        place.port_file.write_text("1024")
+        site = place.new_site(stays=True, ports=(taken, taken + 100))
+        async with control_center(site):
+            await site.facts()
+            assert site.door is not None
+            assert taken < site.door[1] <= taken + 100
+            await site.close()
+        place.site = place.new_site(ports=(taken, taken))
+        place.site.relay_agents_to("127.0.0.1", 1)
+        with pytest.raises(LrmUnreachableError, match="Address already in use"):
+            await place.site.facts()
+
+
+@contextmanager
+def taken_port() -> Iterator[int]:
+    """Take a port, with room for some more above it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        if port <= 65_000:
+            yield port
+        else:
+            with taken_port() as other:
+                yield other
 
 
 async def test_another_port_is_relayed_to_who_names_it(place: Place) -> None:
