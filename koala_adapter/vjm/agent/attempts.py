@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from typing import Dict, Iterable, List, Optional, Tuple
 
 
-PAUSE, SHORT_PAUSE = 0.05, 0.01  # seconds between two looks, and while connections are being made
+PAUSE, SHORT_PAUSE = 0.05, 0.005  # seconds between two looks, and while connections are being made
+RESTING = 4  # times as long as a look took: who opens many sockets on this node makes looks long
 BUSY = 1.0  # seconds after an attempt in which more of them are expected
 OTHERS = 0.25  # seconds that an attempt waits for the agent whose task it is of, before any other one answers it
 SYN_SENT = "02"
@@ -95,16 +96,18 @@ class Attempts:
         self._dropped: "Optional[bytes]" = None
         self._since: "Dict[int, float]" = {}  # when those that wait were first seen, by inode
         self._busy = 0.0  # until when more are expected
+        self._took = 0.0  # seconds for the latest look at sockets
 
     @property
     def pause(self) -> float:
         """Seconds until the next look."""
-        return SHORT_PAUSE if clock() < self._busy else PAUSE
+        return max(SHORT_PAUSE if clock() < self._busy else PAUSE, RESTING * self._took)
 
     def look(self, places: "Iterable[Tuple[str, int]]") -> "List[Attempt]":
         """Return the attempts of this user and of root to connect to one of the addresses and ports."""
         dropped = count_of(DROPPED)
         if dropped is not None and dropped == self._dropped and not self._since:
+            self._took = 0.0
             return []
         self._dropped = dropped
         wanted = {in_hexadecimal(place): place for place in places}
@@ -118,6 +121,7 @@ class Attempts:
             self._busy = now + BUSY
         for one in found:
             one.waits = now - self._since[one.inode]
+        self._took = clock() - now
         return found
 
 
