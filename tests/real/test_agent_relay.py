@@ -22,6 +22,7 @@ from koala_adapter.model import JobId, PlaceholderId
 from koala_adapter.vjm import tunnels
 from koala_adapter.vjm.agent.attempts import SYN_SENT
 from koala_adapter.vjm.agent.processes import session_of
+from koala_adapter.vjm.agent.relay import MOST_CONNECTIONS
 from koala_adapter.vjm.agent.sockets import in_hexadecimal, tcp_sockets
 from koala_adapter.vjm.channel import (
     Forward,
@@ -101,6 +102,27 @@ for connection in connections:
 print("answered", flush=True)
 """
 """Makes connections, and uses them after a file has been made."""
+GREETER = """
+import socket
+listening, kept = socket.create_server(("127.0.0.1", 0), backlog=200), []
+while True:
+    kept.append(listening.accept()[0])
+    kept[-1].sendall(b"!")
+"""
+"""Greets all that connect, and keeps their connections."""
+GREETED = """
+import socket, sys, time
+connections = [socket.create_connection((sys.argv[1], int(sys.argv[2]))) for _ in range(int(sys.argv[3]))]
+greeted = 0
+for connection in connections:
+    try:
+        greeted += connection.recv(1) == b"!"
+    except ConnectionResetError:
+        pass
+print(greeted, flush=True)
+time.sleep(600)
+"""
+"""Makes so many connections, tells how many are greeted, and keeps them."""
 SERVER = """
 import socket, struct, threading
 def answer(connection):
@@ -284,6 +306,24 @@ async def test_what_processes_of_a_node_sent_right_before_their_end_arrives(site
                 await site.wait_for(TaskEnded, partial(_is_end_of, f"1:{10 * index + number}"))
         await site.wait_for(TaskEnded, partial(_is_end_of, "1:1"))
         assert site.output("1:1") == b"%d\n" % size * 20
+
+
+async def test_what_is_beyond_the_bound_of_the_agent_that_is_reached_is_reset(
+    site: RelayingSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: the control center would wait for the agent to dial."""
+    monkeypatch.setattr(tunnels, "DIALLING", 10 * LIVENESS)
+    async with site.serving():
+        port = await listening(site, GREETER)
+        third, each = placeholder(3), MOST_CONNECTIONS * 3 // 4
+        site.start_agent(3)
+        await site.registered(third.index)
+        argv = (sys.executable, "-c", GREETED, PEER, str(port), str(each))
+        tasks = {"1:2": placeholder(1), "1:3": third}
+        for task, whose in tasks.items():
+            assert site.center.tell(whose, Launch(task=task, argv=argv, relayed=True, forwards=(to_peer(port),)))
+        await site.wait_until(lambda: all(site.output(task) for task in tasks))
+        assert sum(int(site.output(task)) for task in tasks) == MOST_CONNECTIONS
 
 
 async def test_what_is_not_allowed_or_not_there_is_reset(site: RelayingSite, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -632,18 +632,23 @@ class Relay:
         """
         if any(held.tunnel == message["tunnel"] for held in self._connections.values()):
             return
+        first = {"kind": "tunnel-taken", "tunnel": message["tunnel"]}
         address = self._told.get(message["task"], {}).get(int(message["port"]))
-        if address is None or len(self._connections) >= MOST_CONNECTIONS:
-            return
         try:
+            if address is None or len(self._connections) >= MOST_CONNECTIONS:
+                self._decline(first)
+                return
             connection = connected_to(address, int(message["port"])).socket
         except OSError:
             return
         try:
-            first = {"kind": "tunnel-taken", "tunnel": message["tunnel"]}
             self._dial(job_of(message["task"]), first, connection, message["tunnel"])
         except OSError:
             connection.close()
+
+    def _decline(self, first: "Dict[str, Any]") -> None:
+        """Dial for a peer, and reset its connection at once: it would wait. Raises OSError."""
+        Dialling(self, dict(self._proof, **first), lambda framed: framed.socket.close(), lambda: None)
 
 
 def job_of(task: str) -> str:
