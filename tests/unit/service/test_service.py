@@ -670,7 +670,10 @@ async def test_callers_are_answered_while_a_snapshot_is_written(
 async def test_a_stop_while_a_snapshot_is_written_and_events_wait(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    begun = anyio.Event()
+
     def held_open(journal: Journal, state: State, number: int) -> Generator[None, None, None]:
+        begun.set()
         for _ in range(100_000):  # the end comes earlier
             yield
         yield from write(journal, state, number)
@@ -679,7 +682,9 @@ async def test_a_stop_while_a_snapshot_is_written_and_events_wait(
         id_, agent = await running(served, service, tasks)
         write, service._loop._snapshot_interval = Journal.snapshot_in_groups, 1
         monkeypatch.setattr(Journal, "snapshot_in_groups", held_open)
-        await until(lambda: service._loop.in_snapshot, service)
+        service.core.loop.post(ev.FilesFound(time=service.now(), cluster=ClusterName("a")))  # any event
+        with anyio.fail_after(LIVENESS):
+            await begun.wait()
         service.core.loop.post(ev.RankEnded(time=service.now(), job_id=id_, rank=0, end=WELL))
         assert service._loop.in_snapshot
         tasks.cancel_scope.cancel()
