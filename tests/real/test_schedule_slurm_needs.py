@@ -159,7 +159,7 @@ def expect_together(scheduling: Scheduling[SlurmCluster], options: tuple[str, ..
     try:
         scheduling.wait(lambda: len(jobs & {*scheduling.told("started")}) == together, what=f"{together} of them run")
         scheduling.wait(lambda: jobs <= {*scheduling.told("submitted")}, what="all are seen")
-        assert len(jobs & {*scheduling.told("start")}) == together
+        assert len(jobs & {*scheduling.told("start")}) == together, scheduling.details()
         for name in names:
             scheduling.let_end(name)
         scheduling.wait(lambda: jobs <= {*scheduling.told("ended")}, what="all have run")
