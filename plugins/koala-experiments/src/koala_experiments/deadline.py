@@ -277,9 +277,9 @@ def _table(outcomes: Outcomes) -> Table:
             "N_max",
             "load correction",
             "failure rate (%)",
-            "± (95 %)",
+            "± of the rate (95 %)",
             "mean cost (Mop/s)",
-            "± (95 %)",
+            "± of the cost (95 %)",
         ),
         rows=rows,
     )
