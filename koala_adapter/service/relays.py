@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import socket
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ from koala_adapter.host.accepting import handle_stream
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.runners.nodes import HOST, RelayPlan
 from koala_adapter.runners.runner import task_id
-from koala_adapter.vjm.agent.attempts import OTHERS, Attempts, dropping_listener
+from koala_adapter.vjm.agent.attempts import OTHERS, Attempts, answered, dropping_listener
 from koala_adapter.vjm.channel import Forward, Forwarded, Listening, TunnelAsked
 from koala_adapter.vjm.listener import Route
 from koala_adapter.vjm.tunnels import join_directly, reset
@@ -256,12 +255,13 @@ class Relays:
         attempts = Attempts()
         try:
             while places := self._places():
-                for attempt in attempts.look(places):
-                    job_id, relayed, key = places[attempt.place]
-                    # A rank of a cluster of this host may be on it as well: it has an agent that answers it.
-                    if attempt.waits >= OTHERS or not self._has_ranks_here(job_id, relayed):
-                        with suppress(OSError):
-                            tasks.start_soon(self._serve, job_id, relayed, key, attempt.answer())
+                found = attempts.look(places)
+                # A rank of a cluster of this host may be on it as well: it has an agent that answers it.
+                wanted = (
+                    one for one in found if one.waits >= OTHERS or not self._has_ranks_here(*places[one.place][:2])
+                )
+                for attempt, connection in answered(wanted):
+                    tasks.start_soon(self._serve, *places[attempt.place], connection)
                 await anyio.sleep(attempts.pause)
         finally:
             self._seeking = False

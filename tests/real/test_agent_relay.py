@@ -273,7 +273,7 @@ def _is_end_of(task: str, event: TaskEnded) -> bool:
 async def test_the_end_of_one_agent_leaves_the_connections_of_others_on_its_node(
     site: RelayingSite, tmp_path: Path
 ) -> None:
-    """The kernel deals out connections among all agents that listen for a peer, whose processes they are of."""
+    """Both listen at the same address; each has connections of its own processes alone."""
     async with site.serving():
         port = await listening(site)
         third, ended = placeholder(3), tmp_path / "ended"
@@ -290,7 +290,7 @@ async def test_the_end_of_one_agent_leaves_the_connections_of_others_on_its_node
 
 @pytest.mark.parametrize("size", [1, 2_000_000])
 async def test_what_processes_of_a_node_sent_right_before_their_end_arrives(site: RelayingSite, size: int) -> None:
-    """However soon they end, and whichever agent of the node the kernel gave their connections to."""
+    """However soon they end, and whichever agent of the node they belong to."""
     async with site.serving():
         port = await listening(site, COLLECTOR, "20")
         third = placeholder(3)

@@ -14,7 +14,14 @@ import socket
 
 from koala_adapter.vjm.agent.node import clock
 from koala_adapter.vjm.agent.processes import read_bytes
-from koala_adapter.vjm.agent.sockets import begin_to_connect, in_hexadecimal, process_at, readable_address, tcp_sockets
+from koala_adapter.vjm.agent.sockets import (
+    begin_to_connect,
+    in_hexadecimal,
+    is_connected,
+    readable_address,
+    refuse,
+    tcp_sockets,
+)
 
 TYPE_CHECKING = False
 
@@ -27,6 +34,7 @@ RESTING = 4  # times as long as a look took: who opens many sockets on this node
 BUSY = 1.0  # seconds after an attempt in which more of them are expected
 OTHERS = 0.25  # seconds that an attempt waits for the agent whose task it is of, before any other one answers it
 SYN_SENT = "02"
+ENDED = ("04", "05", "06")  # FIN_WAIT1, FIN_WAIT2 and TIME_WAIT: of one that its process has closed
 IP_MINTTL = 21  # of <linux/in.h>: packets with a lower time to live are dropped
 LONGEST_TTL = 255
 DEFAULT_TTL = "/proc/sys/net/ipv4/ip_default_ttl"
@@ -71,18 +79,20 @@ class Attempt:
     def __init__(self, place: "Tuple[str, int]", end: "Tuple[str, int]", process: "Tuple[int, int]") -> None:
         """``place``: of the listener. ``end``: of the process. ``process``: user and inode of its socket."""
         self.place = place
+        self.process = process
         self.inode = process[1]
         self.waits = 0.0  # seconds since it was first seen
         self._end = end
-        self._process = process
 
-    def answer(self) -> socket.socket:
-        """Return its connection. Raises OSError, also when another agent answers it or its process has given up."""
+    @property
+    def ends(self) -> "Tuple[str, str]":
+        """End of the process and of the listener, in hexadecimal."""
+        return in_hexadecimal(self._end), in_hexadecimal(self.place)
+
+    def connect(self) -> socket.socket:
+        """Return a connection to its end, whosever that is by now. Raises OSError, also if another agent has one."""
         connection = bound(*self.place)
         begin_to_connect(connection, self._end)
-        if process_at(connection) not in (self._process, None):  # it may have ended; its port may not be another's
-            connection.close()
-            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
         return connection
 
 
@@ -123,6 +133,31 @@ class Attempts:
             one.waits = now - self._since[one.inode]
         self._took = clock() - now
         return found
+
+
+def answered(attempts: "Iterable[Attempt]") -> "List[Tuple[Attempt, socket.socket]]":
+    """Return attempts with their connections, without those that were given up or are answered by another agent.
+
+    A port that its process has given up may be another user's by then, whose socket has no inode before it is accepted.
+    So the socket at the other end must be that of the process, or one that was closed since it was connected. All are
+    connected before sockets are looked at, once for all: that takes long on a node with many sockets.
+    """
+    made = {}
+    for attempt in attempts:
+        try:
+            made[attempt.ends] = attempt, attempt.connect()
+        except OSError:
+            continue
+    found = []
+    for state, local, port, remote, user, inode in tcp_sockets() if made else ():
+        ends = "{}:{:04X}".format(local, port), remote[-13:]
+        if ends in made:
+            attempt, connection = made[ends]
+            if (user, inode) == attempt.process or (state in ENDED and is_connected(connection)):
+                found.append(made.pop(ends))
+    for _, connection in made.values():
+        refuse(connection)
+    return found
 
 
 def count_of(name: bytes) -> "Optional[bytes]":

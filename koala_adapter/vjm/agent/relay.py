@@ -16,7 +16,7 @@ import socket
 import ssl
 import struct
 
-from koala_adapter.vjm.agent.attempts import OTHERS, Attempts, dropping_listener
+from koala_adapter.vjm.agent.attempts import OTHERS, Attempts, answered, dropping_listener
 from koala_adapter.vjm.agent.connection import Channel, require_certificate
 from koala_adapter.vjm.agent.node import Settings, Timers, clock
 from koala_adapter.vjm.agent.processes import members
@@ -545,13 +545,8 @@ class Relay:
         self.timers.after(self._attempts.pause, self._seek)
         started = [known.processes for known in self._tasks.values() if known.processes is not None]
         mine = {inode for processes in started for inode in sockets_of(members(*processes))} if attempts else set()
-        for attempt in attempts:
-            if attempt.inode in mine or attempt.waits >= OTHERS:
-                try:
-                    connection = attempt.answer()
-                except OSError:
-                    continue
-                self._serve(places[attempt.place], connection)
+        for attempt, connection in answered(one for one in attempts if one.inode in mine or one.waits >= OTHERS):
+            self._serve(places[attempt.place], connection)
 
     def _serve(self, wanted: Listened, connection: socket.socket) -> None:
         """Join a connection of a process with one to a peer; it is reset when that cannot be."""

@@ -23,18 +23,18 @@ ANY = ("00000000", "0" * 32, MAPPED + "00000000")
 
 
 def tcp_sockets() -> "Iterator[Tuple[str, str, int, str, int, int]]":
-    """Yield state, local address and port, remote end, user and inode of all sockets that processes have (proc(5)).
+    """Yield state, local address and port, remote end, user and inode of all sockets (proc(5)).
 
-    Addresses are in hexadecimal, those of IPv4 always as such.
+    Addresses are in hexadecimal, those of IPv4 always as such. The inode is 0 for a socket that no process has, because
+    it is closed or not accepted yet; the user says nothing then.
     """
     for path in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         for line in read_bytes(path).decode("ascii", "replace").splitlines()[1:]:
             fields = line.split()
-            if fields[9] != "0":  # one that its process has closed shows no user
-                local, _, port = fields[1].partition(":")
-                if local.startswith(MAPPED):
-                    local = local[len(MAPPED) :]
-                yield fields[3], local, int(port, 16), fields[2], int(fields[7]), int(fields[9])
+            local, _, port = fields[1].partition(":")
+            if local.startswith(MAPPED):
+                local = local[len(MAPPED) :]
+            yield fields[3], local, int(port, 16), fields[2], int(fields[7]), int(fields[9])
 
 
 def in_hexadecimal(address: "Tuple[Any, ...]") -> str:
@@ -52,7 +52,7 @@ def process_at(connection: socket.socket) -> "Optional[Tuple[int, int]]":
         return None
     for _, local, port, remote, user, inode in tcp_sockets():
         if "{}:{:04X}".format(local, port) == theirs and remote.endswith(ours):
-            return user, inode
+            return (user, inode) if inode else None
     return None
 
 

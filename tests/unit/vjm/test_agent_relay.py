@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from koala_adapter.vjm.agent import attempts, relay
-from koala_adapter.vjm.agent.attempts import Attempt, Attempts, dropping_listener
+from koala_adapter.vjm.agent.attempts import Attempt, Attempts, answered, dropping_listener
 from koala_adapter.vjm.agent.node import Timers
 from koala_adapter.vjm.agent.relay import Dialling, Plain, Relay
 from koala_adapter.vjm.agent.sockets import in_hexadecimal, is_connected, process_at, reset
@@ -66,9 +66,9 @@ def test_a_process_that_sends_and_ends_at_once_is_known(address: str) -> None:
         with subprocess.Popen(command) as process:
             found = seen(looking, one)
             assert process.poll() is None
-            with found.answer() as connection:
-                with pytest.raises(OSError, match="assign requested address"):
-                    found.answer()
+            ((_, connection),) = answered([found])
+            with connection:
+                assert answered([found]) == []
                 assert process.wait(LIVENESS) == 0
                 assert process_at(connection) is None
                 connection.setblocking(True)  # noqa: FBT003 - the library's own way
@@ -83,12 +83,15 @@ def test_an_attempt_is_answered_for_its_own_process_alone() -> None:
             tried.setblocking(False)  # noqa: FBT003 - the library's own way
             tried.connect_ex(listener.getsockname())
             found = seen(Attempts(), listener)
-            assert found.inode == os.fstat(tried.fileno()).st_ino
-            other = Attempt(listener.getsockname(), tried.getsockname(), (os.geteuid(), found.inode + 1))
-            with pytest.raises(OSError, match="not permitted"):
-                other.answer()
-        with found.answer() as connection:
-            assert not is_connected(connection)
+            assert found.process == (os.geteuid(), os.fstat(tried.fileno()).st_ino)
+            end = tried.getsockname()
+            assert answered([Attempt(listener.getsockname(), end, (os.geteuid(), found.inode + 1))]) == []
+        assert answered([found]) == []
+        with socket.create_server(end) as other:  # connects what comes before its process looks whose it is
+            assert answered([found]) == []
+            connection, _ = other.accept()
+            with connection, pytest.raises(ConnectionResetError):
+                connection.recv(1)
 
 
 def test_sockets_are_looked_at_while_anything_waits(monkeypatch: pytest.MonkeyPatch) -> None:
