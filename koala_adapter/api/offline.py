@@ -57,7 +57,7 @@ from koala_adapter.service.journal import Journal, SetAside, sentences
 from koala_adapter.service.listings import processors_held
 from koala_adapter.service.opening import SiteHosts, close_lrm, make_lrm
 from koala_adapter.service.reachability import connections_tried
-from koala_adapter.service.replicas import Read, files_report, place_of, read_at, size_at
+from koala_adapter.service.replicas import Read, files_report, place_of, read_at, sizes_at
 from koala_adapter.service.results import read_ledger
 from koala_adapter.service.service import configuration
 from koala_adapter.service.sweepfiles import recorded_progress
@@ -295,8 +295,9 @@ async def ask_cluster(
             version = await lrm.version()
             reading = await read_cluster(config, lrm, name_prefix=prefix, user=commands.host.user, read_at=time.time())
             catalogue, untold = await _catalogue_of(config, commands.host)
-            places = {} if catalogue is None else {one.source: place_of(one, catalogue.catalogue) for one in files}
-            found = [(source, await size_at(commands.host, place)) for source, place in places.items() if place]
+        # Outside the limit: a file system that does not answer is no reason to have no listing.
+        places = {} if catalogue is None else {one.source: place_of(one, catalogue.catalogue) for one in files}
+        sizes = await sizes_at(commands.host, {source: place for source, place in places.items() if place})
     except LrmError as error:
         return ClusterAnswer(config=config, version=version, trouble=error.message, requests=commands.window.total)
     except TimeoutError:
@@ -313,7 +314,7 @@ async def ask_cluster(
         obstacle=lrm.submission_obstacle,
         catalogue=catalogue,
         untold=untold,
-        sizes={source: size for source, size in found if size is not None},
+        sizes=sizes,
     )
 
 

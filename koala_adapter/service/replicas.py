@@ -26,7 +26,7 @@ from koala_adapter.scheduler.events import FilesFound
 from koala_adapter.sites.catalogue import LONGEST_CATALOGUE, Catalogue, CatalogueError, listed, read_catalogue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.lrm.lrmhost import LrmHost
@@ -104,6 +104,10 @@ async def _read_at(host: LrmHost, path: str, known: Read | None) -> Read | None:
     return Read(identity, await to_thread.run_sync(read, content))
 
 
+STAT_SECONDS = 10.0
+"""Seconds for file systems to tell the sizes of files."""
+
+
 async def size_at(host: LrmHost, path: str) -> int | None:
     """Return the bytes of a regular file of a host; None: it is none, or the host does not tell."""
     with suppress(LrmError, OSError, ValueError):
@@ -112,6 +116,20 @@ async def size_at(host: LrmHost, path: str) -> int | None:
         if kind.startswith("regular"):
             return int(size)
     return None
+
+
+async def sizes_at(host: LrmHost, paths: Mapping[str, str]) -> Mapping[str, int]:
+    """Return the bytes of those regular files of a host whose sizes it tells within STAT_SECONDS.
+
+    ``paths``: of the files, by any keys; the result has the same ones.
+    """
+    sizes: dict[str, int] = {}
+    with anyio.move_on_after(STAT_SECONDS):
+        for key, path in paths.items():
+            size = await size_at(host, path)
+            if size is not None:
+                sizes[key] = size
+    return sizes
 
 
 def place_of(file: InputFile, catalogue: Catalogue) -> str | None:
@@ -137,8 +155,6 @@ LOOK_INTERVAL = 60.0
 """Seconds between two looks at whether a catalogue has changed."""
 LOOK_SOON = 3.0
 """Seconds before the next look where one is being written just now."""
-STAT_SECONDS = 10.0
-"""Seconds for file systems to tell the sizes of files."""
 FORGET_INTERVAL = 600.0
 """Seconds between two looks at which files no unfinished job needs any more."""
 

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Generator
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,7 @@ from pydantic import BaseModel
 from koala_adapter.api import server as server_module
 from koala_adapter.api.client import Client
 from koala_adapter.api.closedjournal import ClosedJournal, closed_journal
-from koala_adapter.api.offline import WithoutService
+from koala_adapter.api.offline import WithoutService, ask_cluster
 from koala_adapter.api.protocol import Request
 from koala_adapter.api.server import Server, host
 from koala_adapter.api.statedirectory import JOURNAL_NAME
@@ -43,11 +44,12 @@ from koala_adapter.errors import (
     ServiceUnavailableError,
 )
 from koala_adapter.lrm import Capabilities, PluginDefinition
-from koala_adapter.lrm.commands import login_name
+from koala_adapter.lrm.commands import LocalHost, login_name
 from koala_adapter.model import (
     BatchKey,
     ClusterName,
     Component,
+    InputFile,
     Job,
     JobId,
     LrmJob,
@@ -63,7 +65,7 @@ from koala_adapter.scheduler.context import RecordedBatches
 from koala_adapter.scheduler.core import Scheduler
 from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.scheduler.records import State
-from koala_adapter.service import upkeep
+from koala_adapter.service import replicas, upkeep
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.leftovers import Cleaning, Seen
 from koala_adapter.service.records import KeptNegotiation, Message
@@ -583,6 +585,37 @@ async def test_jobs_of_a_closed_journal_are_listed_as_a_replay_lists_them(served
     assert closed.unfinished == ()
     assert [one.id for one in closed.jobs(2)] == [one.id for one in replayed.jobs(2)] == ids[1:]
     assert [one.explanation for one in closed.jobs(9)] == [one.explanation for one in replayed.jobs(9)]
+
+
+class StuckHost(LocalHost):
+    """A host on which the size of one file is known, and the file system of another one does not answer."""
+
+    async def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", environment: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes, bytes]:
+        if argv[-1] == "/data/known":
+            return 0, b"regular file|5", b""
+        if argv[-1] == "/data/stuck":
+            await anyio.sleep_forever()
+        return await super().run(argv, stdin=stdin, environment=environment)
+
+
+async def test_a_file_system_that_does_not_answer_costs_no_listing(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a service: the cluster has answered; only the sizes of files that are not told are unknown."""
+    monkeypatch.setattr(replicas, "STAT_SECONDS", 0.01)
+    catalogue = tmp_path / "catalogue"
+    catalogue.write_text("known /data/known\nstuck /data/stuck\n")
+    os.utime(catalogue, (1_000_000_000, 1_000_000_000))
+    cluster = served.site.clusters[0].model_copy(update={"catalogue": str(catalogue)})
+    files = [InputFile(source=f"lfn:{name}", target=name) for name in ("known", "stuck")]
+    answer = await ask_cluster(
+        cluster, StuckHost(), served.plugins, served.directory, prefix="koala-", timeout=LIVENESS, files=files
+    )
+    assert (answer.trouble, answer.untold) == ("", "")
+    assert answer.reading is not None
+    assert answer.sizes == {"lfn:known": 5}
 
 
 async def test_how_long_ago_a_job_negotiated_is_told_as_of_now(served: Served) -> None:
