@@ -130,7 +130,7 @@ def _planned(
         slot=slot,
         input_files=len(component.input_files),
         missing=tuple(file.source for file in missing),
-        missing_mib=sum(size_mib(file) for file in missing),
+        missing_mib=sum((size_mib(file) for file in missing), 0.0),
         transfer_seconds=None if seconds == inf else seconds,
         travels=tuple(
             PlannedTravel(

@@ -167,7 +167,7 @@ def transfer_seconds(missing: Iterable[InputFile], view: ClusterView, views: Vie
     """
     if view.here and view.bandwidth is None:
         missing = [file for file in missing if file.logical]
-    return sum(inf if one.rate is None else one.mib / one.rate for one in travels(missing, view, views))
+    return sum((inf if one.rate is None else one.mib / one.rate for one in travels(missing, view, views)), 0.0)
 
 
 # -- Cluster minimization: as few clusters as possible -------------------------------------------------------

@@ -27,6 +27,7 @@ from koala_adapter import errors
 from koala_adapter.api import protocol, statedirectory
 from koala_adapter.api.asyncclient import AsyncClient
 from koala_adapter.api.offline import end_daemon
+from koala_adapter.api.reporting import plan_report
 from koala_adapter.api.server import listening
 from koala_adapter.api.statedirectory import LOCK_NAME, SOCKET_NAME, ownership, prepare_directory
 from koala_adapter.config.written import DescribedJob
@@ -39,8 +40,11 @@ from koala_adapter.errors import (
     ServiceUnavailableError,
 )
 from koala_adapter.outcome import JobState
+from koala_adapter.report.sitevalues import PlanReport
 from koala_adapter.slots import Slot
+from koala_adapter.wire.messages import adapter_of
 from tests.unit.api.jobreports import job_report
+from tests.unit.scheduler.scheduler_site import Site, job
 
 # -- The client for event loops: what a service answers arrives, refusals are raised, and what is wrong is told.
 
@@ -366,3 +370,11 @@ def test_the_lock_is_never_a_standard_descriptor(tmp_path: Path) -> None:
         "with ownership(Path(sys.argv[1])) as lock: assert lock > 2, lock\n"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "state")], check=True)
+
+
+def test_a_plan_is_the_same_text_with_a_service_and_without() -> None:
+    """Also where no file is missing: numbers that may have decimals have them."""
+    site = Site({"a": 4})
+    plan = plan_report(site.scheduler, job("1", 2), now=site.now)
+    sent = protocol.from_json(PlanReport, adapter_of(PlanReport).dump_python(plan, mode="json"))
+    assert json.dumps(asdict(plan)) == json.dumps(asdict(sent))
