@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 PAUSE, SHORT_PAUSE = 0.05, 0.005  # seconds between two looks, and while connections are being made
-RESTING = 4  # times as long as a look took: who opens many sockets on this node makes looks long
+RESTING = 4  # times as long as a look and its answers took, which many sockets and processes of a node make long
 BUSY = 1.0  # seconds after an attempt in which more of them are expected
 OTHERS = 0.25  # seconds that an attempt waits for the agent whose task it is of, before any other one answers it
 SYN_SENT = "02"
@@ -106,22 +106,23 @@ class Attempts:
         self._dropped: "Optional[bytes]" = None
         self._since: "Dict[int, float]" = {}  # when those that wait were first seen, by inode
         self._busy = 0.0  # until when more are expected
-        self._took = 0.0  # seconds for the latest look at sockets
+        self._began = clock()  # when the latest look did
 
     @property
     def pause(self) -> float:
-        """Seconds until the next look."""
-        return max(SHORT_PAUSE if clock() < self._busy else PAUSE, RESTING * self._took)
+        """Seconds until the next look, once all is done about what the latest one has found."""
+        now = clock()
+        return max(SHORT_PAUSE if now < self._busy else PAUSE, RESTING * (now - self._began))
 
     def look(self, places: "Iterable[Tuple[str, int]]") -> "List[Attempt]":
         """Return the attempts of this user and of root to connect to one of the addresses and ports."""
+        now = self._began = clock()
         dropped = count_of(DROPPED)
         if dropped is not None and dropped == self._dropped and not self._since:
-            self._took = 0.0
             return []
         self._dropped = dropped
         wanted = {in_hexadecimal(place): place for place in places}
-        now, found = clock(), []
+        found = []
         for state, local, port, remote, user, inode in tcp_sockets():
             place = wanted.get(remote[-13:]) if state == SYN_SENT and user in (os.geteuid(), 0) else None
             if place is not None:
@@ -131,7 +132,6 @@ class Attempts:
             self._busy = now + BUSY
         for one in found:
             one.waits = now - self._since[one.inode]
-        self._took = clock() - now
         return found
 
 

@@ -542,10 +542,11 @@ class Relay:
             self._seeking = False
             return
         attempts = self._attempts.look(places)
-        self.timers.after(self._attempts.pause, self._seek)
         started = [known.processes for known in self._tasks.values() if known.processes is not None]
         mine = {inode for processes in started for inode in sockets_of(members(*processes))} if attempts else set()
-        for attempt, connection in answered(one for one in attempts if one.inode in mine or one.waits >= OTHERS):
+        connections = answered(one for one in attempts if one.inode in mine or one.waits >= OTHERS)
+        self.timers.after(self._attempts.pause, self._seek)
+        for attempt, connection in connections:
             self._serve(places[attempt.place], connection)
 
     def _serve(self, wanted: Listened, connection: socket.socket) -> None:

@@ -118,6 +118,17 @@ def test_sockets_are_looked_at_while_anything_waits(monkeypatch: pytest.MonkeyPa
     assert len(looks) == 5
 
 
+def test_looks_take_a_fifth_of_a_processor_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all that is done about what they find: others may open many sockets, or have many processes."""
+    now = 100.0
+    monkeypatch.setattr(attempts, "clock", lambda: now)
+    looking = Attempts()
+    looking.look([])
+    assert looking.pause == attempts.PAUSE
+    now += 0.5
+    assert looking.pause == 2.0
+
+
 def test_a_node_whose_packets_live_longest_is_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing would be dropped there."""
     (tmp_path / "ttl").write_text("255\n")
