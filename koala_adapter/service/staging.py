@@ -125,7 +125,6 @@ class _Site:
     def __init__(self, name: str, cache: Cache, bound: int) -> None:
         """``name``: HERE for this host."""
         self.name = name
-        self.where = "this host" if name == HERE else f"site {name}"
         self.bound = bound
         self.cache = cache
         self.whole: set[str] = set()
@@ -249,7 +248,7 @@ class Stager:
                 if isinstance(error, LrmUnavailableError):
                     await self._wait(transfer, error.message, anyio.Event())
                 elif isinstance(error, _FullError):
-                    text = f"the cache of {site.where} is full of files of other jobs"
+                    text = f"the cache of {site.cache.where} is full of files of other jobs"
                     await self._wait(transfer, text, self._let_go)
                 elif error is not None and error.errno in PASSING and transfer.faults < MOST_FAULTS:
                     transfer.faults += 1
@@ -257,9 +256,9 @@ class Stager:
                     transfer.files = {
                         digest: file for digest, file in transfer.files.items() if not file.source.startswith(LOGICAL)
                     }
-                    await self._wait(transfer, f"at {site.where}: {error}", anyio.Event())
+                    await self._wait(transfer, f"at {site.cache.where}: {error}", anyio.Event())
                 elif error is not None:
-                    self._fail(transfer, f"input files cannot be brought to {site.where}: {error}")
+                    self._fail(transfer, f"input files cannot be brought to {site.cache.where}: {error}")
                     return
 
     async def _try(self, transfer: Transfer, site: _Site) -> LrmUnavailableError | _FullError | OSError | None:

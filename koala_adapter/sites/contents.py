@@ -54,6 +54,9 @@ class Cache(ABC):
     Each method raises OSError for an error there, LrmUnavailableError while the site is away.
     """
 
+    where: str
+    """The site, or this host, as messages call it."""
+
     @abstractmethod
     async def _ask(self, request: dict[str, Any], pieces: AsyncIterable[bytes] | None = None) -> Mapping[str, Any]:
         """Have something done, as a gateway does it; ``pieces``: of a content that is put there."""
@@ -62,7 +65,7 @@ class Cache(ABC):
         """Return what there is of contents, which count as used now; None: what was used latest."""
         wanted = None if digests is None else list(digests)
         found = await self._ask({"do": "look_into_cache", "path": DIRECTORY, "digests": wanted})
-        return Found(whole=_sizes(found.get("whole")), parts=_sizes(found.get("parts")))
+        return Found(whole=self._sizes(found.get("whole")), parts=self._sizes(found.get("parts")))
 
     async def make_room(self, need: int, *, bound: int, keep: Collection[str]) -> tuple[Sequence[str], int]:
         """Remove what was used longest ago, but nothing of ``keep``.
@@ -73,7 +76,7 @@ class Cache(ABC):
         found = await self._ask(request)
         removed, lacking = found.get("removed"), found.get("lacking")
         if not isinstance(removed, list) or not isinstance(lacking, int):
-            raise LrmUnavailableError("the site gave no answer on the room in its cache")
+            raise LrmUnavailableError(f"{self.where} gave no answer on the room in its cache")
         return [str(digest) for digest in removed], lacking
 
     async def put(self, pieces: AsyncIterable[bytes], digest: str, *, size: int, offset: int) -> None:
@@ -90,6 +93,11 @@ class Cache(ABC):
         finally:
             os.close(descriptor)
 
+    def _sizes(self, found: object) -> Mapping[str, int]:
+        if not isinstance(found, dict) or not all(isinstance(size, int) for size in found.values()):
+            raise LrmUnavailableError(f"{self.where} gave no sizes of contents")
+        return {str(digest): size for digest, size in found.items()}
+
 
 class SiteCache(Cache):
     """The cache of one site."""
@@ -97,6 +105,7 @@ class SiteCache(Cache):
     def __init__(self, host: RemoteSite) -> None:
         """``host``: the site."""
         self._host = host
+        self.where = f"site {host.name}"
 
     async def _ask(self, request: dict[str, Any], pieces: AsyncIterable[bytes] | None = None) -> Mapping[str, Any]:
         return await self._host.ask(request, b"" if pieces is None else pieces)
@@ -104,6 +113,8 @@ class SiteCache(Cache):
 
 class HostCache(Cache):
     """The cache of this host: files that come from sites for its own clusters."""
+
+    where = "this host"
 
     def __init__(self, directory: Path) -> None:
         """``directory``: that of this service, in which the cache is."""
@@ -122,12 +133,6 @@ class HostCache(Cache):
             return await to_thread.run_sync(arrival.end)
         finally:
             arrival.close()
-
-
-def _sizes(found: object) -> Mapping[str, int]:
-    if not isinstance(found, dict) or not all(isinstance(size, int) for size in found.values()):
-        raise LrmUnavailableError("the site gave no sizes of contents")
-    return {str(digest): size for digest, size in found.items()}
 
 
 async def _pieces(descriptor: int, offset: int, sent: Callable[[int], None]) -> AsyncIterator[bytes]:

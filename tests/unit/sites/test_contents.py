@@ -86,6 +86,18 @@ async def test_a_content_arrives_whole(place: Place, cached: Path, tmp_path: Pat
     assert os.stat(cached).st_mode & 0o777 == 0o700  # noqa: PTH116 - in a directory of this test alone
 
 
+async def test_an_answer_that_is_none_is_told_with_its_site(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_answer(*_request: object) -> dict[str, object]:
+        return {}
+
+    monkeypatch.setattr(place.site, "ask", no_answer)
+    cache = SiteCache(place.site)
+    with pytest.raises(LrmUnavailableError, match=f"^site {place.site.name} gave no sizes"):
+        await cache.look()
+    with pytest.raises(LrmUnavailableError, match=f"^site {place.site.name} gave no answer on the room"):
+        await cache.make_room(1, bound=2, keep=())
+
+
 async def test_a_content_that_is_sent_goes_on_where_it_was(place: Place, cached: Path, tmp_path: Path) -> None:
     """What came before the connection broke is not sent again, and is no content before the rest is there."""
     cache, content = SiteCache(place.site), LocalFile(tmp_path, 4 * SIZE)
