@@ -23,7 +23,7 @@ from koala_adapter.host.accepting import handle_stream
 from koala_adapter.outcome import JobState, PlaceholderState
 from koala_adapter.runners.nodes import HOST, RelayPlan
 from koala_adapter.runners.runner import task_id
-from koala_adapter.vjm.agent.attempts import OTHERS, Attempts, answered, dropping_listener
+from koala_adapter.vjm.agent.attempts import Attempts, answered, dropping_listener, left_over
 from koala_adapter.vjm.channel import Forward, Forwarded, Listening, TunnelAsked
 from koala_adapter.vjm.listener import Route
 from koala_adapter.vjm.tunnels import join_directly, reset
@@ -257,10 +257,9 @@ class Relays:
             while places := self._places():
                 found = attempts.look(places)
                 # A rank of a cluster of this host may be on it as well: it has an agent that answers it.
-                wanted = (
-                    one for one in found if one.waits >= OTHERS or not self._has_ranks_here(*places[one.place][:2])
-                )
-                for attempt, connection in answered(wanted):
+                beside = [one for one in found if self._has_ranks_here(*places[one.place][:2])]
+                left = left_over(beside)
+                for attempt, connection in answered(one for one in found if one not in beside or one.inode in left):
                     tasks.start_soon(self._serve, *places[attempt.place], connection)
                 await anyio.sleep(attempts.pause)
         finally:
@@ -286,10 +285,12 @@ class Relays:
         try:
             await anyio.wait_writable(connection)
             stream = await SocketStream.from_socket(connection)
-        except (OSError, ValueError):  # it has been given up
+        except BaseException as error:
             connection.close()
-        else:
-            await handle_stream(partial(self._carry, job_id, relayed, key), stream)
+            if isinstance(error, OSError | ValueError):  # it has been given up
+                return
+            raise
+        await handle_stream(partial(self._carry, job_id, relayed, key), stream)
 
     async def _carry(self, job_id: JobId, relayed: _Relayed, key: tuple[int, int], stream: SocketStream) -> None:
         record = self._core.state.jobs.get(job_id)

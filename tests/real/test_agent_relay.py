@@ -88,7 +88,9 @@ connection.sendall(bytes(int(sys.argv[3])))
 """Sends bytes and ends at once."""
 LASTING = """
 import os, socket, sys, time
-address, port, ended = sys.argv[1:]
+address, port, begins, ended = sys.argv[1:]
+while not os.path.exists(begins):
+    time.sleep(0.05)
 connections = [socket.create_connection((address, int(port))) for _ in range(16)]
 for connection in connections:
     connection.sendall(b"x" * 7)
@@ -101,7 +103,7 @@ for connection in connections:
     assert connection.recv(9) == b"yxxxxxxx", connection
 print("answered", flush=True)
 """
-"""Makes connections, and uses them after a file has been made."""
+"""Makes connections after a file has been made, and uses them after another one has."""
 GREETER = """
 import socket
 listening, kept = socket.create_server(("127.0.0.1", 0), backlog=200), []
@@ -266,21 +268,44 @@ def to_peer(port: int) -> Forward:
     return Forward(job="1", number=3, peer=1, address=PEER, ports=(port,))
 
 
+def _is_start_of(task: str, event: TaskStarted) -> bool:
+    return event.task == task
+
+
 def _is_end_of(task: str, event: TaskEnded) -> bool:
     return event.task == task
 
 
+def attempts_at(address: str, port: int) -> int:
+    """Return how many processes of this node wait for a connection."""
+    place = in_hexadecimal((address, port))
+    return sum(state == SYN_SENT and remote == place for state, _, _, remote, _, _ in tcp_sockets())
+
+
+@pytest.mark.parametrize("stands", [False, True], ids=["it runs", "it stood still"])
 async def test_the_end_of_one_agent_leaves_the_connections_of_others_on_its_node(
-    site: RelayingSite, tmp_path: Path
+    site: RelayingSite,
+    tmp_path: Path,
+    stands: bool,  # noqa: FBT001 - a parameter
 ) -> None:
     """Both listen at the same address; each has connections of its own processes alone."""
+    begins, ended = tmp_path / "begins", tmp_path / "ended"
     async with site.serving():
         port = await listening(site)
-        third, ended = placeholder(3), tmp_path / "ended"
+        third = placeholder(3)
         site.start_agent(3)
         await site.registered(third.index)
-        argv = (sys.executable, "-c", LASTING, PEER, str(port), str(ended))
+        argv = (sys.executable, "-c", LASTING, PEER, str(port), str(begins), str(ended))
         assert site.center.tell(third, Launch(task="1:2", argv=argv, relayed=True, forwards=(to_peer(port),)))
+        await site.wait_for(TaskStarted, partial(_is_start_of, "1:2"))
+        if stands:
+            os.killpg(site.processes[2].pid, signal.SIGSTOP)
+        begins.touch()
+        if stands:
+            await site.wait_until(lambda: attempts_at(PEER, port) > 0)
+            await check_answer(port, b"the first agent answers whom no other one does")
+            assert attempts_at(PEER, port) > 0
+            os.killpg(site.processes[2].pid, signal.SIGCONT)
         await site.wait_for_output("1:2", b"connected\n")
         assert site.center.tell(placeholder(1), Release(grace=0.1))
         await site.ended(site.processes[0])

@@ -13,11 +13,12 @@ import os
 import socket
 
 from koala_adapter.vjm.agent.node import clock
-from koala_adapter.vjm.agent.processes import read_bytes
+from koala_adapter.vjm.agent.processes import environment_of, read_bytes
 from koala_adapter.vjm.agent.sockets import (
     begin_to_connect,
     in_hexadecimal,
     is_connected,
+    owners_of,
     readable_address,
     refuse,
     tcp_sockets,
@@ -26,13 +27,15 @@ from koala_adapter.vjm.agent.sockets import (
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from typing import Dict, Iterable, List, Optional, Tuple
+    from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 
 PAUSE, SHORT_PAUSE = 0.05, 0.005  # seconds between two looks, and while connections are being made
-RESTING = 4  # times as long as a look and its answers took, which many sockets and processes of a node make long
+RESTING = 1  # times as long as a look and its answers took, which many sockets and processes of a node make long
 BUSY = 1.0  # seconds after an attempt in which more of them are expected
-OTHERS = 0.25  # seconds that an attempt waits for the agent whose task it is of, before any other one answers it
+OTHERS = 0.25  # seconds after which an attempt that is of no task is answered by whoever listens
+ABANDONED = 20.0  # likewise one of a task, whose agent answers at once unless it stands still or has gone
+OF_TASKS = b"KOALA_STDOUT="  # in the environment of each process of a task
 SYN_SENT = "02"
 ENDED = ("04", "05", "06")  # FIN_WAIT1, FIN_WAIT2 and TIME_WAIT: of one that its process has closed
 IP_MINTTL = 21  # of <linux/in.h>: packets with a lower time to live are dropped
@@ -133,6 +136,13 @@ class Attempts:
         for one in found:
             one.waits = now - self._since[one.inode]
         return found
+
+
+def left_over(attempts: "Iterable[Attempt]") -> "Set[int]":
+    """Return the inodes of attempts that whoever listens may answer, since the agent of a task will not."""
+    waits = {one.inode: one.waits for one in attempts if one.waits >= OTHERS}
+    owners = owners_of({inode for inode, seconds in waits.items() if seconds < ABANDONED})
+    return set(waits) - {inode for inode, pid in owners.items() if OF_TASKS in environment_of(pid)}
 
 
 def answered(attempts: "Iterable[Attempt]") -> "List[Tuple[Attempt, socket.socket]]":

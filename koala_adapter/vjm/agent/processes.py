@@ -73,6 +73,21 @@ def members(session: int, mark: bytes) -> "List[int]":
     return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if belongs(pid, session, mark)]
 
 
+def descendants(ancestor: int) -> "List[int]":
+    """Return the processes that a process has started, those that these have started, and so on."""
+    parents = {pid: parent_of(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))}
+    found = [ancestor]
+    for one in found:
+        found.extend(pid for pid, parent in parents.items() if parent == one)
+    return found[1:]
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process; 0 for one that is gone."""
+    fields = read_bytes(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return int(fields[1]) if fields else 0
+
+
 def handles(pid: int, number: int) -> bool:
     """Tell whether a process has a handler for a signal (proc(5), SigCgt of status)."""
     for line in read_bytes(f"/proc/{pid}/status").splitlines():

@@ -16,10 +16,10 @@ import socket
 import ssl
 import struct
 
-from koala_adapter.vjm.agent.attempts import OTHERS, Attempts, answered, dropping_listener
+from koala_adapter.vjm.agent.attempts import Attempts, answered, dropping_listener, left_over
 from koala_adapter.vjm.agent.connection import Channel, require_certificate
 from koala_adapter.vjm.agent.node import Settings, Timers, clock
-from koala_adapter.vjm.agent.processes import members
+from koala_adapter.vjm.agent.processes import descendants, members
 from koala_adapter.vjm.agent.sockets import (
     LISTEN,
     LOCALHOST,
@@ -542,9 +542,14 @@ class Relay:
             self._seeking = False
             return
         attempts = self._attempts.look(places)
-        started = [known.processes for known in self._tasks.values() if known.processes is not None]
-        mine = {inode for processes in started for inode in sockets_of(members(*processes))} if attempts else set()
-        connections = answered(one for one in attempts if one.inode in mine or one.waits >= OTHERS)
+        wanted: "Set[int]" = set()
+        for known in self._tasks.values() if attempts else ():
+            if known.processes is not None:
+                wanted |= sockets_of(members(*known.processes))
+        others = [one for one in attempts if one.inode not in wanted]
+        if others:  # some of a task may have left its session and cleared their environment
+            wanted |= sockets_of(descendants(os.getpid())) | left_over(others)
+        connections = answered(one for one in attempts if one.inode in wanted)
         self.timers.after(self._attempts.pause, self._seek)
         for attempt, connection in connections:
             self._serve(places[attempt.place], connection)

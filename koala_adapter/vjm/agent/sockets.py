@@ -12,7 +12,7 @@ from koala_adapter.vjm.agent.processes import read_bytes
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from typing import Any, Callable, Iterator, List, Optional, Set, Tuple
+    from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 
 LISTEN = "0A"
@@ -72,6 +72,16 @@ def sockets_of(processes: "List[int]") -> "Set[int]":
             if target.startswith("socket:["):
                 found.add(int(target[8:-1]))
     return found
+
+
+def owners_of(inodes: "Set[int]") -> "Dict[int, int]":
+    """Return processes of this node that have sockets open, by the inodes of these."""
+    owners: "Dict[int, int]" = {}
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc") if inodes else ())):
+        owners.update(dict.fromkeys(inodes & sockets_of([pid]), pid))
+        if len(owners) == len(inodes):
+            break
+    return owners
 
 
 def readable_address(local: str) -> str:

@@ -19,6 +19,7 @@ import pytest
 from koala_adapter.vjm.agent import attempts, relay
 from koala_adapter.vjm.agent.attempts import Attempt, Attempts, answered, dropping_listener
 from koala_adapter.vjm.agent.node import Timers
+from koala_adapter.vjm.agent.processes import descendants
 from koala_adapter.vjm.agent.relay import Dialling, Plain, Relay
 from koala_adapter.vjm.agent.sockets import in_hexadecimal, is_connected, process_at, reset
 
@@ -74,6 +75,17 @@ def test_a_process_that_sends_and_ends_at_once_is_known(address: str) -> None:
                 connection.setblocking(True)  # noqa: FBT003 - the library's own way
                 with connection.makefile("rb") as stream:
                     assert len(stream.read()) == 100_000
+
+
+def test_processes_of_a_task_that_hide_are_found() -> None:
+    """They have left its session, and have no environment; their agent is an ancestor."""
+    with subprocess.Popen(["sh", "-c", "env -i setsid cat; true"], stdin=subprocess.PIPE) as shell:
+        try:
+            ends = time.monotonic() + LIVENESS
+            while not any(Path(f"/proc/{pid}/comm").read_text() == "cat\n" for pid in descendants(os.getpid())):
+                assert time.monotonic() < ends
+        finally:
+            shell.kill()
 
 
 def test_an_attempt_is_answered_for_its_own_process_alone() -> None:
