@@ -130,7 +130,7 @@ def test_sockets_are_looked_at_while_anything_waits(monkeypatch: pytest.MonkeyPa
     assert len(looks) == 5
 
 
-def test_looks_take_a_fifth_of_a_processor_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looks_take_half_of_a_processor_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all that is done about what they find: others may open many sockets, or have many processes."""
     now = 100.0
     monkeypatch.setattr(attempts, "clock", lambda: now)
@@ -138,7 +138,7 @@ def test_looks_take_a_fifth_of_a_processor_at_most(monkeypatch: pytest.MonkeyPat
     looking.look([])
     assert looking.pause == attempts.PAUSE
     now += 0.5
-    assert looking.pause == 2.0
+    assert looking.pause == 0.5
 
 
 def test_a_node_whose_packets_live_longest_is_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
