@@ -93,6 +93,7 @@ def test_an_attempt_is_answered_for_its_own_process_alone() -> None:
     with dropping_listener("127.4.7.11", 0) as listener:
         with socket.socket() as tried:
             tried.setblocking(False)  # noqa: FBT003 - the library's own way
+            tried.bind(("127.4.7.12", 0))  # whose ports other tests that run at the same time do not take
             tried.connect_ex(listener.getsockname())
             found = seen(Attempts(), listener)
             assert found.process == (os.geteuid(), os.fstat(tried.fileno()).st_ino)
