@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from koala_adapter.vjm.agent.node import Settings
 
 LIVENESS = 60.0
+PLACE, OTHER = (f"127.{os.getpid() // 256 % 200 + 10}.{os.getpid() % 256}.{last}" for last in (11, 12))
+"""Addresses of this process of pytest alone: to others of this user, bind(2) may give the same port."""
 BROADCAST = ("255.255.255.255", 9)
 """An address to which connecting is refused at once: connect(2), EACCES or ENETUNREACH."""
 
@@ -58,12 +60,12 @@ def seen(looking: Attempts, listener: socket.socket) -> Attempt:
     return attempt
 
 
-@pytest.mark.parametrize("address", ["127.4.7.11", "::ffff:127.4.7.11"])
-def test_a_process_that_sends_and_ends_at_once_is_known(address: str) -> None:
+@pytest.mark.parametrize("prefix", ["", "::ffff:"])
+def test_a_process_that_sends_and_ends_at_once_is_known(prefix: str) -> None:
     """It waits in connect(2) until it is answered, by one of those that listen there; then all that it sent comes."""
     looking, text = Attempts(), "import socket, sys; socket.create_connection(sys.argv[1:]).sendall(bytes(100_000))"
-    with dropping_listener("127.4.7.11", 0) as one, dropping_listener(*one.getsockname()):
-        command = [sys.executable, "-c", text, address, str(one.getsockname()[1])]
+    with dropping_listener(PLACE, 0) as one, dropping_listener(*one.getsockname()):
+        command = [sys.executable, "-c", text, prefix + PLACE, str(one.getsockname()[1])]
         with subprocess.Popen(command) as process:
             found = seen(looking, one)
             assert process.poll() is None
@@ -90,10 +92,10 @@ def test_processes_of_a_task_that_hide_are_found() -> None:
 
 def test_an_attempt_is_answered_for_its_own_process_alone() -> None:
     """Another process may have its port by then; or none has, if it has given up."""
-    with dropping_listener("127.4.7.11", 0) as listener:
+    with dropping_listener(PLACE, 0) as listener:
         with socket.socket() as tried:
             tried.setblocking(False)  # noqa: FBT003 - the library's own way
-            tried.bind(("127.4.7.12", 0))  # whose ports other tests that run at the same time do not take
+            tried.bind((OTHER, 0))
             tried.connect_ex(listener.getsockname())
             found = seen(Attempts(), listener)
             assert found.process == (os.geteuid(), os.fstat(tried.fileno()).st_ino)
@@ -110,7 +112,7 @@ def test_an_attempt_is_answered_for_its_own_process_alone() -> None:
 def test_sockets_are_looked_at_while_anything_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or when the kernel has dropped something; where it does not count that, always."""
     looks: list[str] = []
-    sockets = [("02", "0100007F", 40000, in_hexadecimal(("127.4.7.11", 9)), os.geteuid(), 5)]
+    sockets = [("02", "0100007F", 40000, in_hexadecimal((PLACE, 9)), os.geteuid(), 5)]
     counter: list[bytes | None] = [b"7"]
     monkeypatch.setattr(attempts, "count_of", lambda _name: counter[0])
 
@@ -120,10 +122,10 @@ def test_sockets_are_looked_at_while_anything_waits(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(attempts, "tcp_sockets", look_at_sockets)
     looking = Attempts()
-    assert [one.inode for one in looking.look([("127.4.7.11", 9)])] == [5]
+    assert [one.inode for one in looking.look([(PLACE, 9)])] == [5]
     sockets.clear()
     for _ in range(3):
-        assert looking.look([("127.4.7.11", 9)]) == []
+        assert looking.look([(PLACE, 9)]) == []
     assert len(looks) == 2
     for count in (b"8", None, None):
         counter[0] = count
@@ -147,7 +149,7 @@ def test_a_node_whose_packets_live_longest_is_told_of(monkeypatch: pytest.Monkey
     (tmp_path / "ttl").write_text("255\n")
     monkeypatch.setattr(attempts, "DEFAULT_TTL", str(tmp_path / "ttl"))
     with pytest.raises(OSError, match=r"net\.ipv4\.ip_default_ttl is 255"):
-        dropping_listener("127.4.7.11", 0)
+        dropping_listener(PLACE, 0)
 
 
 def tcp_pair(address: str = "127.0.0.1") -> tuple[socket.socket, socket.socket]:
