@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 
 
 PAUSE, SHORT_PAUSE = 0.05, 0.005  # seconds between two looks, and while connections are being made
-RESTING = 1  # times as long as a look and its answers took, which many sockets and processes of a node make long
 BUSY = 1.0  # seconds after an attempt in which more of them are expected
-OTHERS = 0.25  # seconds after which an attempt that is of no task is answered by whoever listens
-ABANDONED = 20.0  # likewise one of a task, whose agent answers at once unless it stands still or has gone
+OTHERS = 0.25  # seconds after which any agent of the node may answer a process that no task has started
+ABANDONED = 20.0  # seconds after which any agent may answer a process of a task whose own agent has not
 OF_TASKS = b"KOALA_STDOUT="  # in the environment of each process of a task
 SYN_SENT = "02"
 ENDED = ("04", "05", "06")  # FIN_WAIT1, FIN_WAIT2 and TIME_WAIT: of one that its process has closed
@@ -115,7 +114,8 @@ class Attempts:
     def pause(self) -> float:
         """Seconds until the next look, once all is done about what the latest one has found."""
         now = clock()
-        return max(SHORT_PAUSE if now < self._busy else PAUSE, RESTING * (now - self._began))
+        # Many sockets or processes of a node make a look and its answers long: at most half of a processor is used.
+        return max(SHORT_PAUSE if now < self._busy else PAUSE, now - self._began)
 
     def look(self, places: "Iterable[Tuple[str, int]]") -> "List[Attempt]":
         """Return the attempts of this user and of root to connect to one of the addresses and ports."""
@@ -139,7 +139,10 @@ class Attempts:
 
 
 def left_over(attempts: "Iterable[Attempt]") -> "Set[int]":
-    """Return the inodes of attempts that whoever listens may answer, since the agent of a task will not."""
+    """Return the inodes of attempts that any agent, or koala's service, may answer.
+
+    They are of processes that no task has started, or of a task whose own agent has not answered in time.
+    """
     waits = {one.inode: one.waits for one in attempts if one.waits >= OTHERS}
     owners = owners_of({inode for inode, seconds in waits.items() if seconds < ABANDONED})
     return set(waits) - {inode for inode, pid in owners.items() if OF_TASKS in environment_of(pid)}
